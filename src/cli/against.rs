@@ -115,16 +115,16 @@ pub(super) fn run(manifest: &Path, place: &Path, json: bool) -> Result<ExitCode>
 
 fn print(report: &Report, json: bool) -> Result<()> {
     if json {
-        println!("{}", serde_json::to_string_pretty(report)?);
+        say!("{}", serde_json::to_string_pretty(report)?);
         return Ok(());
     }
     for row in &report.files {
         let why = row.why.as_ref().map(|why| format!(" ({})", name(why))).unwrap_or_default();
-        println!("{}: {}{why}", name(&row.name), row.verdict.words());
+        say!("{}: {}{why}", name(&row.name), row.verdict.words());
     }
     let counts: Vec<String> =
         report.counts.iter().map(|(verdict, count)| format!("{count} {}", verdict.words())).collect();
-    println!("{} files: {}", report.files.len(), counts.join("; "));
+    say!("{} files: {}", report.files.len(), counts.join("; "));
     Ok(())
 }
 

@@ -67,7 +67,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     findings.push(machine::passthrough(leases));
     let problems = findings.iter().filter(|finding| finding.level == Level::Problem).count();
     match args.json {
-        true => println!("{}", serde_json::to_string_pretty(&findings)?),
+        true => say!("{}", serde_json::to_string_pretty(&findings)?),
         false => print(&findings),
     }
     Ok(if problems > 0 { ExitCode::from(super::FAILED) } else { ExitCode::SUCCESS })
@@ -81,6 +81,6 @@ fn print(findings: &[Finding]) {
     };
     for Finding { check, level: found, says, mend } in findings {
         let mend = mend.as_ref().map_or(String::new(), |mend| format!("; fix: {}", format::name(mend)));
-        println!("{:<8} {check:<12} {}{mend}", level(*found), format::name(says));
+        say!("{:<8} {check:<12} {}{mend}", level(*found), format::name(says));
     }
 }

@@ -82,9 +82,9 @@ fn salvage(store: &Store, args: &Args) -> Result<ExitCode> {
     let salvaged = write_beside(store, &args.dest, |file| repair::salvage(store, stub.object, file))
         .with_context(|| format!("{} to {}", shown(), args.dest.display()))?;
     for (tensor, why) in &salvaged.lost {
-        println!("lost: {}: {}", name(tensor), name(why));
+        say!("lost: {}: {}", name(tensor), name(why));
     }
-    println!("{} tensors written, {} lost", salvaged.written.len(), salvaged.lost.len());
+    say!("{} tensors written, {} lost", salvaged.written.len(), salvaged.lost.len());
     Ok(if salvaged.lost.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(super::DAMAGED) })
 }
 

@@ -105,7 +105,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     };
     let failed = !report.failed.is_empty();
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
+        say!("{}", serde_json::to_string_pretty(&report)?);
     } else {
         print(&report, args.verbose);
     }
@@ -246,7 +246,7 @@ fn line(removed: Removed, rules: &[crate::store::retention::Rule]) -> Line {
 
 fn print(report: &Report, verbose: bool) {
     for glob in &report.matches_nothing {
-        println!("glob {:?} matches nothing", name(glob));
+        say!("glob {:?} matches nothing", name(glob));
     }
     let goes = |line: &Line| line.verdict == "remove";
     let mut rows = vec![["", "size", "checkpoint", "why"].map(String::from).to_vec()];
@@ -259,30 +259,25 @@ fn print(report: &Report, verbose: bool) {
         rows.push(vec![word.into(), size(line.bytes), name(&line.path), name(&line.why)]);
     }
     if rows.len() > 1 {
-        print!("{}", table(&rows, &[false, true, false, false]));
+        say_part!("{}", table(&rows, &[false, true, false, false]));
     }
     let count = report.checkpoints.iter().filter(|line| goes(line)).count();
     let bytes: u64 = report.checkpoints.iter().filter(|line| goes(line)).map(|line| line.bytes).sum();
     let s = if count == 1 { "" } else { "s" };
     match (report.stored_before, report.stored_after) {
         (Some(before), Some(after)) => {
-            println!("{count} checkpoint{s} removed, {} as programs saw them", size(bytes));
-            println!(
-                "{} freed: the store had {}, has {}",
-                size(before.saturating_sub(after)),
-                size(before),
-                size(after)
-            );
+            say!("{count} checkpoint{s} removed, {} as programs saw them", size(bytes));
+            say!("{} freed: the store had {}, has {}", size(before.saturating_sub(after)), size(before), size(after));
         }
         _ => {
-            println!("{count} checkpoint{s} would go, {} as programs see them", size(bytes));
-            println!("{} would stay{}", report.checkpoints.len() - count, if verbose { "" } else { "; -v shows why" });
+            say!("{count} checkpoint{s} would go, {} as programs see them", size(bytes));
+            say!("{} would stay{}", report.checkpoints.len() - count, if verbose { "" } else { "; -v shows why" });
         }
     }
     if report.left > 0 {
-        println!("the archive is still at work ({} steps): the space that this frees is not counted", report.left);
+        say!("the archive is still at work ({} steps): the space that this frees is not counted", report.left);
     }
     for why in &report.failed {
-        println!("not removed  {}", name(why));
+        say!("not removed  {}", name(why));
     }
 }

@@ -1,6 +1,15 @@
 //! The commands, one file each. Output is text for people, and JSON for programs with `--json`. Exit codes are an
 //! interface: 0 done, 1 failed, 2 wrong usage, 3 damage found.
 
+/// Prints a line. Ends the command if that fails: see [`output`].
+macro_rules! say {
+    ($($text:tt)*) => { crate::cli::output::say(format_args!("{}\n", format_args!($($text)*))) };
+}
+/// Prints without an end of line.
+macro_rules! say_part {
+    ($($text:tt)*) => { crate::cli::output::say(format_args!($($text)*)) };
+}
+
 mod against;
 mod buffers;
 mod cat;
@@ -19,6 +28,7 @@ mod mount;
 mod mount_helper;
 mod mount_options;
 mod notify;
+mod output;
 mod pin;
 mod profile;
 mod pull;
@@ -108,7 +118,11 @@ pub fn main() -> ExitCode {
             return if error.use_stderr() { ExitCode::from(code) } else { ExitCode::SUCCESS };
         }
     };
-    let result = match cli.command {
+    output::ends_commands(|| run(cli.command))
+}
+
+fn run(command: Command) -> ExitCode {
+    let result = match command {
         Command::Mount(args) => mount::run(args),
         Command::MountHelper(args) => return mount_helper::run(args),
         Command::Umount(args) => umount::run(args),

@@ -162,17 +162,17 @@ fn daemon(mounting: &Mounting, child: bool) -> Result<ExitCode> {
         if let Some(warning) = warning {
             log::warn!("{warning}");
             if child {
-                println!("{warning}");
+                say!("{warning}");
             }
         }
         match child {
-            true => println!("{READY}"),
+            true => say!("{READY}"),
             false => notify::tell("READY=1"),
         }
     };
     match serve_store(mounting, ready) {
         Err(error) if child => {
-            println!("{}", super::format::causes(&error));
+            say!("{}", super::format::causes(&error));
             Ok(ExitCode::from(super::FAILED))
         }
         result => result.map(|()| ExitCode::SUCCESS),

@@ -116,7 +116,7 @@ fn mount(args: &Args, options: Options) -> Result<()> {
     }
     if args.verbose {
         let (store, dir) = (args.store.display(), args.dir.display());
-        println!("{NAME}: {} {store} on {dir}", if args.fake { "would mount" } else { "mounting" });
+        say!("{NAME}: {} {store} on {dir}", if args.fake { "would mount" } else { "mounting" });
     }
     if args.fake {
         return Ok(());

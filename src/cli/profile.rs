@@ -62,7 +62,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
                 Err(error) if error.raw_os_error() == Some(libc::ENODATA) => "by the rules of stepfs.toml".into(),
                 value => String::from_utf8_lossy(&value.with_context(shown)?).into_owned(),
             };
-            println!("{}  {}", shown(), name(&words));
+            say!("{}  {}", shown(), name(&words));
         }
     }
     Ok(ExitCode::SUCCESS)

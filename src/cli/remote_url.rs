@@ -189,7 +189,7 @@ pub(super) fn status(url: &str, json: bool) -> Result<ExitCode> {
     }
     let is_broken = nodes.iter().any(|node| node.broken.is_some());
     if json {
-        println!("{}", serde_json::to_string_pretty(&nodes)?);
+        say!("{}", serde_json::to_string_pretty(&nodes)?);
     } else {
         let mut rows = vec![["names", "objects", "size", "node", ""].map(String::from).to_vec()];
         for node in &nodes {
@@ -197,7 +197,7 @@ pub(super) fn status(url: &str, json: bool) -> Result<ExitCode> {
             let counts = [node.names.to_string(), node.objects.to_string(), size(node.object_bytes)];
             rows.push([&counts[..], &[node.node.to_string(), broken]].concat());
         }
-        print!("{}", table(&rows, &[true, true, true, false, false]));
+        say_part!("{}", table(&rows, &[true, true, true, false, false]));
     }
     Ok(ExitCode::from(if is_broken { super::DAMAGED } else { 0 }))
 }
@@ -218,6 +218,6 @@ pub(super) fn collect(url: &str, node: &str, grace: Duration) -> Result<ExitCode
         }
     };
     let deleted = Writer::bury(place, view, node, store, grace)?;
-    println!("{deleted} object{} deleted", if deleted == 1 { "" } else { "s" });
+    say!("{deleted} object{} deleted", if deleted == 1 { "" } else { "s" });
     Ok(ExitCode::SUCCESS)
 }

@@ -161,7 +161,7 @@ fn write(
     bar.finish_and_clear();
     let (from, variables, rows, tables) = (shards.len(), reshard.variables, reshard.rows, reshard.tables);
     let number = reshard.version;
-    println!("version {number}: {variables} variables and {rows} rows of {tables} tables, {from} files to {servers}");
+    say!("version {number}: {variables} variables and {rows} rows of {tables} tables, {from} files to {servers}");
     Ok(())
 }
 

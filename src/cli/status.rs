@@ -34,40 +34,37 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         None => at_rest(&target)?,
     };
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&status)?);
+        say!("{}", serde_json::to_string_pretty(&status)?);
         return Ok(ExitCode::SUCCESS);
     }
-    println!("store      {}", target.store.display());
+    say!("store      {}", target.store.display());
     match (&target.mount, status.daemon) {
-        (Some(mount), Some(pid)) => println!("mounted    {} by process {pid}", mount.display()),
-        _ => println!("mounted    unknown: no mount was named"),
+        (Some(mount), Some(pid)) => say!("mounted    {} by process {pid}", mount.display()),
+        _ => say!("mounted    unknown: no mount was named"),
     }
-    println!("files      {}, {} of them released", status.files, status.released);
+    say!("files      {}, {} of them released", status.files, status.released);
     let share = percent(status.stored_bytes, status.logical_bytes);
-    println!("size       {} stored as {} ({share})", size(status.logical_bytes), size(status.stored_bytes));
-    println!("           {} resident, {} in objects", size(status.resident_bytes), size(status.object_bytes));
+    say!("size       {} stored as {} ({share})", size(status.logical_bytes), size(status.stored_bytes));
+    say!("           {} resident, {} in objects", size(status.resident_bytes), size(status.object_bytes));
     if status.unnamed_bytes > 0 {
-        println!(
-            "           {} of that for removed states, which others are differences to",
-            size(status.unnamed_bytes)
-        );
+        say!("           {} of that for removed states, which others are differences to", size(status.unnamed_bytes));
     }
-    println!("cache      {}", size(status.cache_bytes));
+    say!("cache      {}", size(status.cache_bytes));
     let memory = &status.memory;
     if memory.limit > 0 {
         let tries = memory.hits + memory.misses;
         let (bytes, limit) = (size(memory.bytes), size(memory.limit));
-        println!("memory     {bytes} of {limit}, {} of {tries} tiles decoded from there", percent(memory.hits, tries));
+        say!("memory     {bytes} of {limit}, {} of {tries} tiles decoded from there", percent(memory.hits, tries));
     }
-    println!("queue      {} to do, {} wait for a handle to be closed", status.queued, status.busy);
+    say!("queue      {} to do, {} wait for a handle to be closed", status.queued, status.busy);
     if status.settling > 0 {
-        println!("           {} wait for the rest of their checkpoint", status.settling);
+        say!("           {} wait for the rest of their checkpoint", status.settling);
     }
     if let Some(why) = &status.stalled {
-        println!("stalled    {why}; stepfs tries again by itself");
+        say!("stalled    {why}; stepfs tries again by itself");
     }
     if let Some(why) = &status.frozen {
-        println!("kept       nothing is removed: {why}; `stepfs verify` names it");
+        say!("kept       nothing is removed: {why}; `stepfs verify` names it");
     }
     if let Some(remote) = &status.remote {
         show_remote(remote);
@@ -77,31 +74,28 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         let moved =
             if lineage.profile == lineage.asked { String::new() } else { format!(" instead of {}", lineage.asked) };
         let (path, profile) = (name(&lineage.path), &lineage.profile);
-        println!(
-            "restored   {path} and its lineage: {}{expected}; its next states are {profile}{moved}",
-            lineage.restores
-        );
+        say!("restored   {path} and its lineage: {}{expected}; its next states are {profile}{moved}", lineage.restores);
     }
     for why in &status.failed {
-        println!("not archived  {why}");
+        say!("not archived  {why}");
     }
     Ok(ExitCode::SUCCESS)
 }
 
 fn show_remote(remote: &Progress) {
-    println!("remote     {} as node {}, {} files there", remote.url, remote.node, remote.names);
+    say!("remote     {} as node {}, {} files there", remote.url, remote.node, remote.names);
     if remote.came > 0 {
-        println!("           {} read from it since the mount", size(remote.came));
+        say!("           {} read from it since the mount", size(remote.came));
     }
     if remote.files > 0 {
         let age = remote.oldest_seconds.map_or(String::new(), |age| format!(", the oldest {age} s old"));
-        println!("           {} files ({}) not pushed yet{age}", remote.files, size(remote.bytes));
+        say!("           {} files ({}) not pushed yet{age}", remote.files, size(remote.bytes));
     }
     if let Some(why) = &remote.failing {
-        println!("           {}; stepfs tries again by itself", name(why));
+        say!("           {}; stepfs tries again by itself", name(why));
     }
     for why in &remote.broken {
-        println!("           node {}", name(why));
+        say!("           node {}", name(why));
     }
 }
 

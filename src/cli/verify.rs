@@ -98,12 +98,12 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
 fn print(report: &Report, args: &Args, Missing { names, nodes, .. }: &Missing) -> Result<()> {
     if args.json {
         let shown = Shown { report, repair: args.repair, missing: names, unread_nodes: nodes };
-        println!("{}", serde_json::to_string_pretty(&shown)?);
+        say!("{}", serde_json::to_string_pretty(&shown)?);
         return Ok(());
     }
     let is_incomplete = !names.is_empty() || !nodes.is_empty();
     for repaired in &report.repaired {
-        println!("repaired: {}", name(repaired));
+        say!("repaired: {}", name(repaired));
     }
     for damaged in &report.damaged {
         let mut line = match damaged.paths.is_empty() {
@@ -117,28 +117,28 @@ fn print(report: &Report, args: &Args, Missing { names, nodes, .. }: &Missing) -
         if let Some(tensor) = &damaged.tensor {
             line.push_str(&format!("tensor {}: ", name(tensor)));
         }
-        println!("{line}{}", damaged.error);
+        say!("{line}{}", damaged.error);
         match &damaged.remedy {
-            Some(remedy) => println!("    can be repaired: {}", name(remedy)),
-            None if args.repair => println!("    cannot be repaired; restore it from a backup"),
+            Some(remedy) => say!("    can be repaired: {}", name(remedy)),
+            None if args.repair => say!("    cannot be repaired; restore it from a backup"),
             None => {}
         }
     }
-    println!("{} files, {} objects, {} decoded", report.files, report.objects, size(report.decoded_bytes));
+    say!("{} files, {} objects, {} decoded", report.files, report.objects, size(report.decoded_bytes));
     if report.on_remote > 0 {
-        println!(
+        say!(
             "{} more are only on the remote: `stepfs pull` brings them, `stepfs verify URL` reads them there",
             report.on_remote
         );
     }
     let saved = report.damaged.iter().filter(|damaged| damaged.remedy.is_some()).count();
     match report.damaged.len() {
-        0 if is_incomplete => println!("no damage in the rest"),
-        0 => println!("no damage"),
-        count => println!("{count} damaged; every other file is unharmed"),
+        0 if is_incomplete => say!("no damage in the rest"),
+        0 => say!("no damage"),
+        count => say!("{count} damaged; every other file is unharmed"),
     }
     if !args.repair && saved > 0 {
-        println!("{saved} can be repaired: unmount the store, then `stepfs verify --repair STORE`");
+        say!("{saved} can be repaired: unmount the store, then `stepfs verify --repair STORE`");
     }
     Ok(())
 }

@@ -1,4 +1,7 @@
 //! Whole decoded files in `cache/`; the least recently used are dropped first. All of it may be lost at any time.
+//!
+//! It lies on the store's own device, and no save may fail for its sake. So it takes at most half of the room that would be
+//! free without it, and shrinks while programs fill the device.
 
 use std::fs::{self, File};
 use std::io;
@@ -48,7 +51,7 @@ impl Cache {
     /// A file to be filled with `len` decoded bytes. It has no name, so it is freed with its last handle. `None` if it
     /// would not fit, or the device has no room.
     pub fn begin(&self, id: Id, len: u64) -> Option<File> {
-        if len > self.limit {
+        if len > self.limit || !self.make_room(len) {
             return None;
         }
         let path = self.directory.join(id.to_string());
@@ -56,6 +59,20 @@ impl Cache {
         scratch::remove(&path).ok()?;
         file.set_len(len).ok()?;
         Some(file)
+    }
+
+    /// Drops files until what is left, and `len` bytes more, is at most what is free then. False if it cannot be.
+    pub fn make_room(&self, len: u64) -> bool {
+        // Unknown: a device without an answer takes what it can.
+        let Ok(device) = rustix::fs::statvfs(&self.directory) else { return true };
+        let mut free = device.f_bavail.saturating_mul(device.f_frsize).saturating_sub(len);
+        let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
+        while inside.bytes.saturating_add(len) > free {
+            let Some((_, (_, gone))) = inside.files.pop_lru() else { break };
+            inside.bytes -= gone;
+            free = free.saturating_add(gone);
+        }
+        inside.bytes.saturating_add(len) <= free
     }
 
     /// Keeps a filled file, and drops others to stay below the limits. Open handles stay valid.
@@ -97,6 +114,22 @@ fn most_files() -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn it_leaves_half_of_the_free_room() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::new(directory.path(), u64::MAX).unwrap();
+        let device = rustix::fs::statvfs(directory.path()).unwrap();
+        let free = device.f_bavail * device.f_frsize;
+        // Without a byte in it, such a file takes no room.
+        assert!(cache.begin(Id([1; 16]), free / 4 * 3).is_none());
+        let file = Arc::new(cache.begin(Id([2; 16]), free / 8 * 3).unwrap());
+        cache.keep(Id([2; 16]), file, free / 8 * 3);
+        assert!(cache.make_room(0) && cache.get(Id([2; 16])).is_some());
+        // Another one of this size takes its place.
+        assert!(cache.begin(Id([3; 16]), free / 8 * 3).is_some());
+        assert!(cache.get(Id([2; 16])).is_none() && cache.bytes() == 0);
+    }
 
     #[test]
     fn small_files_do_not_take_all_descriptors() {

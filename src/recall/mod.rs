@@ -20,6 +20,8 @@ pub mod walk;
 use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, PoisonError, Weak};
+#[cfg(not(feature = "shuttle"))]
+use std::time::Duration;
 
 use crate::store::{Id, Objects};
 use crate::sync::{Mutex, Pool};
@@ -56,7 +58,10 @@ impl Recall {
             .panic_handler(|_| log::error!("a task that read ahead panicked"));
         let pool = Pool::new(builder)?;
         let memory = Arc::new(Memory::new(memory));
-        Ok(Arc::new(Recall { objects, cache, memory, pool, readers: Mutex::new(HashMap::new()) }))
+        let recall = Arc::new(Recall { objects, cache, memory, pool, readers: Mutex::new(HashMap::new()) });
+        #[cfg(not(feature = "shuttle"))]
+        leave_room(&recall)?;
+        Ok(recall)
     }
 
     /// Opens an object and its ancestors, to be decoded with states in memory.
@@ -123,6 +128,27 @@ impl Recall {
     pub fn cached_bytes(&self) -> u64 {
         self.cache.bytes()
     }
+}
+
+/// How often the cache looks how much room programs have left it.
+#[cfg(not(feature = "shuttle"))]
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// Lets the cache shrink while programs fill the device: their writes do not pass through here. The thread ends with the
+/// last user of `recall`.
+#[cfg(not(feature = "shuttle"))]
+fn leave_room(recall: &Arc<Recall>) -> io::Result<()> {
+    let recall = Arc::downgrade(recall);
+    let shrink = move || {
+        while let Some(recall) = recall.upgrade() {
+            if recall.cache.bytes() > 0 {
+                recall.cache.make_room(0);
+            }
+            drop(recall);
+            std::thread::sleep(LOOK_EVERY);
+        }
+    };
+    std::thread::Builder::new().name("cache-room".into()).spawn(shrink).map(drop)
 }
 
 /// Passes the whole decoded file of a chain to `put`, in pieces with their offsets, on the caller's pool.

@@ -12,12 +12,13 @@ import shutil
 import struct
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 import harness
 import pytest
 import torch
-from harness import BIN, DAMAGE, Mount, require_clean, run, shell, verify
+from harness import BIN, DAMAGE, Mount, require_clean, run, shell, verify, wait_until
 from series import bits_equal, difference, save_walk, tensors_of
 
 pytestmark = [pytest.mark.stepfs]
@@ -58,6 +59,35 @@ def test_a_store_on_a_read_only_file_system(plain):
         subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
         mount.mount()
         check(mount, content)
+    finally:
+        mount.close()
+        subprocess.run(["umount", disk], check=True)
+
+
+@needs_root
+def test_what_was_read_leaves_room_for_the_next_save(plain):
+    """The cache of decoded files shrinks while a save fills the disk, which no write of the save tells stepfs."""
+    disk = plain / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", disk], check=True)
+    mount = Mount(plain / "base", store=disk / "store")
+    try:
+        mount.mount()
+        names = save_walk(mount.dir, 8, scale=2)
+        mount.sync()
+        for _ in range(2):
+            for name in names:
+                (mount / name).read_bytes()
+        free = os.statvfs(disk).f_bavail * 4096
+        assert mount.status()["cache_bytes"] > 1 << 20
+        # As much as is free, in pieces, as a save writes it.
+        with open(mount / "large.bin", "wb") as file:
+            for _ in range(0, free - (2 << 20), 1 << 20):
+                file.write(b"x" * (1 << 20))
+                file.flush()
+                time.sleep(0.02)
+            os.fsync(file.fileno())
+        wait_until(lambda: mount.status()["cache_bytes"] <= os.statvfs(disk).f_bavail * 4096, 10, "the cache shrinks")
     finally:
         mount.close()
         subprocess.run(["umount", disk], check=True)

@@ -1,11 +1,12 @@
 """The commands' texts for the shell and man(1)."""
 
+import os
 import re
 import shutil
 import subprocess
 
 import pytest
-from harness import BIN, FAILURE, OK, run, shell
+from harness import BIN, FAILURE, OK, Mount, run, shell
 
 pytestmark = pytest.mark.stepfs
 
@@ -48,3 +49,25 @@ def test_completions_are_read_by_their_shell(name):
 
 def test_who_reads_no_further_ends_it():
     assert shell(f"set +o pipefail; '{BIN}' completions zsh | head -1; echo ${{PIPESTATUS[0]}}").stdout.split()[-1] == str(OK)
+
+
+@pytest.mark.parametrize("command", ["status", "status --json", "verify", "verify --json", "doctor", "gc --json", "ls"])
+def test_output_that_cannot_be_written_ends_a_command_in_words(plain, command):
+    mount = Mount(plain / "base")
+    mount.mount()
+    try:
+        (mount / "x").write_bytes(b"x")
+        mount.sync()
+        name, *options = command.split()
+        place = mount.store if name == "verify" else mount.dir
+        with open("/dev/full", "w") as full:
+            done = subprocess.run([BIN, name, place, *options], stdout=full, stderr=subprocess.PIPE, text=True)
+        assert done.returncode == FAILURE and "No space left" in done.stderr and "panicked" not in done.stderr, done
+        # As `| head -1` does.
+        read, write = os.pipe()
+        os.close(read)
+        done = subprocess.run([BIN, name, place, *options], stdout=write, stderr=subprocess.PIPE, text=True)
+        os.close(write)
+        assert done.returncode == OK and not done.stderr, done
+    finally:
+        mount.close()
