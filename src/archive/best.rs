@@ -16,8 +16,9 @@ use serde::Deserialize;
 use crate::container::{Description, ReadAt, describe};
 use crate::store::{MIN_RELEASE_BYTES, Profile, Store, beneath, in_parallel};
 
-use super::catalog::{Says, State, is_torch, is_trainer_state, may_speak, modified_ns};
+use super::catalog::{Catalog, Says, State, is_torch, is_trainer_state, may_speak, modified_ns};
 use super::resident::ResidentReason;
+use super::scan::scan;
 use super::{Archive, found_at};
 
 /// Larger files are not read. Each logged step takes some 150 bytes, so this is enough for 400,000.
@@ -178,6 +179,28 @@ fn resolve(tree: &Path, path: &Path) -> io::Result<Option<PathBuf>> {
         parts.into_iter().rev().for_each(|part| rest.push_front(part));
     }
     Ok(Some(at).filter(|at| !at.as_os_str().is_empty()))
+}
+
+/// Whether a file is named as the best of its run, in a store that is not mounted. Reads the tree only.
+pub fn best_at_rest(store: &Store) -> io::Result<impl Fn(&Path) -> bool> {
+    let found = scan(store)?;
+    let mut catalog = Catalog::new(store.settings().settle);
+    let large = |(path, state): &(PathBuf, io::Result<State>)| match state {
+        Ok(State::Closed) if may_speak(path) => Some(path.clone()),
+        _ => None,
+    };
+    let large: Vec<PathBuf> = found.files.iter().filter_map(large).collect();
+    let words = in_parallel(&large, |path| -> io::Result<Option<Word>> {
+        let file = store.io().open_beneath(&store.tree(), path, 0)?;
+        let metadata = file.metadata()?;
+        Ok(said(&file, path, Some(&describe(&file)?))?.map(|says| (path.clone(), says, modified_ns(&metadata))))
+    });
+    for (path, says, modified_ns) in
+        found.words.into_iter().chain(words.into_iter().filter_map(|word| word.ok().flatten()))
+    {
+        catalog.says(&path, Some((says, modified_ns)));
+    }
+    Ok(move |path: &Path| catalog.named_best_by(path).is_some())
 }
 
 impl Archive {

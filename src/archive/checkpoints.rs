@@ -53,12 +53,17 @@ impl Member {
     }
 }
 
-/// The verdict on each checkpoint of a store, by path. `condition` describes a regular file inside the tree.
-pub fn policy(store: &Store, condition: &dyn Fn(&Path) -> Condition) -> io::Result<Vec<(Checkpoint, Verdict)>> {
+/// The verdict on each checkpoint of a store, by path. `condition` describes a regular file inside the tree, `is_best` says
+/// whether the run names it as its best.
+pub fn policy(
+    store: &Store,
+    condition: &dyn Fn(&Path) -> Condition,
+    is_best: &dyn Fn(&Path) -> bool,
+) -> io::Result<Vec<(Checkpoint, Verdict)>> {
     let rules = store.settings().retention();
     let now_ns = wall_ns();
     let tree = store.tree();
-    let mut walk = Walk { tree: &tree, rules, condition, found: Vec::new() };
+    let mut walk = Walk { tree: &tree, rules, condition, is_best, found: Vec::new() };
     if !rules.is_empty() {
         walk.directory(PathBuf::new(), is_pinned(&tree))?;
     }
@@ -82,6 +87,7 @@ struct Walk<'a> {
     tree: &'a Path,
     rules: &'a [Rule],
     condition: &'a dyn Fn(&Path) -> Condition,
+    is_best: &'a dyn Fn(&Path) -> bool,
     found: Vec<Checkpoint>,
 }
 
@@ -192,6 +198,7 @@ impl Walk<'_> {
             Condition::Damaged => gathered.lacks = true,
         }
         gathered.pinned |= is_pinned(&self.tree.join(&member.path));
+        gathered.best |= (self.is_best)(&member.path);
         gathered.modified_ns = gathered.modified_ns.max(Some(member.modified_ns));
         gathered.files += 1;
         gathered.bytes += metadata.len();
@@ -218,6 +225,7 @@ impl Walk<'_> {
             lacks: gathered.lacks,
             is_version: gathered.is_version,
             pinned: gathered.pinned,
+            best: gathered.best,
         };
         self.found.push(Checkpoint { unit, members: gathered.members, directories: gathered.directories });
     }
@@ -234,6 +242,7 @@ struct Gathered {
     lacks: bool,
     is_version: bool,
     pinned: bool,
+    best: bool,
 }
 
 fn name(path: &Path) -> &[u8] {

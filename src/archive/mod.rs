@@ -56,6 +56,7 @@ use resident::ResidentReason;
 use threads::Wake;
 
 pub use crate::recall::{ReadError, Reader};
+pub use best::best_at_rest;
 pub use checkpoints::{Checkpoint, Condition, policy};
 pub(crate) use lineage::signature as model_signature;
 pub use lossy::words as lossy_words;

@@ -12,7 +12,7 @@ use crate::store::is_pinned;
 use crate::store::retention::{Unit, Verdict};
 use crate::sync::{Mutex, MutexGuard};
 
-use super::catalog::{State, modified_ns};
+use super::catalog::{Catalog, State, modified_ns};
 use super::checkpoints::{Checkpoint, Condition, Member, policy};
 use super::housekeeper::Housekeeper;
 use super::namespace::{Namespace, Outcome, found_at};
@@ -110,7 +110,9 @@ impl Housekeeper<'_> {
         let archive = self.archive;
         let Some(namespace) = archive.namespace() else { return };
         let closed_by = archive.retention.state().closed_by;
-        if archive.until_retention(INTERVAL) > Duration::ZERO || archive.catalog().has_unsealed_since(closed_by) {
+        // A file or link that was not read yet may name a checkpoint as the best of its run.
+        let is_unread = |catalog: &Catalog| catalog.has_unsealed_since(closed_by) || catalog.may_learn();
+        if archive.until_retention(INTERVAL) > Duration::ZERO || is_unread(&archive.catalog()) {
             return;
         }
         let asked = {
@@ -177,7 +179,8 @@ impl Archive {
     /// Removes the checkpoints that no rule keeps; answers them, and why others stay.
     fn apply_policy(&self, namespace: &dyn Namespace) -> (Vec<Removed>, Vec<String>) {
         let (mut removed, mut failed) = (Vec::new(), Vec::new());
-        let planned = match policy(&self.store, &|path| self.condition(path)) {
+        let is_best = |path: &Path| self.catalog().named_best_by(path).is_some();
+        let planned = match policy(&self.store, &|path| self.condition(path), &is_best) {
             Ok(planned) => planned,
             Err(error) => {
                 log::error!("retention: {error}; nothing was removed");
@@ -259,13 +262,18 @@ impl Archive {
                 // Under the file system's lock, as pins are set: see `put_stub`. They were read a moment ago, for the
                 // plan.
                 let pinned = is_pinned(&tree, &member.path)?;
-                Ok(!pinned && self.catalog().get(&member.path).map(|entry| entry.version) == version)
+                let catalog = self.catalog();
+                let best = catalog.named_best_by(&member.path).is_some();
+                Ok(!pinned && !best && catalog.get(&member.path).map(|entry| entry.version) == version)
             };
             match namespace.remove(&member.path, member.file, &mut still)? {
                 Outcome::Done => {}
                 Outcome::Changed if found_at(&tree, &member.path)?.is_none() => {}
                 Outcome::Changed | Outcome::Busy => {
-                    return Ok(Some(format!("{} was changed, opened or pinned meanwhile", member.path.display())));
+                    return Ok(Some(format!(
+                        "{} was changed, opened, pinned or named as the best meanwhile",
+                        member.path.display()
+                    )));
                 }
             }
             // A mount has noted the removal already. At rest the entry is still there.

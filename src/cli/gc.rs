@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
-use crate::archive::{Archive, AtRest, Condition, GcReport, Queue, Removed, policy};
+use crate::archive::{Archive, AtRest, Condition, GcReport, Queue, Removed, best_at_rest, policy};
 use crate::store::object::path_of;
 use crate::store::retention::Verdict;
 use crate::store::{Error, Store};
@@ -119,7 +119,15 @@ fn planned(target: &Target) -> Result<Report> {
         Some(mount) if is_written(&mount.join(path)) => Condition::BeingWritten,
         _ => on_disk(&store, path),
     };
-    let planned = policy(&store, &condition).with_context(|| format!("{}", store.tree().display()))?;
+    let words = || format!("{}", store.tree().display());
+    let planned = match &target.mount {
+        Some(mount) => policy(&store, &condition, &|path| attribute(&mount.join(path), "best").is_ok()),
+        None => {
+            let named = best_at_rest(&store).with_context(words)?;
+            policy(&store, &condition, &named)
+        }
+    };
+    let planned = planned.with_context(words)?;
     let rules = store.settings().retention();
     let mut matched = vec![false; rules.len()];
     let mut checkpoints = Vec::with_capacity(planned.len());

@@ -184,7 +184,7 @@ fn retention_walks_through_no_link() {
         }
         Condition::Whole
     };
-    let planned = policy(&store, &swap).unwrap();
+    let planned = policy(&store, &swap, &|_: &Path| false).unwrap();
     assert_eq!(planned.len(), 3);
     for (checkpoint, _) in &planned {
         let unit = &checkpoint.unit;

@@ -78,6 +78,28 @@ fn older(rest: &Rest, path: &str, seconds: u64) {
 }
 
 #[test]
+fn what_a_run_names_as_its_best_stays() {
+    let mut rest = with(&rule("run/checkpoint-*", "keep_last = 1"));
+    let file = |at: usize, name: &str| format!("run/checkpoint-{at}/{name}");
+    for (at, state) in states(5).into_iter().enumerate() {
+        rest.write(&file(at, "model.safetensors"), &state);
+        let says = r#"{"best_model_checkpoint": "/elsewhere/run/checkpoint-1"}"#;
+        rest.write(&file(at, "trainer_state.json"), says.as_bytes());
+    }
+    std::os::unix::fs::symlink("checkpoint-2", rest.path("run/best")).unwrap();
+    assert_eq!(going(&report(&rest, &["--dry-run"])), ["run/checkpoint-0", "run/checkpoint-3"]);
+    let (_, words) = gc(&rest, &["--dry-run", "-v"]);
+    assert!(words.contains("named as the best of its run"), "{words}");
+    assert_eq!(going(&report(&rest, &[])), ["run/checkpoint-0", "run/checkpoint-3"]);
+    // Another is the best now.
+    let says = r#"{"best_model_checkpoint": "/elsewhere/run/checkpoint-4"}"#;
+    rest.write(&file(4, "trainer_state.json"), says.as_bytes());
+    fs::remove_file(rest.path("run/best")).unwrap();
+    assert_eq!(going(&report(&rest, &[])), ["run/checkpoint-1", "run/checkpoint-2"]);
+    assert_eq!(names(&rest, "run"), ["checkpoint-4"]);
+}
+
+#[test]
 fn a_dry_run_says_what_gc_then_does() {
     let mut rest =
         with(&(rule("run/*.safetensors", "keep_last = 2\nkeep_every = 4") + &rule("nothing/*", "keep_last = 1")));

@@ -76,6 +76,7 @@ pub(crate) fn retention(data: &[u8]) {
     let now = if input.flag() { i64::MAX } else { 1_700_000_000_000_000_000 };
     let unit = |input: &mut Input, at: usize| {
         let step = input.flag().then(|| u64::from(input.byte()));
+        let marks = input.byte();
         Unit {
             path: PathBuf::from(format!("u{at}")),
             rule: input.upto(rules.len() - 1),
@@ -93,14 +94,15 @@ pub(crate) fn retention(data: &[u8]) {
             being_written: input.byte() > 240,
             lacks: input.byte() > 200,
             is_version: input.flag(),
-            pinned: input.byte() > 220,
+            pinned: marks > 220,
+            best: marks % 16 == 3,
         }
     };
     let mut units: Vec<Unit> = (0..input.upto(12)).map(|at| unit(&mut input, at)).collect();
     let verdicts = plan(&units, rules, now);
     assert_eq!(verdicts.len(), units.len());
     for (own, verdict) in units.iter().zip(&verdicts).filter(|(_, verdict)| verdict.removes()) {
-        assert!(!own.pinned && !own.being_written, "{verdict:?}");
+        assert!(!own.pinned && !own.best && !own.being_written, "{verdict:?}");
         let same = |other: &Unit| (other.rule, other.kind, &other.series) == (own.rule, own.kind, &own.series);
         let stays = |(other, verdict): (&Unit, &stepfs::store::retention::Verdict)| same(other) && !verdict.removes();
         assert!(units.iter().zip(&verdicts).any(stays), "the last of a series never goes");

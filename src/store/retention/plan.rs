@@ -3,6 +3,7 @@
 //! The checkpoints that match one rule and differ only in their step are a *series*, ordered by step, then by
 //! modification time. No rule ever removes these:
 //! - a pinned checkpoint;
+//! - one that its run's files or a link name as the best;
 //! - the newest complete one;
 //! - one newer than that, since it may still be being written;
 //! - the complete one that was written last, in case steps began anew.
@@ -58,6 +59,8 @@ pub struct Unit {
     pub is_version: bool,
     /// The checkpoint, something above it or something in it is pinned.
     pub pinned: bool,
+    /// A file of the run, or a link, names it or something in it as the best.
+    pub best: bool,
 }
 
 /// The decision about a checkpoint.
@@ -115,6 +118,7 @@ fn one_pass(
         let unit = &units[at];
         let kept = match newest {
             _ if unit.pinned => Some("pinned".into()),
+            _ if unit.best => Some("named as the best of its run".into()),
             _ if unit.being_written => Some("being written".into()),
             _ if newest == Some(place) => Some("the newest complete one".into()),
             // A checkpoint that was half removed at a power failure is never taken for a half-written one. Its step and

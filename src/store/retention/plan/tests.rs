@@ -26,6 +26,7 @@ fn unit(step: u64) -> Unit {
         lacks: false,
         is_version: true,
         pinned: false,
+        best: false,
     }
 }
 
@@ -175,8 +176,9 @@ fn reasons_are_words() {
 
 fn any_unit() -> impl Strategy<Value = Unit> {
     let weird = (prop::bool::weighted(0.1), prop::bool::weighted(0.1), prop::bool::weighted(0.2), 0..4u64);
-    (0..30u64, 0..3u8, -3 * HOUR..48 * HOUR, weird, prop::bool::weighted(0.2)).prop_map(
-        |(step, series, age, (being_written, lacks, is_invalid, files), pinned)| Unit {
+    let marked = (prop::bool::weighted(0.2), prop::bool::weighted(0.1));
+    (0..30u64, 0..3u8, -3 * HOUR..48 * HOUR, weird, marked).prop_map(
+        |(step, series, age, (being_written, lacks, is_invalid, files), (pinned, best))| Unit {
             series: vec![series],
             path: PathBuf::from(format!("{series}/{step}-{age}")),
             modified_ns: NOW - age,
@@ -185,6 +187,7 @@ fn any_unit() -> impl Strategy<Value = Unit> {
             is_version: !is_invalid,
             files,
             pinned,
+            best,
             ..unit(step)
         },
     )
@@ -221,7 +224,7 @@ proptest! {
         let rules = [rule];
         let verdicts = plan(&units, &rules, NOW);
         for (unit, verdict) in units.iter().zip(&verdicts) {
-            prop_assert!(!verdict.removes() || (!unit.pinned && !unit.being_written));
+            prop_assert!(!verdict.removes() || !(unit.pinned || unit.best || unit.being_written));
             let multiple = rules[0].keep_every.is_some_and(|n| unit.steps[0] % n == 0);
             let young = rules[0].keep_for.as_ref().is_some_and(|f| NOW - unit.modified_ns < f.0 as i64);
             prop_assert!(!verdict.removes() || !(multiple || young));
