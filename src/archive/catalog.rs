@@ -275,6 +275,14 @@ impl Catalog {
         self.entries.index().group(self.get(path)?).cloned()
     }
 
+    /// The file of the same checkpoint that has no newer state yet, if the file waits for one.
+    pub(super) fn held_up_by(&self, path: &Path) -> Option<&PathBuf> {
+        let index = self.entries.index();
+        let entry = self.get(path).filter(|entry| !index.is_open(entry))?;
+        let mut of_checkpoint = self.below(index.group(entry)?);
+        of_checkpoint.find(|(_, entry)| index.holds_up(entry)).map(|(path, _)| path)
+    }
+
     /// Whether a newer state of the same lineage is sealed.
     pub(super) fn has_newer(&self, path: &Path, sealed: &Sealed) -> bool {
         self.ask(path, sealed, Lineage::has_newer)

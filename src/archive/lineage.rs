@@ -4,9 +4,10 @@
 //! must never share a lineage. Their paths may differ only in the numbers that count training, which
 //! [`step_pattern::pattern`] leaves out. A file with any other number is the newest of its own lineage and stays exact.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
-use crate::container::{Description, Kind, Tensor};
+use crate::container::{Description, Kind, Role, Tensor};
 use crate::hash::Xxh3;
 use crate::store::step_pattern;
 
@@ -23,26 +24,31 @@ pub(crate) fn signature(description: &Description) -> u64 {
     if description.kind == Kind::Dcp {
         return of_chunks(description);
     }
-    let mut tables = description.tables.iter().map(|table| table.tensor).peekable();
-    let shapes = description.tensors.iter().enumerate().map(|(index, tensor)| {
-        let is_table = tables.next_if_eq(&index).is_some() && !tensor.shape.is_empty();
-        (tensor, if is_table { &tensor.shape[1..] } else { &tensor.shape[..] }, is_table)
-    });
-    let elements = |tensor: &Tensor| tensor.shape.iter().product::<u64>();
-    let large: Vec<_> =
-        shapes.filter(|(tensor, _, is_table)| *is_table || elements(tensor) >= SIGNATURE_ELEMENTS).collect();
-    let mut tensors: Vec<_> = large.iter().filter(|(tensor, ..)| tensor.is_weight()).collect();
+    let large = large(description);
+    let mut tensors: Vec<_> = large.iter().filter(|(tensor, _)| tensor.is_weight()).collect();
     if tensors.is_empty() {
         tensors = large.iter().collect();
     }
     tensors.sort_by(|a, b| a.0.path.cmp(&b.0.path));
     let mut hash = Xxh3::new();
-    for (tensor, shape, _) in tensors {
+    for (tensor, shape) in tensors {
         hash.update(tensor.path.as_bytes());
         hash.update(&[0, tensor.dtype as u8]);
         shape.iter().for_each(|dim| hash.update(&dim.to_le_bytes()));
     }
     hash.digest()
+}
+
+/// The tensors that count, with the part of their shape that counts.
+fn large(description: &Description) -> Vec<(&Tensor, &[u64])> {
+    let mut tables = description.tables.iter().map(|table| table.tensor).peekable();
+    let shapes = description.tensors.iter().enumerate().map(|(index, tensor)| {
+        let is_table = tables.next_if_eq(&index).is_some() && !tensor.shape.is_empty();
+        (tensor, if is_table { &tensor.shape[1..] } else { &tensor.shape[..] }, is_table)
+    });
+    let counts = |tensor: &Tensor| tensor.shape.iter().product::<u64>() >= SIGNATURE_ELEMENTS;
+    let large = shapes.filter(|(tensor, _, is_table)| *is_table || counts(tensor));
+    large.map(|(tensor, shape, _)| (tensor, shape)).collect()
 }
 
 fn of_chunks(description: &Description) -> u64 {
@@ -62,10 +68,29 @@ pub(super) fn has_tensors(signature: u64) -> bool {
     signature != Xxh3::new().digest()
 }
 
-/// The lineage of a file with this path and signature.
-pub(super) fn lineage(path: &Path, signature: u64) -> u64 {
+/// The lineage of a file with this path.
+///
+/// The kinds of an optimizer's state in it count. A save of weights alone is no newer state of a save with Adam's
+/// moments, because a run cannot go on from it as from the other.
+pub(super) fn lineage(path: &Path, description: &Description) -> u64 {
     let mut hash = Xxh3::new();
     hash.update(&step_pattern::pattern(path));
-    hash.update(&signature.to_le_bytes());
+    hash.update(&signature(description).to_le_bytes());
+    optimizer_state(description).into_iter().for_each(|kind| hash.update(&[kind]));
     hash.digest()
+}
+
+/// Whether a run cannot go on without the file, if it is part of a checkpoint: it holds an optimizer's state, or is one
+/// of several shards.
+pub(super) fn is_essential(path: &Path, description: &Description) -> bool {
+    let name = path.file_name().unwrap_or_default();
+    !optimizer_state(description).is_empty() || step_pattern::shard(name.as_encoded_bytes()).is_some()
+}
+
+/// The kinds of an optimizer's state among the tensors that count. None in a distributed checkpoint, whose tensors have
+/// no names when a file is sealed.
+fn optimizer_state(description: &Description) -> BTreeSet<u8> {
+    let large = if description.kind == Kind::Dcp { Vec::new() } else { large(description) };
+    let roles = large.iter().map(|(tensor, _)| tensor.role);
+    roles.filter(|role| role.group() == Role::Optimizer).map(|role| role as u8).collect()
 }

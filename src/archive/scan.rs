@@ -15,7 +15,7 @@ use crate::store::{MIN_RELEASE_BYTES, Objects, STUB_BYTES, Store, Stub, beneath,
 use super::FileId;
 use super::best::{self, Word};
 use super::catalog::{Catalog, Says, Sealed, State, modified_ns};
-use super::lineage::{lineage, signature};
+use super::lineage::{is_essential, lineage, signature};
 use super::resident::ResidentReason;
 
 /// Opaque bytes that neither byte planes nor zstd's fastest level bring below this share of themselves stay as they are.
@@ -154,15 +154,15 @@ pub(super) fn examine(
         let state = State::Resident(ResidentReason::incompressible(&description));
         return Ok(Examined { state, words, says, is_opaque });
     }
-    let signature = signature(&description);
     let sealed = Sealed {
         file: FileId::of(metadata),
         len: metadata.len(),
         modified_ns: modified_ns(metadata),
         steps: step_pattern::steps(path),
         sample: xxh3_64(&fingerprint::read(&InOrder::new(file, &description))?),
-        signature,
-        lineage: lineage(path, signature),
+        signature: signature(&description),
+        lineage: lineage(path, &description),
+        essential: is_essential(path, &description),
         copy: false,
     };
     Ok(Examined { state: State::Sealed(Arc::new(sealed)), words, says, is_opaque })

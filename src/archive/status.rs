@@ -370,7 +370,10 @@ fn what_keeps(catalog: &Catalog, path: &Path, entry: &Entry) -> String {
         (State::Sealed(sealed), ..) if !catalog.has_unsealed() && !catalog.is_history(path, sealed) => {
             "it has the highest step of its lineage, and stays exact".into()
         }
-        _ => "working".into(),
+        _ => match catalog.held_up_by(path) {
+            Some(by) => format!("it waits until {} of its checkpoint has a newer state", by.display()),
+            None => "working".into(),
+        },
     }
 }
 

@@ -238,6 +238,68 @@ fn the_highest_step_stays_beside_the_newest() {
     assert!(is_exact(&rest, &step(6)));
 }
 
+/// A state as `torch.save` writes it, with or without Adam's moments of its weights.
+fn state(weights: &[Tensor], with_optimizer: bool, random: &mut Random) -> Vec<u8> {
+    let mut file = vec![("model", Value::named(weights.iter().map(|of| (&*of.name, Value::Tensor(of.clone())))))];
+    if with_optimizer {
+        let mut moments = |of: &Tensor| {
+            let mut square = Tensor::new("exp_avg_sq", Dtype::F32, &of.shape, random);
+            square.values.iter_mut().for_each(|value| *value *= *value);
+            let first = Tensor::new("exp_avg", Dtype::F32, &of.shape, random);
+            Value::named([
+                ("step", Value::Int(9)),
+                ("exp_avg", Value::Tensor(first)),
+                ("exp_avg_sq", Value::Tensor(square)),
+            ])
+        };
+        file.push(("optimizer", optimizer(weights.iter().map(&mut moments).collect())));
+    }
+    save(&Value::named(file)).0
+}
+
+#[test]
+fn a_save_of_weights_alone_is_no_newer_state_of_a_whole_one() {
+    let (mut random, mut rest) = (Random(9), Rest::new());
+    let mut weights = vec![Tensor::new("layer.weight", Dtype::F32, &[128, 130], &mut random)];
+    for (at, is_whole) in [true, true, false, false].into_iter().enumerate() {
+        train(&mut weights, 1e-3, &mut random);
+        rest.write(&format!("run/step_{at}.pt"), &state(&weights, is_whole, &mut random));
+    }
+    rest.settle();
+    let stubs = [0, 1, 2, 3].map(|at| rest.stub(&format!("run/step_{at}.pt")).is_some());
+    assert_eq!(stubs, [true, false, true, false], "the last with an optimizer stays, and the last of the others");
+}
+
+/// Trainer dies while it saves checkpoint-30. The run goes on from checkpoint-20, maybe days later.
+#[test]
+fn a_whole_checkpoint_stays_exact_until_another_is_whole() {
+    let (mut random, mut rest) = (Random(10), Rest::new());
+    let mut weights = vec![Tensor::new("layer.weight", Dtype::F32, &[128, 130], &mut random)];
+    let optimizer = |at: usize| format!("run/checkpoint-{at}/optimizer.pt");
+    for at in [10, 20, 30] {
+        train(&mut weights, 1e-3, &mut random);
+        rest.write(&model(at), &safetensors(&weights));
+        let state = state(&weights, true, &mut random);
+        if at < 30 {
+            rest.write(&optimizer(at as usize), &state);
+        }
+    }
+    let archive = rest.open();
+    work(&archive);
+    assert!(rest.stub(&model(10)).is_some() && rest.stub(&optimizer(10)).is_some());
+    assert!(is_exact(&rest, &model(20)) && is_exact(&rest, &optimizer(20)), "no time limit");
+    assert_eq!(
+        attribute(&archive, &model(20), "release").unwrap(),
+        "it waits until run/checkpoint-20/optimizer.pt of its checkpoint has a newer state"
+    );
+    archive.stop();
+    drop(archive);
+    let state = state(&weights, true, &mut random);
+    rest.write(&optimizer(30), &state);
+    rest.settle();
+    assert!(rest.stub(&model(20)).is_some() && rest.stub(&optimizer(20)).is_some());
+}
+
 #[test]
 fn a_copy_of_a_lossy_file_under_an_exact_name_says_what_it_is() {
     let mut rest = Rest::of(4);

@@ -73,6 +73,8 @@ pub(in crate::archive) struct Sealed {
     pub(in crate::archive) sample: u64,
     pub(in crate::archive) signature: u64,
     pub(in crate::archive) lineage: u64,
+    /// A run cannot go on without it: it holds an optimizer's state, or is one of several shards.
+    pub(in crate::archive) essential: bool,
     /// Its bytes equal a decoded object's: it may become a stub of that object although it is the newest.
     pub(in crate::archive) copy: bool,
 }

@@ -34,6 +34,9 @@ pub(super) struct Group {
     pub(super) members: usize,
     /// Files that are not history yet.
     pub(super) pending: usize,
+    /// Those of them without which a run cannot go on. They may be the last of their lineage because a crash cut the
+    /// next checkpoint short: the run then goes on from this one, at any later time.
+    pub(super) essential: usize,
     /// Modification times of its files and of the newer files that made them history.
     pub(super) touched: BTreeSet<(i64, u64)>,
     /// The group is not waited for any more, unless something was modified after this time.
@@ -51,6 +54,7 @@ impl Group {
             ready: Ready::default(),
             members: 0,
             pending: 0,
+            essential: 0,
             touched: BTreeSet::new(),
             settled: i64::MIN,
             head: None,
@@ -64,6 +68,6 @@ impl Group {
     }
 
     pub(super) fn is_open(&self) -> bool {
-        self.pending == 0 || self.newest() <= self.settled
+        self.pending == 0 || (self.essential == 0 && self.newest() <= self.settled)
     }
 }

@@ -25,6 +25,8 @@ pub(super) enum Next {
     Release(PathBuf),
 }
 
+/// The time of groups that wait without a limit.
+const NEVER: i64 = i64::MAX;
 /// Files that [`Index::next_step`] looks at for one that can be archived beside those that are being archived.
 const LOOK_AHEAD: usize = 64;
 
@@ -161,6 +163,9 @@ impl Index {
                 if member.counts {
                     if !member.history {
                         step(&mut group.pending);
+                        if member.essential {
+                            step(&mut group.essential);
+                        }
                     }
                     put(&mut group.touched, (member.touched.max(member.since), sequence), enter);
                 }
@@ -231,7 +236,7 @@ impl Index {
             group.head = archive.or_else(|| group.ready.next_release().map(|rank| (1, rank.clone())));
             self.heads.extend(group.head.clone());
         } else if group.counted > 0 {
-            let due = group.newest().saturating_add(self.settle_ns);
+            let due = if group.essential > 0 { NEVER } else { group.newest().saturating_add(self.settle_ns) };
             self.settling += group.counted;
             group.timer = Some(due);
             self.timers.insert((due, Arc::clone(directory)));
@@ -240,7 +245,8 @@ impl Index {
 
     /// Opens groups whose time has passed.
     pub(super) fn expire(&mut self, wall_ns: i64) {
-        while let Some((_, directory)) = self.timers.first().filter(|(due, _)| *due <= wall_ns).cloned() {
+        let passed = |due: i64| due <= wall_ns && due < NEVER;
+        while let Some((_, directory)) = self.timers.first().filter(|(due, _)| passed(*due)).cloned() {
             self.hasten(&directory);
         }
     }
@@ -266,7 +272,7 @@ impl Index {
 
     /// When the next group is not waited for any longer; nanoseconds since 1970.
     pub(super) fn settles(&self) -> Option<i64> {
-        self.timers.first().map(|(due, _)| *due)
+        self.timers.first().map(|(due, _)| *due).filter(|due| *due < NEVER)
     }
 
     /// The next file to seal.
@@ -345,6 +351,11 @@ impl Index {
     /// Whether nothing in the file's group holds it back.
     pub(super) fn is_open(&self, entry: &Entry) -> bool {
         self.members.get(&entry.sequence).is_none_or(|member| self.is_free(member))
+    }
+
+    /// Whether the file's group waits for a newer state of this file.
+    pub(super) fn holds_up(&self, entry: &Entry) -> bool {
+        self.members.get(&entry.sequence).is_some_and(|member| member.counts && !member.history)
     }
 
     fn is_free(&self, member: &Member) -> bool {

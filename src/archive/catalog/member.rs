@@ -68,6 +68,8 @@ pub(super) struct Member {
     pub(super) waits: Option<Instant>,
     /// Its group is complete only once it is history.
     pub(super) counts: bool,
+    /// Its group waits for that without a limit.
+    pub(super) essential: bool,
     /// When it was last modified or written; nanoseconds since 1970.
     pub(super) touched: i64,
     /// A newer state of its lineage is sealed, and one with higher steps.
@@ -110,6 +112,10 @@ impl Member {
             },
             turn,
             waits: entry.failed.as_ref().and_then(|failed| failed.retry).filter(|_| !entry.due),
+            essential: matches!(
+                &entry.state,
+                State::Sealed(sealed) | State::Archived(sealed, _) if sealed.essential
+            ),
             counts: unfinished && !given_up && entry.held.is_none(),
             touched,
             history: false,

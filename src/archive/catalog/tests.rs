@@ -15,6 +15,8 @@ use crate::store::step_pattern;
 const LONG: Duration = Duration::from_secs(1 << 31);
 const FILES: [&str; 8] =
     ["checkpoint-1/a", "checkpoint-1/b", "checkpoint-2/a", "checkpoint-2/b", "checkpoint-3/a", "x_1", "x_2", "y"];
+/// The lineage of files without which a run cannot go on.
+const ESSENTIAL: u64 = 2;
 const TARGETS: [&str; 6] = ["/mnt/checkpoint-1", "checkpoint-2", "/x/checkpoint-3", "/mnt/x_1", "x_2", ""];
 const DIRECTORIES: [&str; 3] = ["checkpoint-1", "checkpoint-2", "checkpoint-3"];
 
@@ -24,7 +26,17 @@ fn sealed(lineage: u64, modified_ns: i64, sample: u64) -> Arc<Sealed> {
 
 fn sealed_at(steps: Vec<u64>, lineage: u64, modified_ns: i64, sample: u64) -> Arc<Sealed> {
     let file = FileId { dev: 1, ino: 1 };
-    Arc::new(Sealed { file, len: 1, modified_ns, steps, sample, signature: 0, lineage, copy: false })
+    Arc::new(Sealed {
+        file,
+        len: 1,
+        modified_ns,
+        steps,
+        sample,
+        signature: 0,
+        lineage,
+        essential: lineage == ESSENTIAL,
+        copy: false,
+    })
 }
 
 pub(super) fn no_objects() -> Objects {
@@ -74,8 +86,8 @@ fn note() -> impl Strategy<Value = Note> {
         4 => file.clone().prop_map(Note::Open),
         4 => (file.clone(), prop_oneof![Just(None), Just(Some(1)), Just(Some(1 << 20)), Just(Some(1 << 40))])
             .prop_map(|(f, len)| Note::Close(f, len)),
-        10 => (file.clone(), 0..2u64, 0..4i64, 0..3u64, 0..3u64).prop_map(|(f, l, m, s, n)| Note::Seal(f, l, m, s, n)),
-        2 => (file.clone(), 0..2u64, 0..4i64, 0..3u64).prop_map(|(f, l, m, s)| Note::Durable(f, l, m, s)),
+        10 => (file.clone(), 0..3u64, 0..4i64, 0..3u64, 0..3u64).prop_map(|(f, l, m, s, n)| Note::Seal(f, l, m, s, n)),
+        2 => (file.clone(), 0..3u64, 0..4i64, 0..3u64).prop_map(|(f, l, m, s)| Note::Durable(f, l, m, s)),
         6 => (0..3u8).prop_map(Note::Claim),
         3 => (0..8usize, prop::option::of(any::<bool>())).prop_map(|(at, log)| Note::Synced(at, log)),
         4 => (0..8usize).prop_map(Note::Done),
@@ -160,7 +172,7 @@ struct Scan<'a> {
     catalog: &'a Catalog,
     claims: &'a [Task],
     groups: bool,
-    /// Groups are waited for.
+    /// They are waited for, not only those with an essential file.
     waits: bool,
 }
 
@@ -186,11 +198,16 @@ impl Scan<'_> {
     }
 
     fn is_open(&self, path: &Path) -> bool {
-        let Some(group) = step_pattern::group(path).filter(|_| self.waits) else { return true };
+        let Some(group) = step_pattern::group(path).filter(|_| self.groups) else { return true };
+        let is_essential = |entry: &Entry| match &entry.state {
+            State::Sealed(sealed) | State::Archived(sealed, _) => sealed.essential,
+            _ => false,
+        };
         let mut files = self.catalog.entries().filter(|(path, _)| step_pattern::group(path).as_ref() == Some(&group));
         files.all(|(_, entry)| {
             let stays = matches!(entry.state, State::Resident(_) | State::Released(_));
-            stays || Self::given_up(entry) || entry.held.is_some() || self.history(entry).is_some()
+            let counts = !stays && !Self::given_up(entry) && entry.held.is_none();
+            !counts || self.history(entry).is_some() || !self.waits && !is_essential(entry)
         })
     }
 
