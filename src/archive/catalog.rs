@@ -6,6 +6,7 @@ mod claims;
 mod entries;
 mod entry;
 mod group;
+mod grouping;
 mod index;
 mod lineage;
 mod member;
@@ -21,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::store::{Id, Objects};
+use crate::store::{Id, Objects, step_pattern};
 
 pub(super) use claims::{Closed, Step, Task};
 use entries::Entries;
@@ -270,17 +271,14 @@ impl Catalog {
         sealed.copy || (self.stays_history(path, sealed) && open())
     }
 
-    /// The directory of the checkpoint that a file is part of, if its files wait for each other.
-    pub(super) fn group(&self, path: &Path) -> Option<Arc<Path>> {
+    /// The checkpoint that a file is part of, if its files wait for each other.
+    pub(super) fn group(&self, path: &Path) -> Option<Arc<step_pattern::Group>> {
         self.entries.index().group(self.get(path)?).cloned()
     }
 
     /// The file of the same checkpoint that has no newer state yet, if the file waits for one.
     pub(super) fn held_up_by(&self, path: &Path) -> Option<&PathBuf> {
-        let index = self.entries.index();
-        let entry = self.get(path).filter(|entry| !index.is_open(entry))?;
-        let mut of_checkpoint = self.below(index.group(entry)?);
-        of_checkpoint.find(|(_, entry)| index.holds_up(entry)).map(|(path, _)| path)
+        self.entries.index().held_up_by(self.get(path)?)
     }
 
     /// Whether a newer state of the same lineage is sealed.

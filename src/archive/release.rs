@@ -43,7 +43,8 @@ impl Archive {
     /// all that can be are archived. A crash in between is harmless, the rest is released after the next mount: every
     /// file of the checkpoint had a newer state by then.
     pub(super) fn release(&self, task: &Task) -> StepResult<()> {
-        let Some(group) = self.catalog().group(&task.path) else {
+        // Files beside other checkpoints are released one by one.
+        let Some(group) = self.catalog().group(&task.path).filter(|group| group.steps.is_none()) else {
             if self.release_together(&[task]).swap_remove(0)? {
                 log::info!("{}: released", task.path.display());
             }
@@ -67,7 +68,7 @@ impl Archive {
             own.transpose()?;
         }
         if count > 0 {
-            log::info!("{}: released, {count} file{}", group.display(), if count == 1 { "" } else { "s" });
+            log::info!("{}: released, {count} file{}", group.directory.display(), if count == 1 { "" } else { "s" });
         }
         Ok(())
     }

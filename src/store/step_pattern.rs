@@ -56,6 +56,28 @@ pub fn steps(path: &Path) -> Vec<u64> {
     of_file(path).steps
 }
 
+/// What names the files of one checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Group {
+    /// The directory that holds them.
+    pub directory: PathBuf,
+    /// The numbers that count training in their own names, if the directory holds other checkpoints beside them.
+    pub steps: Option<Vec<u64>>,
+}
+
+impl Group {
+    /// The group of a file. Files that no number counts have none.
+    pub fn of(path: &Path) -> Option<Group> {
+        match group(path) {
+            Some(directory) => Some(Group { directory, steps: None }),
+            None => {
+                let steps = Some(steps(path)).filter(|steps| !steps.is_empty())?;
+                Some(Group { directory: path.parent()?.to_path_buf(), steps: Some(steps) })
+            }
+        }
+    }
+}
+
 /// The directory that holds all files of a checkpoint, if the component that counts training is a directory.
 pub fn group(path: &Path) -> Option<PathBuf> {
     let folded: Vec<String> = components(path).map(fold).collect();

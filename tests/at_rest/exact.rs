@@ -300,6 +300,59 @@ fn a_whole_checkpoint_stays_exact_until_another_is_whole() {
     assert!(rest.stub(&model(20)).is_some() && rest.stub(&optimizer(20)).is_some());
 }
 
+/// The same with all files in one directory, and with one file of each rank.
+#[test]
+fn files_of_one_step_beside_each_other_stay_exact_until_the_next_step_is_whole() {
+    let (mut random, mut rest) = (Random(11), Rest::new());
+    let mut weights = vec![Tensor::new("layer.weight", Dtype::F32, &[128, 130], &mut random)];
+    let names = |at: usize| {
+        [
+            format!("run/model_step{at}.safetensors"),
+            format!("run/optim_step{at}.pt"),
+            format!("ranks/ckpt_step{at}_rank0.pt"),
+        ]
+    };
+    let last = |at: usize| [format!("ranks/ckpt_step{at}_rank1.pt"), format!("run/optim_step{at}.pt")];
+    for at in [10, 20, 30] {
+        train(&mut weights, 1e-3, &mut random);
+        rest.write(&names(at)[0], &safetensors(&weights));
+        for name in names(at)[1..].iter().chain(&last(at)) {
+            let state = state(&weights, true, &mut random);
+            if at < 30 || !last(at).contains(name) {
+                rest.write(name, &state);
+            }
+        }
+    }
+    rest.settle();
+    let all = |at: usize| names(at).into_iter().chain(last(at));
+    assert!(all(10).all(|name| rest.stub(&name).is_some()));
+    assert!(all(20).all(|name| is_exact(&rest, &name)), "the next step is not whole");
+    for name in last(30) {
+        let state = state(&weights, true, &mut random);
+        rest.write(&name, &state);
+    }
+    rest.settle();
+    assert!(all(20).all(|name| rest.stub(&name).is_some()));
+}
+
+#[test]
+fn a_run_that_ended_holds_nothing_of_another_up() {
+    let (mut random, mut rest) = (Random(12), Rest::new());
+    let mut weights = vec![Tensor::new("layer.weight", Dtype::F32, &[128, 130], &mut random)];
+    let name = |run: &str, at: usize| format!("runs/{run}_step{at}.pt");
+    for at in 1..=4 {
+        train(&mut weights, 1e-3, &mut random);
+        for run in ["a", "b"].into_iter().take(if at <= 2 { 2 } else { 1 }) {
+            let state = state(&weights, true, &mut random);
+            rest.write(&name(run, at), &state);
+        }
+        rest.settle();
+        let is_released = |run, at| rest.stub(&name(run, at)).is_some();
+        assert_eq!(is_released("a", 2), at == 4, "step {at}: b's last state has the same step");
+    }
+    assert!(rest.stub(&name("a", 3)).is_some() && rest.stub(&name("b", 1)).is_some());
+}
+
 #[test]
 fn a_copy_of_a_lossy_file_under_an_exact_name_says_what_it_is() {
     let mut rest = Rest::of(4);

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::store::Id;
+use crate::store::{Id, step_pattern};
 
 use super::index::Next;
 use super::lineage::rank;
@@ -49,7 +49,7 @@ pub(in crate::archive) enum Closed {
 
 impl Catalog {
     /// Claims the next file of a checkpoint that can be released.
-    pub(in crate::archive) fn claim_release(&mut self, group: &Path) -> Option<Task> {
+    pub(in crate::archive) fn claim_release(&mut self, group: &step_pattern::Group) -> Option<Task> {
         let next = self.entries.index().next_release(group)?;
         self.claim(Next::Release(next))
     }

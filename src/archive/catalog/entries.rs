@@ -1,6 +1,6 @@
 //! The entries with their index: there is no way to change one without the other.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -51,9 +51,8 @@ impl Entries {
     /// Enters a file, and returns the entry that was there.
     pub(super) fn insert(&mut self, path: PathBuf, entry: Entry) -> Option<Entry> {
         let old = self.remove(&path);
-        let group = step_pattern::group(&path).map(Arc::from);
         self.changes += 1;
-        self.index.add(&path, group, &entry);
+        self.index.add(&path, &entry);
         self.map.insert(path, entry);
         old
     }
@@ -82,7 +81,7 @@ impl Entries {
         if let Some(entry) = self.map.get_mut(path) {
             self.index.remove(entry.sequence);
             change(entry);
-            self.index.add(path, step_pattern::group(path).map(Arc::from), entry);
+            self.index.add(path, entry);
             self.changes += 1;
         }
     }
@@ -116,9 +115,8 @@ impl Entries {
 
     /// The groups of the files at and below a path are not waited for any longer.
     pub(super) fn hasten(&mut self, path: &Path) {
-        let mut groups: Vec<Arc<Path>> =
-            self.below(path).filter_map(|(_, entry)| self.index.group(entry).cloned()).collect();
-        groups.dedup();
+        let groups = self.below(path).filter_map(|(_, entry)| self.index.group(entry).cloned());
+        let groups: BTreeSet<Arc<step_pattern::Group>> = groups.collect();
         groups.iter().for_each(|group| self.index.hasten(group));
     }
 

@@ -1,4 +1,6 @@
-//! The files of a checkpoint that is a directory, which are archived and released together.
+//! The files of a checkpoint. Those of a directory are archived and released together. Files beside each other whose
+//! names have the same step only wait for those without which a run cannot go on, until the directory has two higher
+//! steps: a run that died left one at most.
 
 use std::collections::BTreeSet;
 
@@ -27,20 +29,26 @@ impl Ready {
     }
 }
 
-/// The files of a checkpoint that is a directory.
+/// The files of a checkpoint.
 #[derive(Debug)]
 pub(super) struct Group {
+    /// Else its files lie beside others.
+    is_directory: bool,
+    /// Its directory has so many higher steps that it waits for nothing any more.
+    pub(super) is_passed: bool,
     pub(super) ready: Ready,
     pub(super) members: usize,
-    /// Files that are not history yet.
-    pub(super) pending: usize,
+    /// Files that are not history yet, by sequence.
+    pub(super) pending: BTreeSet<u64>,
     /// Those of them without which a run cannot go on. They may be the last of their lineage because a crash cut the
     /// next checkpoint short: the run then goes on from this one, at any later time.
-    pub(super) essential: usize,
+    pub(super) essential: BTreeSet<u64>,
     /// Modification times of its files and of the newer files that made them history.
     pub(super) touched: BTreeSet<(i64, u64)>,
     /// The group is not waited for any more, unless something was modified after this time.
     pub(super) settled: i64,
+    /// A user wants it released, unless something was modified after this time.
+    pub(super) asked: i64,
     /// Its place among the heads of the index.
     pub(super) head: Option<(u8, Rank)>,
     pub(super) timer: Option<i64>,
@@ -49,14 +57,17 @@ pub(super) struct Group {
 
 impl Group {
     /// A group without members.
-    pub(super) fn new() -> Group {
+    pub(super) fn new(is_directory: bool) -> Group {
         Group {
+            is_directory,
+            is_passed: false,
             ready: Ready::default(),
             members: 0,
-            pending: 0,
-            essential: 0,
+            pending: BTreeSet::new(),
+            essential: BTreeSet::new(),
             touched: BTreeSet::new(),
             settled: i64::MIN,
+            asked: i64::MIN,
             head: None,
             timer: None,
             counted: 0,
@@ -67,7 +78,13 @@ impl Group {
         self.touched.last().map_or(i64::MIN, |(at, _)| *at)
     }
 
+    /// A file that keeps it closed.
+    pub(super) fn held_up_by(&self) -> Option<u64> {
+        self.essential.first().or_else(|| self.pending.first()).copied()
+    }
+
     pub(super) fn is_open(&self) -> bool {
-        self.pending == 0 || (self.essential == 0 && self.newest() <= self.settled)
+        let is_settled = || !self.is_directory || self.pending.is_empty() || self.newest() <= self.settled;
+        (self.essential.is_empty() && is_settled()) || self.is_passed || self.newest() <= self.asked
     }
 }

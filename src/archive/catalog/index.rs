@@ -7,7 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::store::step_pattern;
+
 use super::group::{Group, Ready};
+use super::grouping::group_of;
 use super::lineage::{Lineage, Rank};
 use super::member::{Claim, Member, Work};
 use super::{Entry, State};
@@ -25,8 +28,6 @@ pub(super) enum Next {
     Release(PathBuf),
 }
 
-/// The time of groups that wait without a limit.
-const NEVER: i64 = i64::MAX;
 /// Files that [`Index::next_step`] looks at for one that can be archived beside those that are being archived.
 const LOOK_AHEAD: usize = 64;
 
@@ -34,11 +35,11 @@ const LOOK_AHEAD: usize = 64;
 #[derive(Debug, Default)]
 pub(super) struct Index {
     /// How long a group waits for its files, in nanoseconds. 0: there are no groups.
-    settle_ns: i64,
+    pub(super) settle_ns: i64,
     /// By the entry's sequence.
     pub(super) members: HashMap<u64, Member>,
     lineages: HashMap<u64, Lineage>,
-    groups: HashMap<Arc<Path>, Group>,
+    pub(super) groups: BTreeMap<Arc<step_pattern::Group>, Group>,
     /// Files that can be sealed at once.
     pub(super) closed: BTreeSet<Rank>,
     /// Files that wait for each other, and until when.
@@ -52,15 +53,15 @@ pub(super) struct Index {
     /// Steps of files outside of groups.
     single: Ready,
     /// The first step of every open group: 1 a release, 2 an archiving.
-    heads: BTreeSet<(u8, Rank)>,
+    pub(super) heads: BTreeSet<(u8, Rank)>,
     /// When incomplete groups stop waiting.
-    timers: BTreeSet<(i64, Arc<Path>)>,
+    pub(super) timers: BTreeSet<(i64, Arc<step_pattern::Group>)>,
     /// Entries with a failure, and when each may be tried again.
     waiting: BTreeSet<(Instant, u64)>,
     /// Number of steps in open groups.
-    open: usize,
+    pub(super) open: usize,
     /// Number of files in groups that still wait.
-    settling: usize,
+    pub(super) settling: usize,
     /// Files that a thread takes a step of, by sequence: nobody else takes one of them. As many as there are threads.
     pub(super) claims: BTreeMap<u64, Claim>,
     /// A lineage lost its last state.
@@ -72,11 +73,11 @@ impl Index {
         Index { settle_ns, ..Index::default() }
     }
 
-    /// Enters an entry. `group`: the directory of its checkpoint.
-    pub(super) fn add(&mut self, path: &Path, group: Option<Arc<Path>>, entry: &Entry) {
+    /// Enters an entry.
+    pub(super) fn add(&mut self, path: &Path, entry: &Entry) {
         // A copy of an archived file loses nothing, whatever happens to the rest.
         let waits_for_nobody = matches!(&entry.state, State::Archived(sealed, _) if sealed.copy);
-        let mut member = Member::new(path, group.filter(|_| self.settle_ns > 0), entry);
+        let mut member = Member::new(path, step_pattern::Group::of(path).filter(|_| self.settle_ns > 0), entry);
         if waits_for_nobody {
             member.group = None;
         }
@@ -157,15 +158,15 @@ impl Index {
         let step = |count: &mut usize| if enter { *count += 1 } else { *count -= 1 };
         let ready = match &member.group {
             None => &mut self.single,
-            Some(directory) => {
-                let group = self.groups.entry(Arc::clone(directory)).or_insert_with(Group::new);
+            Some(key) => {
+                let group = group_of(&mut self.groups, key);
                 step(&mut group.members);
                 if member.counts {
                     if !member.history {
-                        step(&mut group.pending);
-                        if member.essential {
-                            step(&mut group.essential);
-                        }
+                        put(&mut group.pending, sequence, enter);
+                    }
+                    if !member.history && member.essential {
+                        put(&mut group.essential, sequence, enter);
                     }
                     put(&mut group.touched, (member.touched.max(member.since), sequence), enter);
                 }
@@ -179,8 +180,10 @@ impl Index {
             None => {}
         }
         self.offer(sequence, enter);
-        let group = self.members.get(&sequence).and_then(|member| member.group.clone());
-        group.iter().for_each(|group| self.refresh(group));
+        if let Some(key) = self.members.get(&sequence).and_then(|member| member.group.clone()) {
+            let is_new = enter && self.groups.get(&key).is_some_and(|group| group.members == 1);
+            self.changed(&key, is_new);
+        }
     }
 
     /// Enters a member where threads look for work, or takes it out; those that wait for a time, or that a thread works
@@ -190,7 +193,7 @@ impl Index {
         let Some(work) = member.queued() else { return };
         let ready = match &member.group {
             None => &mut self.single,
-            Some(directory) => &mut self.groups.entry(Arc::clone(directory)).or_insert_with(Group::new).ready,
+            Some(key) => &mut group_of(&mut self.groups, key).ready,
         };
         if self.claims.contains_key(&sequence) {
             match (work, enter) {
@@ -214,51 +217,6 @@ impl Index {
         }
     }
 
-    /// Puts a group where it belongs after a change.
-    pub(super) fn refresh(&mut self, directory: &Arc<Path>) {
-        let Some(group) = self.groups.get_mut(directory) else { return };
-        if let Some(head) = group.head.take() {
-            self.heads.remove(&head);
-        }
-        match group.timer.take() {
-            Some(due) => {
-                self.timers.remove(&(due, Arc::clone(directory)));
-                self.settling -= group.counted;
-            }
-            None => self.open -= group.counted,
-        }
-        group.counted = group.ready.queued;
-        if group.members == 0 {
-            self.groups.remove(directory);
-        } else if group.is_open() {
-            self.open += group.counted;
-            let archive = group.ready.archives.first().map(|rank| (2, rank.clone()));
-            group.head = archive.or_else(|| group.ready.next_release().map(|rank| (1, rank.clone())));
-            self.heads.extend(group.head.clone());
-        } else if group.counted > 0 {
-            let due = if group.essential > 0 { NEVER } else { group.newest().saturating_add(self.settle_ns) };
-            self.settling += group.counted;
-            group.timer = Some(due);
-            self.timers.insert((due, Arc::clone(directory)));
-        }
-    }
-
-    /// Opens groups whose time has passed.
-    pub(super) fn expire(&mut self, wall_ns: i64) {
-        let passed = |due: i64| due <= wall_ns && due < NEVER;
-        while let Some((_, directory)) = self.timers.first().filter(|(due, _)| passed(*due)).cloned() {
-            self.hasten(&directory);
-        }
-    }
-
-    /// Opens a group in its present state.
-    pub(super) fn hasten(&mut self, directory: &Arc<Path>) {
-        if let Some(group) = self.groups.get_mut(directory) {
-            group.settled = group.newest();
-            self.refresh(directory);
-        }
-    }
-
     /// An entry whose failed attempt may be repeated by now.
     pub(super) fn due(&self, now: Instant) -> Option<&PathBuf> {
         let (_, sequence) = self.waiting.first().filter(|(at, _)| *at <= now)?;
@@ -268,11 +226,6 @@ impl Index {
     /// When the next failed attempt may be repeated.
     pub(super) fn retry(&self) -> Option<Instant> {
         self.waiting.first().map(|(at, _)| *at)
-    }
-
-    /// When the next group is not waited for any longer; nanoseconds since 1970.
-    pub(super) fn settles(&self) -> Option<i64> {
-        self.timers.first().map(|(due, _)| *due).filter(|due| *due < NEVER)
     }
 
     /// The next file to seal.
@@ -335,31 +288,6 @@ impl Index {
 
     pub(super) fn path(&self, rank: &Rank) -> Option<PathBuf> {
         self.members.get(&rank.2).map(|member| member.path.clone())
-    }
-
-    /// The next file of an open group that can be released, if all that can be are archived.
-    pub(super) fn next_release(&self, directory: &Path) -> Option<PathBuf> {
-        let group = self.groups.get(directory).filter(|group| group.is_open())?;
-        self.path(group.ready.next_release()?)
-    }
-
-    /// The group of an entry.
-    pub(super) fn group(&self, entry: &Entry) -> Option<&Arc<Path>> {
-        self.members.get(&entry.sequence)?.group.as_ref()
-    }
-
-    /// Whether nothing in the file's group holds it back.
-    pub(super) fn is_open(&self, entry: &Entry) -> bool {
-        self.members.get(&entry.sequence).is_none_or(|member| self.is_free(member))
-    }
-
-    /// Whether the file's group waits for a newer state of this file.
-    pub(super) fn holds_up(&self, entry: &Entry) -> bool {
-        self.members.get(&entry.sequence).is_some_and(|member| member.counts && !member.history)
-    }
-
-    fn is_free(&self, member: &Member) -> bool {
-        member.group.as_ref().and_then(|directory| self.groups.get(directory)).is_none_or(Group::is_open)
     }
 
     /// The sealed and the archived states of a lineage.

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use crate::archive::lineage;
 use crate::hash::xxh3_64;
+use crate::store::step_pattern;
 
 use super::lineage::{Print, Rank, rank};
 use super::{Entry, State};
@@ -51,7 +52,7 @@ impl Kin {
 #[derive(Debug)]
 pub(super) struct Member {
     pub(super) path: PathBuf,
-    pub(super) group: Option<Arc<Path>>,
+    pub(super) group: Option<Arc<step_pattern::Group>>,
     pub(super) rank: Rank,
     /// See [`Entry`].
     pub(super) opened: u64,
@@ -79,7 +80,7 @@ pub(super) struct Member {
 }
 
 impl Member {
-    pub(super) fn new(path: &Path, group: Option<Arc<Path>>, entry: &Entry) -> Member {
+    pub(super) fn new(path: &Path, group: Option<step_pattern::Group>, entry: &Entry) -> Member {
         let given_up = entry.failed.as_ref().is_some_and(|failed| failed.retry.is_none());
         let able = !entry.busy && !given_up && entry.held.is_none();
         let (lineage, touched) = match &entry.state {
@@ -95,7 +96,7 @@ impl Member {
         );
         Member {
             path: path.to_path_buf(),
-            group,
+            group: group.map(Arc::new),
             rank: rank(entry),
             opened: entry.opened,
             version: entry.version,

@@ -1,6 +1,6 @@
 //! The index against a scan of all entries.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::time::Instant;
 
 use proptest::prelude::*;
@@ -13,8 +13,18 @@ use crate::store::step_pattern;
 
 /// Longer than any test, so that groups wait until they are told not to.
 const LONG: Duration = Duration::from_secs(1 << 31);
-const FILES: [&str; 8] =
-    ["checkpoint-1/a", "checkpoint-1/b", "checkpoint-2/a", "checkpoint-2/b", "checkpoint-3/a", "x_1", "x_2", "y"];
+const FILES: [&str; 10] = [
+    "checkpoint-1/a",
+    "checkpoint-1/b",
+    "checkpoint-2/a",
+    "checkpoint-2/b",
+    "checkpoint-3/a",
+    "x_1",
+    "x_2",
+    "x_3",
+    "z_1",
+    "y",
+];
 /// The lineage of files without which a run cannot go on.
 const ESSENTIAL: u64 = 2;
 const TARGETS: [&str; 6] = ["/mnt/checkpoint-1", "checkpoint-2", "/x/checkpoint-3", "/mnt/x_1", "x_2", ""];
@@ -198,16 +208,24 @@ impl Scan<'_> {
     }
 
     fn is_open(&self, path: &Path) -> bool {
-        let Some(group) = step_pattern::group(path).filter(|_| self.groups) else { return true };
+        let Some(group) = step_pattern::Group::of(path).filter(|_| self.groups) else { return true };
+        let waits = self.waits && group.steps.is_none();
+        let groups = self.catalog.entries().filter_map(|(path, _)| step_pattern::Group::of(path));
+        let higher: BTreeSet<_> =
+            groups.filter(|other| other.directory == group.directory && other.steps > group.steps).collect();
+        if group.steps.is_some() && higher.len() >= 2 {
+            return true;
+        }
         let is_essential = |entry: &Entry| match &entry.state {
             State::Sealed(sealed) | State::Archived(sealed, _) => sealed.essential,
             _ => false,
         };
-        let mut files = self.catalog.entries().filter(|(path, _)| step_pattern::group(path).as_ref() == Some(&group));
+        let mut files =
+            self.catalog.entries().filter(|(path, _)| step_pattern::Group::of(path).as_ref() == Some(&group));
         files.all(|(_, entry)| {
             let stays = matches!(entry.state, State::Resident(_) | State::Released(_));
             let counts = !stays && !Self::given_up(entry) && entry.held.is_none();
-            !counts || self.history(entry).is_some() || !self.waits && !is_essential(entry)
+            !counts || self.history(entry).is_some() || !waits && !is_essential(entry)
         })
     }
 
@@ -268,12 +286,12 @@ impl Scan<'_> {
     fn next(&self, now: Instant, seals: bool) -> Option<(u8, &Path, Option<&PathBuf>)> {
         let entry = |path: &Path| self.catalog.get(path).unwrap();
         let waits = |path: &Path| entry(path).failed.as_ref().is_some_and(|f| f.retry.is_some_and(|at| at > now));
-        let mut to_archive: HashMap<PathBuf, usize> = HashMap::new();
+        let mut to_archive: HashMap<step_pattern::Group, usize> = HashMap::new();
         let tasks = self.tasks();
         for (_, path, _) in tasks.iter().filter(|task| task.0 == 3 && (self.is_claimed(task.1) || !waits(task.1))) {
-            step_pattern::group(path).into_iter().for_each(|group| *to_archive.entry(group).or_default() += 1);
+            step_pattern::Group::of(path).into_iter().for_each(|group| *to_archive.entry(group).or_default() += 1);
         }
-        let in_group = |path: &Path| step_pattern::group(path).filter(|_| self.groups);
+        let in_group = |path: &Path| step_pattern::Group::of(path).filter(|_| self.groups);
         let first = |path: &Path| in_group(path).is_none_or(|group| !to_archive.contains_key(&group));
         let unsealed = self.waits_for_seals(waits);
         let tasks = tasks.into_iter().filter(|(urgency, path, _)| {

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import time
 
 import pytest
 import torch
@@ -28,11 +29,12 @@ class Checkpoints:
     def __init__(self, mount):
         self.mount, self.states, self.bytes = mount, walk(9, seed=5), {}
 
-    def save(self, step, optimizer=True):
+    def save(self, step, optimizer=True, model=True):
         directory = self.mount / f"checkpoint-{step}"
         directory.mkdir()
         state = next(self.states)
-        save_file(state["model"], directory / "model.safetensors")
+        if model:
+            save_file(state["model"], directory / "model.safetensors")
         (directory / "trainer_state.json").write_text('{"global_step": %d}' % step)
         if optimizer:
             torch.save(state["optimizer"], directory / "optimizer.pt")
@@ -100,9 +102,26 @@ def test_the_settle_time_passes_by_itself(mount):
     settle(mount, 2)
     saves = Checkpoints(mount)
     saves.save(10)
-    saves.save(20, optimizer=False)
-    wait_until(lambda: mount.released() == ["checkpoint-10/model.safetensors"], 20, "it is released")
+    saves.save(20, model=False)
+    wait_until(lambda: mount.released() == ["checkpoint-10/optimizer.pt"], 20, "it is released")
     assert mount.status()["settling"] == 0
+
+
+def test_no_settle_time_makes_the_last_state_with_an_optimizer_lossy(mount):
+    settle(mount, 1)
+    saves = Checkpoints(mount)
+    saves.save(10)
+    saves.save(20)
+    saves.note(20)
+    saves.save(30, optimizer=False)
+    mount.sync()
+    mount.require_released("checkpoint-10/model.safetensors", "checkpoint-10/optimizer.pt")
+    time.sleep(3)
+    mount.umount()
+    mount.mount()
+    mount.sync()
+    why = os.getxattr(mount / "checkpoint-20/model.safetensors", "user.stepfs.release").decode()
+    assert saves.exact(20) and why == "it waits until checkpoint-20/optimizer.pt of its checkpoint has a newer state"
 
 
 def test_release_by_hand_does_not_wait(mount):
@@ -126,39 +145,39 @@ def test_pins(both):
     names = save_walk(mount.dir, 2, seed=3)
     first = (mount / names[0]).read_bytes()
     # Before it could be released: otherwise the pin may come too late.
-    settle_names = save_walk(mount.dir, 1, seed=4, name="other_{:04d}.pt")
+    settle_names = save_walk(mount.dir, 1, seed=4, name="other_1{:03d}.pt")
     kept = (mount / settle_names[0]).read_bytes()
     run("pin", mount / settle_names[0])
     state = list(walk(3, seed=4))
     for n in (2, 3):
-        torch.save(state[n - 1], mount / f"other_{n:04d}.pt")
+        torch.save(state[n - 1], mount / f"other_1{n:03d}.pt")
     mount.sync()
-    assert (mount / "other_0001.pt").read_bytes() == kept
-    mount.require_released(names[0], "other_0002.pt")
-    assert mount.entry("other_0001.pt")["pinned"] and not mount.entry(names[0])["pinned"]
+    assert (mount / "other_1001.pt").read_bytes() == kept
+    mount.require_released(names[0], "other_1002.pt")
+    assert mount.entry("other_1001.pt")["pinned"] and not mount.entry(names[0])["pinned"]
     assert "pinned" in run("ls", mount.dir).stdout
-    pin = os.getxattr(mount / "other_0001.pt", "user.stepfs.pin")
-    assert pin == b"1" and "user.stepfs.pin" not in os.listxattr(mount / "other_0001.pt")
-    done = run("release", mount / "other_0001.pt", check=False)
+    pin = os.getxattr(mount / "other_1001.pt", "user.stepfs.pin")
+    assert pin == b"1" and "user.stepfs.pin" not in os.listxattr(mount / "other_1001.pt")
+    done = run("release", mount / "other_1001.pt", check=False)
     assert done.returncode == FAILURE and "pinned" in done.stderr
     # The pin survives a rename, a remount, a release and a recall; a copy does not get it.
-    shell("cp -a other_0001.pt copy.pt && mkdir d && mv other_0001.pt d/other_0001.pt", cwd=mount.dir)
+    shell("cp -a other_1001.pt copy.pt && mkdir d && mv other_1001.pt d/other_1001.pt", cwd=mount.dir)
     with pytest.raises(OSError):
         os.getxattr(mount / "copy.pt", "user.stepfs.pin")
     run("pin", mount / names[0])
     mount.remount()
-    assert mount.entry("d/other_0001.pt")["pinned"] and mount.entry(names[0])["pinned"]
+    assert mount.entry("d/other_1001.pt")["pinned"] and mount.entry(names[0])["pinned"]
     run("recall", mount / names[0])
     assert mount.entry(names[0])["pinned"] and mount.entry(names[0])["state"] != "released"
     run("unpin", mount / names[0])
     run("release", mount / names[0])
     assert first and mount.state(names[0]) == "released"
     # A directory's pin holds for everything below; the pin of a file is its own.
-    os.rename(mount / "d/other_0001.pt", mount / "other_0001.pt")
-    run("unpin", mount / "other_0001.pt")
-    assert run("unpin", mount / "other_0001.pt", check=False).returncode == FAILURE
+    os.rename(mount / "d/other_1001.pt", mount / "other_1001.pt")
+    run("unpin", mount / "other_1001.pt")
+    assert run("unpin", mount / "other_1001.pt", check=False).returncode == FAILURE
     mount.sync()
-    mount.require_released("other_0001.pt")
+    mount.require_released("other_1001.pt")
     os.mkdir(mount / "keep")
     os.setxattr(mount / "keep", "user.stepfs.pin", b"1")
     more = list(walk(2, seed=8))

@@ -1,0 +1,128 @@
+//! The index's groups: which files of a checkpoint wait for which, and for how long.
+
+use std::collections::BTreeMap;
+use std::ops::Bound::{Excluded, Unbounded};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::store::step_pattern;
+
+use super::Entry;
+use super::group::Group;
+use super::index::Index;
+use super::member::Member;
+
+/// A run that died left files of one step beyond its last whole checkpoint, not of two.
+const STEPS_TO_PASS: usize = 2;
+/// The time of groups that wait without a limit.
+const NEVER: i64 = i64::MAX;
+
+impl Index {
+    /// Puts a group where it belongs after a change of a file. If it is new or gone, it may have or have had two
+    /// others pass.
+    pub(super) fn changed(&mut self, key: &Arc<step_pattern::Group>, is_new: bool) {
+        self.refresh(key);
+        if key.steps.is_some() && (is_new || !self.groups.contains_key(key)) {
+            let before = self.groups.range::<step_pattern::Group, _>(..&**key).rev();
+            let before = before.take_while(|(other, _)| other.directory == key.directory).take(STEPS_TO_PASS);
+            let before: Vec<_> = before.map(|(other, _)| Arc::clone(other)).collect();
+            before.iter().for_each(|other| self.refresh(other));
+        }
+    }
+
+    /// Whether the directory of these files has so many higher steps that they wait for nothing any more.
+    fn is_passed(&self, key: &step_pattern::Group) -> bool {
+        let higher = self.groups.range::<step_pattern::Group, _>((Excluded(key), Unbounded));
+        let higher = higher.take_while(|(other, _)| other.directory == key.directory).take(STEPS_TO_PASS);
+        key.steps.is_some() && higher.count() == STEPS_TO_PASS
+    }
+
+    /// Puts a group where it belongs.
+    pub(super) fn refresh(&mut self, key: &Arc<step_pattern::Group>) {
+        let is_passed = self.is_passed(key);
+        let Some(group) = self.groups.get_mut(key) else { return };
+        group.is_passed = is_passed;
+        if let Some(head) = group.head.take() {
+            self.heads.remove(&head);
+        }
+        match group.timer.take() {
+            Some(due) => {
+                self.timers.remove(&(due, Arc::clone(key)));
+                self.settling -= group.counted;
+            }
+            None => self.open -= group.counted,
+        }
+        group.counted = group.ready.queued;
+        if group.members == 0 {
+            self.groups.remove(key);
+        } else if group.is_open() {
+            self.open += group.counted;
+            let archive = group.ready.archives.first().map(|rank| (2, rank.clone()));
+            group.head = archive.or_else(|| group.ready.next_release().map(|rank| (1, rank.clone())));
+            self.heads.extend(group.head.clone());
+        } else if group.counted > 0 {
+            let due = if group.essential.is_empty() { group.newest().saturating_add(self.settle_ns) } else { NEVER };
+            self.settling += group.counted;
+            group.timer = Some(due);
+            self.timers.insert((due, Arc::clone(key)));
+        }
+    }
+
+    /// Opens groups whose time has passed.
+    pub(super) fn expire(&mut self, wall_ns: i64) {
+        let passed = |due: i64| due <= wall_ns && due < NEVER;
+        while let Some((_, key)) = self.timers.first().filter(|(due, _)| passed(*due)).cloned() {
+            if let Some(group) = self.groups.get_mut(&key) {
+                group.settled = group.newest();
+            }
+            self.refresh(&key);
+        }
+    }
+
+    /// Opens a group in its present state: a user wants its files released.
+    pub(super) fn hasten(&mut self, key: &Arc<step_pattern::Group>) {
+        if let Some(group) = self.groups.get_mut(key) {
+            group.asked = group.newest();
+            self.refresh(key);
+        }
+    }
+
+    /// When the next group is not waited for any longer; nanoseconds since 1970.
+    pub(super) fn settles(&self) -> Option<i64> {
+        self.timers.first().map(|(due, _)| *due).filter(|due| *due < NEVER)
+    }
+
+    /// The next file of an open group that can be released, if all that can be are archived.
+    pub(super) fn next_release(&self, key: &step_pattern::Group) -> Option<PathBuf> {
+        let group = self.groups.get(key).filter(|group| group.is_open())?;
+        self.path(group.ready.next_release()?)
+    }
+
+    /// The group of an entry.
+    pub(super) fn group(&self, entry: &Entry) -> Option<&Arc<step_pattern::Group>> {
+        self.members.get(&entry.sequence)?.group.as_ref()
+    }
+
+    /// Whether nothing in the file's group holds it back.
+    pub(super) fn is_open(&self, entry: &Entry) -> bool {
+        self.members.get(&entry.sequence).is_none_or(|member| self.is_free(member))
+    }
+
+    /// The file without a newer state for whose sake the file's group waits.
+    pub(super) fn held_up_by(&self, entry: &Entry) -> Option<&PathBuf> {
+        let group = self.groups.get(self.group(entry)?).filter(|group| !group.is_open())?;
+        self.members.get(&group.held_up_by()?).map(|member| &member.path)
+    }
+
+    pub(super) fn is_free(&self, member: &Member) -> bool {
+        member.group.as_ref().and_then(|key| self.groups.get(key)).is_none_or(Group::is_open)
+    }
+}
+
+/// The group of this key, made if there is none.
+pub(super) fn group_of<'a>(
+    groups: &'a mut BTreeMap<Arc<step_pattern::Group>, Group>,
+    key: &Arc<step_pattern::Group>,
+) -> &'a mut Group {
+    groups.entry(Arc::clone(key)).or_insert_with(|| Group::new(key.steps.is_none()))
+}
