@@ -348,7 +348,7 @@ fn a_run_that_ended_holds_nothing_of_another_up() {
         }
         rest.settle();
         let is_released = |run, at| rest.stub(&name(run, at)).is_some();
-        assert_eq!(is_released("a", 2), at == 4, "step {at}: b's last state has the same step");
+        assert!(at < 2 || is_released("a", 2) == (at == 4), "step {at}: b's last state has the same step");
     }
     assert!(rest.stub(&name("a", 3)).is_some() && rest.stub(&name("b", 1)).is_some());
 }
