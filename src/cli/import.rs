@@ -1,22 +1,30 @@
 //! `stepfs import`
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
+use indicatif::ProgressBar;
 
 use crate::archive::{Archive, AtRest};
-use crate::store::{Store, import_file};
+use crate::hash::Sha256;
+use crate::store::object::Object;
+use crate::store::{Objects, Store, beneath, import_file};
 
+use super::files::{objects, read};
 use super::format::{name, progress};
+use super::listing::stub;
 use super::wait::wait_for;
 
 /// Copy files into a store that is not mounted, and archive them where possible.
 ///
 /// For a mounted store, `cp` into the mount does the same. Import a whole series at once: modification times decide
-/// which checkpoint is the newest and stays exact.
+/// which checkpoint is the newest and stays exact. After an interruption the same command goes on: it compares files that
+/// are already there, and copies the others.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// The store; created if missing.
@@ -46,14 +54,86 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     }
     let total = files.iter().filter_map(|(from, _)| fs::metadata(from).ok()).map(|m| m.len()).sum();
     let bar = progress(total, true);
-    for (from, to) in &files {
+    let missing = missing(&store, &files, &bar)?;
+    for (from, to) in &missing {
         bar.set_message(name(&to.display().to_string()));
         import_file(&store, from, to, |count| bar.inc(count))
             .with_context(|| format!("{} to {}", from.display(), to.display()))?;
     }
     bar.finish_and_clear();
+    if missing.len() < files.len() {
+        say!("{} copied, {} already there", missing.len(), files.len() - missing.len());
+    }
     archive(store)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The files that the store does not have yet, as after an interrupted import.
+///
+/// # Errors
+/// The store has another file by one of the names.
+fn missing(store: &Store, files: &[(PathBuf, PathBuf)], bar: &ProgressBar) -> Result<Vec<(PathBuf, PathBuf)>> {
+    let mut missing = Vec::new();
+    let mut known = None;
+    for (from, to) in files {
+        let found = match beneath::metadata(&store.tree(), to) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                missing.push((from.clone(), to.clone()));
+                continue;
+            }
+            found => found.with_context(|| format!("{}", to.display()))?,
+        };
+        bar.set_message(name(&to.display().to_string()));
+        let mut is_same = found.is_file() && found.len() == fs::metadata(from)?.len();
+        if is_same {
+            let known = match &mut known {
+                Some(known) => known,
+                none => none.insert(objects(store)?),
+            };
+            is_same = holds(store, known, to, from, bar)
+                .with_context(|| format!("cannot compare {} with {}", to.display(), from.display()))?;
+        }
+        if !is_same {
+            bail!(
+                "the store already has another {}, and nothing was copied from {}; import into another directory with \
+                 `--to DIR`, or remove it in a mount first",
+                to.display(),
+                from.display()
+            );
+        }
+    }
+    Ok(missing)
+}
+
+/// Whether the file at `to` in the store has the bytes of `from`, or was archived from them.
+fn holds(store: &Store, objects: &Objects, to: &Path, from: &Path, bar: &ProgressBar) -> Result<bool> {
+    let source = File::open(from)?;
+    let mut buf = vec![0; 1 << 20];
+    if let Some(stub) = stub(store, to)? {
+        let (mut hash, mut at) = (Sha256::new(), 0);
+        loop {
+            let count = source.read_at(&mut buf, at)?;
+            if count == 0 {
+                break;
+            }
+            hash.update(&buf[..count]);
+            at += count as u64;
+        }
+        if Object::open(&store.objects(), stub.object)?.header().original == hash.digest() {
+            bar.inc(at);
+            return Ok(true);
+        }
+    }
+    let mut is_same = true;
+    let compared = read(store, objects, to, &mut |offset, bytes| {
+        bar.inc(bytes.len() as u64);
+        buf.resize(bytes.len(), 0);
+        source.read_exact_at(&mut buf, offset)?;
+        is_same = buf == bytes;
+        // The first difference is enough.
+        if is_same { Ok(()) } else { Err(ErrorKind::InvalidData.into()) }
+    });
+    if is_same { compared.map(|()| true) } else { Ok(false) }
 }
 
 fn list(from: &Path, to: &Path, files: &mut Vec<(PathBuf, PathBuf)>) -> Result<()> {

@@ -1,0 +1,64 @@
+"""What a user meets whose `import` was interrupted."""
+
+import os
+import resource
+import signal
+import subprocess
+
+import pytest
+from harness import BIN, FAILURE, run, run_json
+from series import save_walk
+
+
+def run_with_little_room(*args):
+    """`stepfs ARGS...`, killed in the middle of the first file above 1 MiB."""
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+
+    done = subprocess.run([BIN, *map(str, args)], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, preexec_fn=limit)
+    assert done.returncode == -signal.SIGXFSZ, (done.returncode, done.stderr)
+
+
+def names_below(directory):
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
+
+
+@pytest.fixture
+def pair(plain):
+    """A small file and one that needs several writes."""
+    (plain / "small").write_bytes(os.urandom(1000))
+    (plain / "large").write_bytes(os.urandom(4 << 20))
+    return plain / "small", plain / "large"
+
+
+@pytest.mark.stepfs
+def test_a_killed_import_goes_on(plain, pair):
+    store = plain / "store"
+    run_with_little_room("import", store, *pair)
+    assert names_below(store / "tree") == ["small"], "no half file has a name"
+    assert "1 copied, 1 already there" in run("import", store, *pair).stdout
+    assert names_below(store / "tree") == ["large", "small"] and os.listdir(store / "tmp") == []
+    for path in pair:
+        assert run("cat", store, path.name, text=False).stdout == path.read_bytes()
+
+
+@pytest.mark.stepfs
+def test_an_import_knows_what_it_has_made_lossy(plain):
+    (plain / "in").mkdir()
+    names = save_walk(plain / "in", 4, seed=71)
+    run("import", plain / "store", plain / "in")
+    assert any(row["state"] == "released" and row["lossy"] != "0" for row in run_json("ls", "--json", plain / "store"))
+    assert f"0 copied, {len(names)} already there" in run("import", plain / "store", plain / "in").stdout
+
+
+@pytest.mark.stepfs
+def test_an_import_leaves_other_files_of_its_names(plain, pair):
+    small, large = pair
+    store = plain / "store"
+    run("import", store, large)
+    written = large.read_bytes()
+    large.write_bytes(written[:-1] + bytes([written[-1] ^ 1]))
+    done = run("import", store, small, large, check=False)
+    assert done.returncode == FAILURE and "another large" in done.stderr and "--to" in done.stderr, done.stderr
+    assert names_below(store / "tree") == ["large"], "nothing is copied before all names are looked at"
+    assert run("cat", store, "large", text=False).stdout == written
