@@ -1,5 +1,6 @@
 //! `stepfs export`
 
+use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -9,10 +10,11 @@ use indicatif::ProgressBar;
 
 use crate::archive::repair;
 use crate::store::durable::CrashPoint;
-use crate::store::{Objects, Store, export_file, write_beside};
+use crate::store::{Objects, Store, export_file, part_of, remove_part, write_beside};
 
 use super::files::{objects, read};
 use super::format::{name, progress};
+use super::interrupt::Temporary;
 use super::listing::{files, stub};
 use super::remote_url::bring;
 
@@ -58,14 +60,19 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         _ => args.dest.clone(),
     };
     let bar = progress(total, true);
-    for path in files.iter().filter(|path| !brought.missing.names.contains_key(*path)) {
-        let rest = path.strip_prefix(&from).unwrap_or(path);
-        let target = if rest.as_os_str().is_empty() { dest.clone() } else { dest.join(rest) };
+    let wanted = files.iter().filter(|path| !brought.missing.names.contains_key(*path));
+    let targets: Vec<(PathBuf, &PathBuf)> = wanted.map(|path| (target_of(&dest, &from, path), path)).collect();
+    // A file of the store may have the name of an unfinished copy: it stays.
+    let named: HashSet<&PathBuf> = targets.iter().map(|(target, _)| target).collect();
+    for (target, _) in targets.iter().filter(|(target, _)| !named.contains(&part_of(target))) {
+        remove_part(&store, target).with_context(|| format!("{}", target.display()))?;
+    }
+    for (target, path) in &targets {
         bar.set_message(name(&path.display().to_string()));
-        if !args.force && fs::symlink_metadata(&target).is_ok() {
+        if !args.force && fs::symlink_metadata(target).is_ok() {
             bail!("{} exists already; name another place, or replace it with --force", target.display());
         }
-        export(&store, &objects, path, &target, &bar)?;
+        export(&store, &objects, path, target, &bar)?;
     }
     bar.finish_and_clear();
     Ok(ExitCode::from(if is_incomplete { super::DAMAGED } else { 0 }))
@@ -79,6 +86,7 @@ fn salvage(store: &Store, args: &Args) -> Result<ExitCode> {
     if !args.force && fs::symlink_metadata(&args.dest).is_ok() {
         bail!("{} exists already; name another place, or replace it with --force", args.dest.display());
     }
+    let _part = Temporary::file(part_of(&args.dest))?;
     let salvaged = write_beside(store, &args.dest, |file| repair::salvage(store, stub.object, file))
         .with_context(|| format!("{} to {}", shown(), args.dest.display()))?;
     for (tensor, why) in &salvaged.lost {
@@ -88,7 +96,14 @@ fn salvage(store: &Store, args: &Args) -> Result<ExitCode> {
     Ok(if salvaged.lost.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(super::DAMAGED) })
 }
 
+/// Where a file at or below `from` in the tree goes.
+fn target_of(dest: &Path, from: &Path, path: &Path) -> PathBuf {
+    let rest = path.strip_prefix(from).unwrap_or(path);
+    if rest.as_os_str().is_empty() { dest.to_path_buf() } else { dest.join(rest) }
+}
+
 fn export(store: &Store, objects: &Objects, path: &Path, target: &Path, bar: &ProgressBar) -> Result<()> {
+    let _part = Temporary::file(part_of(target))?;
     export_file(store, path, target, |file| {
         read(store, objects, path, &mut |offset, bytes| {
             bar.inc(bytes.len() as u64);

@@ -21,6 +21,7 @@ mod format;
 mod gc;
 mod import;
 mod inspect;
+mod interrupt;
 mod listing;
 mod ls;
 mod manual;

@@ -1,6 +1,5 @@
 //! Commands on the URL of a remote: `ls`, `status`, `gc --node`, and a store for those that read files.
 
-use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -9,16 +8,13 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use serde::Serialize;
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
 
 use crate::remote::{self, Content, Missing, Place, Reader, View, Writer};
 use crate::store::Store;
 
 use super::format::{name, size, table};
+use super::interrupt::Temporary;
 
-/// How often to remove a directory that other threads write to.
-const REMOVALS: usize = 20;
 /// What stands in front of the store that a remote is copied into.
 const COPY: &str = "stepfs-remote-";
 
@@ -32,7 +28,7 @@ pub(super) struct Brought {
     pub(super) root: PathBuf,
     /// What could not be brought.
     pub(super) missing: Missing,
-    _copy: Option<tempfile::TempDir>,
+    _copy: Option<(tempfile::TempDir, Temporary)>,
 }
 
 impl Brought {
@@ -62,25 +58,13 @@ pub(super) fn bring(path: &Path, wanted: &Path) -> Result<Brought> {
     };
     let place = existing(url)?;
     let copy = tempfile::Builder::new().prefix(COPY).tempdir()?;
-    remove_if_interrupted(copy.path().to_path_buf())?;
+    // It may be large.
+    let temporary = Temporary::directory(copy.path().to_path_buf())?;
     let root = copy.path().join("store");
     let wanted = if wanted == Path::new(".") { Path::new("") } else { wanted };
     let from = remote::Origin { place: &place, name: (url, "copy"), watch: Arc::new(|_| true) };
     let missing = remote::copy(&from, Store::open(&root)?, wanted)?;
-    Ok(Brought { root, missing, _copy: Some(copy) })
-}
-
-/// Ends the process at Ctrl-C, and removes what it has brought: that may be large.
-fn remove_if_interrupted(copy: PathBuf) -> Result<()> {
-    let mut signals = Signals::new([SIGINT, SIGTERM])?;
-    std::thread::spawn(move || {
-        let Some(signal) = signals.forever().next() else { return };
-        // Other threads may add files meanwhile.
-        (0..REMOVALS).any(|_| fs::remove_dir_all(&copy).is_ok() || !copy.exists());
-        eprintln!("interrupted");
-        std::process::exit(128 + signal);
-    });
-    Ok(())
+    Ok(Brought { root, missing, _copy: Some((copy, temporary)) })
 }
 
 /// Opens a remote that must be there: a command that reads creates none.

@@ -42,5 +42,5 @@ pub use restores::{Lineage, Restores};
 pub use settings::{FORMAT, Newest, RemoteSettings, Settings, Wait};
 pub use store::Store;
 pub use stub::{MIN_RELEASE_BYTES, STUB_BYTES, Stub};
-pub use transfer::{export_file, import_file, write_beside};
+pub use transfer::{export_file, import_file, part_of, remove_part, write_beside};
 pub use walk::files_below;

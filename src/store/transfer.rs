@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::durable::{CrashPoint, DeviceFile, parent};
 use super::{Store, Stub, beneath, copy_attributes, copy_but_owner};
@@ -99,10 +99,8 @@ pub fn write_beside<T, E: From<io::Error>>(
     const WRITTEN: CrashPoint = CrashPoint::ExportWritten;
     let io = store.io();
     io.make_dirs(parent(target), 0o777, WRITTEN)?;
-    let mut name = target.file_name().unwrap_or_default().to_os_string();
-    name.push(".stepfs-export");
-    let part = parent(target).join(name);
-    io.remove(&part, WRITTEN)?;
+    remove_part(store, target)?;
+    let part = part_of(target);
     let copy = || -> Result<T, E> {
         let file = io.create(&part, WRITTEN)?;
         let written = write(&file)?;
@@ -113,4 +111,25 @@ pub fn write_beside<T, E: From<io::Error>>(
     copy().inspect_err(|_| {
         let _ = io.remove(&part, WRITTEN);
     })
+}
+
+/// The unfinished copy beside `target` while [`export_file`] or [`write_beside`] writes it.
+pub fn part_of(target: &Path) -> PathBuf {
+    let mut name = target.file_name().unwrap_or_default().to_os_string();
+    name.push(".stepfs-export");
+    parent(target).join(name)
+}
+
+/// Removes the unfinished copy that a killed export left beside `target`.
+///
+/// # Errors
+/// Something of that name is no regular file, so no export made it; device errors.
+pub fn remove_part(store: &Store, target: &Path) -> io::Result<()> {
+    let part = part_of(target);
+    match fs::symlink_metadata(&part) {
+        Ok(found) if found.is_file() => store.io().remove(&part, CrashPoint::ExportWritten),
+        Ok(_) => Err(io::Error::new(io::ErrorKind::AlreadyExists, format!("{} is in the way", part.display()))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
 }

@@ -1,4 +1,4 @@
-"""What a user meets whose `import` was interrupted."""
+"""What a user meets whose `import` or `export` was interrupted."""
 
 import os
 import resource
@@ -6,7 +6,7 @@ import signal
 import subprocess
 
 import pytest
-from harness import BIN, FAILURE, run, run_json
+from harness import BIN, FAILURE, run, run_json, wait_until
 from series import save_walk
 
 
@@ -62,3 +62,35 @@ def test_an_import_leaves_other_files_of_its_names(plain, pair):
     assert done.returncode == FAILURE and "another large" in done.stderr and "--to" in done.stderr, done.stderr
     assert names_below(store / "tree") == ["large"], "nothing is copied before all names are looked at"
     assert run("cat", store, "large", text=False).stdout == written
+
+
+@pytest.mark.stepfs
+def test_the_next_export_removes_what_a_killed_one_left(plain, pair):
+    store, out = plain / "store", plain / "out"
+    run("import", store, *pair)
+    run_with_little_room("export", store, ".", out)
+    assert "large.stepfs-export" in os.listdir(out) and "large" not in os.listdir(out)
+    (out / "large").write_bytes(b"mine")
+    assert run("export", store, ".", out, check=False).returncode == FAILURE
+    assert names_below(out) == ["large"] and (out / "large").read_bytes() == b"mine"
+    (out / "large.stepfs-export").mkdir()
+    done = run("export", store, ".", out, "--force", check=False)
+    assert done.returncode == FAILURE and "large.stepfs-export is in the way" in done.stderr
+    (out / "large.stepfs-export").rmdir()
+    run("export", store, ".", out, "--force")
+    assert names_below(out) == ["large", "small"]
+
+
+@pytest.mark.stepfs
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_export_leaves_nothing(plain, pair, how):
+    store, out = plain / "store", plain / "out"
+    run("import", store, *pair)
+    # Sparse: it takes a while to copy, and no room before.
+    with open(store / "tree/huge", "wb") as file:
+        file.truncate(1 << 30)
+    child = subprocess.Popen([BIN, "export", store, "huge", out], stderr=subprocess.PIPE, text=True)
+    wait_until((plain / "out.stepfs-export").exists, 20, "the export begins")
+    child.send_signal(how)
+    assert "interrupted" in child.communicate(timeout=60)[1] and child.returncode == 128 + how
+    assert not out.exists() and not (plain / "out.stepfs-export").exists()
