@@ -14,21 +14,21 @@ use super::remote_url::bring;
 /// Write a file of a store to standard output, without a mount.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// The store, or the URL of a remote.
+    /// The store, a directory in a mount, or the URL of a remote.
     store: PathBuf,
-    /// Path inside it.
+    /// Path relative to it.
     path: PathBuf,
 }
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     super::log_to_stderr("warn");
     let brought = bring(&args.store, &args.path)?;
-    if let Some(why) = brought.missing.names.get(&args.path) {
+    if let Some(why) = brought.missing.names.get(&brought.path) {
         bail!("{}: {why}", args.path.display());
     }
     let store = Store::look(&brought.root)?;
     let mut out = std::io::stdout().lock();
-    read(&store, &objects(&store)?, &args.path, &mut |_, bytes| out.write_all(bytes))?;
+    read(&store, &objects(&store)?, &brought.path, &mut |_, bytes| out.write_all(bytes))?;
     out.flush()?;
     // A node that cannot be read may have a newer file of this name.
     let is_incomplete = brought.tell_missing();

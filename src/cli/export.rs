@@ -27,9 +27,9 @@ use super::remote_url::bring;
 stepfs export ~/ckpts.store run/step_100.pt /tmp     one file\n  \
 stepfs export s3://bucket/run-7 run /data/run        a directory of a remote, on any machine")]
 pub(super) struct Args {
-    /// The store, or the URL of a remote.
+    /// The store, a directory in a mount, or the URL of a remote.
     store: PathBuf,
-    /// Path inside it; `.` for everything.
+    /// Path relative to it; `.` for everything.
     path: PathBuf,
     /// Destination; inside an existing directory the file keeps its name.
     dest: PathBuf,
@@ -48,10 +48,10 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     let is_incomplete = brought.tell_missing();
     let store = Store::look(&brought.root)?;
     if args.salvage {
-        return salvage(&store, &args);
+        return salvage(&store, &brought.path, &args);
     }
     let objects = objects(&store)?;
-    let from = if args.path == Path::new(".") { PathBuf::new() } else { args.path.clone() };
+    let from = brought.path.clone();
     let files = files(&store, &from)?;
     let total =
         files.iter().filter_map(|path| fs::symlink_metadata(store.tree().join(path)).ok()).map(|m| m.len()).sum();
@@ -79,10 +79,9 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
 }
 
 /// Writes the readable tensors of a damaged file.
-fn salvage(store: &Store, args: &Args) -> Result<ExitCode> {
+fn salvage(store: &Store, path: &Path, args: &Args) -> Result<ExitCode> {
     let shown = || args.path.display().to_string();
-    let stub =
-        stub(store, &args.path)?.with_context(|| format!("{} is not released: copy the file itself", shown()))?;
+    let stub = stub(store, path)?.with_context(|| format!("{} is not released: copy the file itself", shown()))?;
     if !args.force && fs::symlink_metadata(&args.dest).is_ok() {
         bail!("{} exists already; name another place, or replace it with --force", args.dest.display());
     }

@@ -18,6 +18,7 @@ use crate::store::{Objects, Store, beneath, import_file};
 use super::files::{objects, read};
 use super::format::{name, progress};
 use super::listing::stub;
+use super::target::Target;
 use super::wait::wait_for;
 
 /// Copy files into a store that is not mounted, and archive them where possible.
@@ -42,6 +43,13 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     let to = args.to.unwrap_or_default();
     if to.components().any(|part| !matches!(part, std::path::Component::Normal(_))) {
         bail!("--to {}: name a directory inside the store, without `..`", to.display());
+    }
+    if let Some(target) = Target::through_mount(&args.store)? {
+        bail!(
+            "{} is in a mount of {}; copy the files there with `cp -a`",
+            args.store.display(),
+            target.store.display()
+        );
     }
     let store = Store::open(&args.store)?;
     let mut files = Vec::new();

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
 use crate::remote::{self, Content, Missing, Place, Reader, View, Writer};
@@ -14,6 +14,7 @@ use crate::store::Store;
 
 use super::format::{name, size, table};
 use super::interrupt::Temporary;
+use super::target::Target;
 
 /// What stands in front of the store that a remote is copied into.
 const COPY: &str = "stepfs-remote-";
@@ -26,6 +27,8 @@ pub(super) fn url_of(path: &Path) -> Option<&str> {
 /// A store for a command that reads files. A remote's is removed at the end.
 pub(super) struct Brought {
     pub(super) root: PathBuf,
+    /// The wanted path in its tree.
+    pub(super) path: PathBuf,
     /// What could not be brought.
     pub(super) missing: Missing,
     _copy: Option<(tempfile::TempDir, Temporary)>,
@@ -34,7 +37,7 @@ pub(super) struct Brought {
 impl Brought {
     /// A store, and what could not be brought into it.
     pub(super) fn of(root: PathBuf, missing: Missing) -> Brought {
-        Brought { root, missing, _copy: None }
+        Brought { root, path: PathBuf::new(), missing, _copy: None }
     }
 
     /// Says what could not be brought; answers whether something could not.
@@ -50,21 +53,37 @@ fn tell(Missing { names, nodes, .. }: &Missing) -> bool {
     !names.is_empty() || !nodes.is_empty()
 }
 
-/// The store of `path`. For a URL: a new one in the directory for temporary files, with the names of the remote and the
-/// objects of those at and below `wanted`.
+/// The store of `path`, which may be in a mount; `wanted` is relative to `path`. For a URL: a new store in the directory
+/// for temporary files, with the names of the remote and the objects of those at and below `wanted`.
 pub(super) fn bring(path: &Path, wanted: &Path) -> Result<Brought> {
     let Some(url) = url_of(path) else {
-        return Ok(Brought::of(path.to_path_buf(), Missing::default()));
+        let target = match Target::through_mount(path)? {
+            Some(target) => target,
+            None => Target { store: path.to_path_buf(), mount: None, path: PathBuf::new() },
+        };
+        let wanted = inside(&target, path, wanted)?;
+        return Ok(Brought { path: wanted, ..Brought::of(target.store, Missing::default()) });
     };
     let place = existing(url)?;
     let copy = tempfile::Builder::new().prefix(COPY).tempdir()?;
     // It may be large.
     let temporary = Temporary::directory(copy.path().to_path_buf())?;
     let root = copy.path().join("store");
-    let wanted = if wanted == Path::new(".") { Path::new("") } else { wanted };
+    let wanted = inside(&Target { store: root.clone(), mount: None, path: PathBuf::new() }, path, wanted)?;
     let from = remote::Origin { place: &place, name: (url, "copy"), watch: Arc::new(|_| true) };
-    let missing = remote::copy(&from, Store::open(&root)?, wanted)?;
-    Ok(Brought { root, missing, _copy: Some((copy, temporary)) })
+    let missing = remote::copy(&from, Store::open(&root)?, &wanted)?;
+    Ok(Brought { root, path: wanted, missing, _copy: Some((copy, temporary)) })
+}
+
+/// The path in the tree that a name means, below the place that the user named.
+fn inside(target: &Target, place: &Path, name: &Path) -> Result<PathBuf> {
+    target.inside(name).with_context(|| {
+        format!(
+            "{} is not inside {}; paths are relative to it, without a leading `/`: `stepfs ls {1}` shows them",
+            name.display(),
+            place.display()
+        )
+    })
 }
 
 /// Opens a remote that must be there: a command that reads creates none.

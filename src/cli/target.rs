@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::ffi::OsStringExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
@@ -35,6 +35,37 @@ impl Target {
         })?;
         let path = absolute.strip_prefix(&mount).unwrap_or(&absolute).to_path_buf();
         Ok(Target { store: PathBuf::from(std::ffi::OsString::from_vec(store)), mount: Some(mount), path })
+    }
+
+    /// The place of `path` if it leads into a mount; `None` for a store, and for what does not exist.
+    pub(super) fn through_mount(path: &Path) -> Result<Option<Target>> {
+        match fs::canonicalize(path) {
+            Ok(absolute) if !absolute.join("stepfs.toml").is_file() && mount_of(&absolute).is_some() => {
+                Target::of(path).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Maps a name from the user to a path in the tree, or `None` if it lies outside. An absolute name is a path in the
+    /// mount or in the store's tree. Any other name is relative to this place.
+    pub(super) fn inside(&self, name: &Path) -> Option<PathBuf> {
+        let below = match name.is_absolute() {
+            true => {
+                let roots = self.mount.iter().cloned().chain([self.store.join("tree")]);
+                roots.into_iter().find_map(|root| Some(name.strip_prefix(root).ok()?.to_path_buf()))?
+            }
+            false => self.path.join(name),
+        };
+        let mut path = PathBuf::new();
+        for part in below.components() {
+            match part {
+                Component::Normal(name) => path.push(name),
+                Component::ParentDir if !path.pop() => return None,
+                _ => {}
+            }
+        }
+        Some(path)
     }
 
     /// The place of `path`, which must be in a mount, for actions that need the daemon. Also returns the mount's root.
@@ -104,4 +135,22 @@ fn unescape(text: &[u8]) -> Vec<u8> {
         }
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_looked_for_in_the_tree() {
+        let target = |path: &str| Target { store: "/s".into(), mount: Some("/mnt".into()), path: path.into() };
+        let inside = |path: &str, name: &str| target(path).inside(Path::new(name));
+        assert_eq!(inside("", "run/a.pt"), Some("run/a.pt".into()));
+        assert_eq!(inside("run", "./a.pt"), Some("run/a.pt".into()));
+        assert_eq!(inside("run", "../b/a.pt"), Some("b/a.pt".into()));
+        assert_eq!(inside("run", "/mnt/a.pt"), Some("a.pt".into()));
+        assert_eq!(inside("run", "/s/tree/a.pt"), Some("a.pt".into()));
+        assert_eq!(inside("run", "/elsewhere/a.pt"), None);
+        assert_eq!(inside("", "../a.pt"), None);
+    }
 }

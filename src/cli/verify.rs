@@ -27,8 +27,8 @@ use super::remote_url::{bring, url_of};
 #[command(after_help = "Exit codes: 0 no damage left, 1 failed, 3 damage left. With --against: 0 every file has the \
 manifest's hash, or was archived from such bytes, 1 failed, 3 a file differs, is missing or is damaged.")]
 pub(super) struct Args {
-    /// The store, or the URL of a remote. With --against also a mount, or a directory in a mount that the manifest's
-    /// names are relative to.
+    /// The store, a mount, or the URL of a remote. With --against also a directory in a mount that the manifest's names
+    /// are relative to.
     store: PathBuf,
     /// Compare the files in this manifest (of `sha256sum`, also with --tag; `-` is standard input).
     #[arg(long, value_name = "MANIFEST", conflicts_with = "repair")]
@@ -62,6 +62,13 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         bail!("a remote is repaired by its nodes; name a store");
     }
     let brought = bring(&args.store, Path::new(""))?;
+    if !brought.path.as_os_str().is_empty() {
+        bail!(
+            "{} is a path in a mount; stepfs verifies whole stores: `stepfs verify {}`",
+            args.store.display(),
+            brought.root.display()
+        );
+    }
     let is_incomplete = brought.tell_missing();
     let bar = progress(0, true);
     let show = |step: Progress| match step {

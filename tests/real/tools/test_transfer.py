@@ -1,4 +1,4 @@
-"""What a user meets whose `import` or `export` was interrupted."""
+"""`import`, `export`, `cat` and `verify`: what a user meets who is interrupted, or names another place than a store."""
 
 import os
 import resource
@@ -94,3 +94,33 @@ def test_an_interrupted_export_leaves_nothing(plain, pair, how):
     child.send_signal(how)
     assert "interrupted" in child.communicate(timeout=60)[1] and child.returncode == 128 + how
     assert not out.exists() and not (plain / "out.stepfs-export").exists()
+
+
+@pytest.mark.stepfs
+def test_a_mount_stands_for_its_store(mount, plain):
+    os.mkdir(mount / "run")
+    names = save_walk(mount / "run", 3, seed=72)
+    mount.sync()
+    bytes_of = {name: (mount / "run" / name).read_bytes() for name in names}
+    for place, path in [(mount.dir, f"run/{names[0]}"), (mount.dir / "run", names[0]), (mount.dir, mount / "run" / names[0])]:
+        assert run("cat", place, path, text=False).stdout == bytes_of[names[0]]
+        run("export", place, path, plain / "one", "--force")
+        assert (plain / "one").read_bytes() == bytes_of[names[0]]
+    run("export", mount.dir / "run", ".", plain / "all")
+    assert {path.name: path.read_bytes() for path in (plain / "all").iterdir()} == bytes_of
+    assert run_json("verify", mount.dir, "--json")["files"] == 3
+    done = run("verify", mount.dir / "run", check=False)
+    assert done.returncode == FAILURE and f"stepfs verify {mount.store}" in done.stderr, done.stderr
+    done = run("import", mount.dir / "run", plain / "one", check=False)
+    assert done.returncode == FAILURE and "cp -a" in done.stderr and not (mount / "run/stepfs.toml").exists(), done.stderr
+
+
+@pytest.mark.stepfs
+def test_paths_outside_of_a_store_are_explained(plain, pair):
+    store = plain / "store"
+    run("import", store, *pair)
+    for path in ["/small", "../small"]:
+        for command in (["export", store, path, plain / "out"], ["cat", store, path]):
+            done = run(*command, check=False)
+            assert done.returncode == FAILURE and f"{path} is not inside" in done.stderr and f"stepfs ls {store}" in done.stderr, done.stderr
+    assert run("cat", store, "./small", text=False).stdout == pair[0].read_bytes()
