@@ -5,9 +5,10 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 
-use crate::store::PIN;
+use crate::store::{PIN, files_below};
 
-use super::target::Target;
+use super::format::name;
+use super::target::{Target, attribute};
 
 /// Keep files, or all files below directories, exactly as they are.
 ///
@@ -35,9 +36,25 @@ pub(super) struct UnpinArgs {
 pub(super) fn pin(args: PinArgs) -> Result<ExitCode> {
     for path in &args.paths {
         let (target, mount) = Target::in_mount(path)?;
-        xattr::set(mount.join(target.path), PIN, b"1").map_err(words).with_context(|| format!("{}", path.display()))?;
+        xattr::set(mount.join(&target.path), PIN, b"1")
+            .map_err(words)
+            .with_context(|| format!("{}", path.display()))?;
+        tell_lossy(path, &mount, &target.path);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Says if what was just pinned is lossy already: the pin does not bring the written bytes back.
+fn tell_lossy(shown: &Path, mount: &Path, path: &Path) {
+    let files = files_below(mount, path).unwrap_or_default();
+    let is_lossy = |file: &PathBuf| attribute(&mount.join(file), "lossy").is_ok_and(|word| word.starts_with(b"1"));
+    let stays = "lossy already: the pin keeps it as it is, and no retention policy removes it";
+    let shown = name(&shown.display().to_string());
+    match files.iter().filter(|file| is_lossy(file)).count() {
+        0 => {}
+        _ if files == [path] => eprintln!("stepfs: {shown} is {stays}"),
+        count => eprintln!("stepfs: {count} of {} files in {shown}: {stays}", files.len()),
+    }
 }
 
 pub(super) fn unpin(args: UnpinArgs) -> Result<ExitCode> {

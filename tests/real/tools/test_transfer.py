@@ -124,3 +124,15 @@ def test_paths_outside_of_a_store_are_explained(plain, pair):
             done = run(*command, check=False)
             assert done.returncode == FAILURE and f"{path} is not inside" in done.stderr and f"stepfs ls {store}" in done.stderr, done.stderr
     assert run("cat", store, "./small", text=False).stdout == pair[0].read_bytes()
+
+
+@pytest.mark.stepfs
+def test_pin_says_what_is_lossy_already(mount):
+    os.mkdir(mount / "run")
+    names = save_walk(mount / "run", 4, seed=73)
+    mount.sync()
+    mount.require_released(*(f"run/{name}" for name in names[:-1]))
+    done = run("pin", mount / "run" / names[0])
+    assert "is lossy already" in done.stderr and "retention" in done.stderr
+    assert run("pin", mount / "run" / names[-1]).stderr == ""
+    assert f"3 of 4 files in {mount / 'run'}" in run("pin", mount / "run").stderr
