@@ -14,6 +14,7 @@ mod against;
 mod buffers;
 mod cat;
 mod compare;
+mod created;
 mod doctor;
 mod export;
 mod files;

@@ -12,14 +12,17 @@ use anyhow::{Context, Result, bail};
 
 use crate::archive::Archive;
 use crate::fs::{MountOptions, clear_dead_mount, is_served, serve_with};
-use crate::store::{Error, Profile, Store};
+use crate::store::{DAEMON_LOG, Error, Profile, Store};
 
+use super::created::Created;
 use super::format::parse_size;
 use super::mount_options::Options;
 use super::{notify, remote};
 
 /// A daemon's log above this size is truncated at the next mount.
 const LOG_BYTES: u64 = 16 << 20;
+/// Lines of its log that say why a daemon ended: a panic takes some three.
+const LAST_LINES: usize = 5;
 /// The daemon's message to the command that started it, once it serves.
 const READY: &str = "ready";
 /// How long to wait for the daemon of a mount that was just unmounted. It finishes its current step first.
@@ -86,11 +89,13 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     });
     let mounting = Mounting { store: args.store, dir: args.dir, options };
     clear_dead_mount(&mounting.dir).with_context(|| format!("{}", mounting.dir.display()))?;
-    fs::create_dir_all(&mounting.dir).with_context(|| format!("{}", mounting.dir.display()))?;
-    match (args.foreground, args.child) {
+    let created = Created::before(&mounting.store, &mounting.dir);
+    let made = fs::create_dir_all(&mounting.dir).with_context(|| format!("{}", mounting.dir.display()));
+    let done = made.and_then(|()| match (args.foreground, args.child) {
         (false, false) => start(&mounting).map(|()| ExitCode::SUCCESS),
         (_, child) => daemon(&mounting, child),
-    }
+    });
+    done.inspect_err(|_| created.remove())
 }
 
 /// Starts the daemon and waits until it serves or reports an error.
@@ -101,7 +106,7 @@ pub(super) fn start(mounting: &Mounting) -> Result<()> {
     let Mounting { store, dir, options } = mounting;
     // Open and close the store and its remote first: their errors appear here, and the log gets a directory.
     remote::connect(&open(mounting)?, dir)?;
-    let log = options.log.clone().unwrap_or_else(|| store.join("daemon.log"));
+    let log = options.log.clone().unwrap_or_else(|| store.join(DAEMON_LOG));
     // In a store that another user made, the default log may be a link to any file. A log that the user names may be a
     // link.
     let flags = if options.log.is_none() { libc::O_NOFOLLOW | libc::O_NONBLOCK } else { 0 };
@@ -144,9 +149,17 @@ pub(super) fn start(mounting: &Mounting) -> Result<()> {
     }
     let status = child.wait()?;
     match said.trim() {
-        "" => bail!("the daemon ended ({status}); see its log {}", log.display()),
+        "" => bail!("the daemon ended ({status}); the end of its log:\n{}", end_of(&log)),
         said => bail!("{said}"),
     }
+}
+
+/// The last lines of a log. The log itself goes with a store that was made for this mount.
+fn end_of(log: &Path) -> String {
+    let text = fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(LAST_LINES)..].join("\n")
 }
 
 /// Serves the mount until it is unmounted.

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::store::Store;
 
+use super::created::Created;
 use super::format;
 use super::mount::{self, Mounting};
 use super::mount_options::Options;
@@ -121,7 +122,9 @@ fn mount(args: &Args, options: Options) -> Result<()> {
     if args.fake {
         return Ok(());
     }
-    mount::start(&Mounting { store: args.store.clone(), dir: args.dir.clone(), options })
+    let created = Created::before(&args.store, &args.dir);
+    let mounting = Mounting { store: args.store.clone(), dir: args.dir.clone(), options };
+    mount::start(&mounting).inspect_err(|_| created.remove())
 }
 
 #[cfg(test)]

@@ -10,8 +10,8 @@ use anyhow::{Result, bail};
 
 use crate::compare::open_aside;
 use crate::remote::{self as far, Origin, Step};
-use crate::store::Store;
 use crate::store::object::path_of;
+use crate::store::{DAEMON_LOG, Store};
 
 use super::format::{name, progress};
 use super::listing::{files, stub};
@@ -110,7 +110,7 @@ fn through(mount: &Path, wanted: &Path) -> Result<ExitCode> {
         };
         if let Err(error) = read() {
             failed = true;
-            let log = store.root().join("daemon.log");
+            let log = store.root().join(DAEMON_LOG);
             eprintln!("{}: {error}; {} says why", name(&path.display().to_string()), log.display());
         }
     }

@@ -40,7 +40,7 @@ pub use release::{Committed, Prepared, StubNote, copy_attributes, copy_but_owner
 pub use replace::{replace_stub, sync_replaced};
 pub use restores::{Lineage, Restores};
 pub use settings::{FORMAT, Newest, RemoteSettings, Settings, Wait};
-pub use store::Store;
+pub use store::{DAEMON_LOG, Store};
 pub use stub::{MIN_RELEASE_BYTES, STUB_BYTES, Stub};
 pub use transfer::{export_file, import_file, part_of, remove_part, write_beside};
 pub use walk::files_below;

@@ -16,11 +16,16 @@ const DIRECTORIES: [&str; 4] = ["tree", "objects", "tmp", "cache"];
 const SETTINGS: &str = "stepfs.toml";
 const SETTINGS_STEPS: (CrashPoint, CrashPoint) = (CrashPoint::SettingsWritten, CrashPoint::SettingsInPlace);
 const LOCK: &str = "lock";
+/// The files of a store that was never used. The settings go first: without them the rest is no store.
+const OWN_FILES: [&str; 3] = [SETTINGS, DAEMON_LOG, LOCK];
 /// Larger than any real settings; a larger file is not read into memory.
 const MAX_SETTINGS_BYTES: u64 = 1 << 20;
 /// After a daemon is told to end, or is killed, its lock lasts a moment longer. A child that it was just starting also
 /// holds the lock until it executes its program.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+
+/// The log of the daemon that serves a store.
+pub const DAEMON_LOG: &str = "daemon.log";
 
 /// One store. [`Store::open`] holds its lock for this process; [`Store::look`] does not.
 #[derive(Debug)]
@@ -106,6 +111,28 @@ impl Store {
         let settings = read_settings(&root)?;
         DIRECTORIES.iter().try_for_each(|name| real_directory(&root.join(name)))?;
         Ok(Store { root, settings, io: Io::disk(), witness: None, _lock: None })
+    }
+
+    /// Removes a store without files and objects. One that holds anything stays.
+    ///
+    /// # Errors
+    /// Device errors. The next open then creates what is missing.
+    pub fn remove_if_empty(self) -> io::Result<()> {
+        const UNMADE: CrashPoint = CrashPoint::StoreMade;
+        for entry in fs::read_dir(&self.root)? {
+            let name = entry?.file_name();
+            let is_directory = DIRECTORIES.iter().any(|directory| name == **directory);
+            if is_directory && fs::read_dir(self.root.join(&name))?.next().is_some()
+                || !is_directory && !OWN_FILES.iter().any(|own| name == **own)
+            {
+                return Ok(());
+            }
+        }
+        let device = self.io.device();
+        // Only empty directories can go, so what came meanwhile stays. Without the settings it is no store any more.
+        DIRECTORIES.iter().try_for_each(|name| device.remove_dir(&self.root.join(name), UNMADE))?;
+        OWN_FILES.iter().try_for_each(|name| self.io.remove(&self.root.join(name), UNMADE))?;
+        device.remove_dir(&self.root, UNMADE)
     }
 
     /// True if a process has the store open for writing.

@@ -22,7 +22,7 @@ macro_rules! points {
 }
 
 points! {
-    /// If we die here, then there is a directory without `stepfs.toml`, and the next attempt completes it.
+    /// If we die here, then the store lacks `stepfs.toml` or a directory, and the next attempt completes it.
     StoreMade,
     /// If we die here, then the settings are unchanged, and the next change overwrites `stepfs.toml.new`.
     SettingsWritten,

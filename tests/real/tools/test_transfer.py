@@ -136,3 +136,23 @@ def test_pin_says_what_is_lossy_already(mount):
     assert "is lossy already" in done.stderr and "retention" in done.stderr
     assert run("pin", mount / "run" / names[-1]).stderr == ""
     assert f"3 of 4 files in {mount / 'run'}" in run("pin", mount / "run").stderr
+
+
+@pytest.mark.stepfs
+def test_a_mount_that_fails_leaves_nothing(plain):
+    done = run("mount", plain / "store", plain / "a/b", "--remote", "nonsense://x", check=False)
+    assert done.returncode == FAILURE and os.listdir(plain) == [], (done.stderr, names_below(plain))
+    # Below its own mount point: only the daemon finds that out.
+    done = run("mount", plain / "a" / "store", plain / "a", check=False)
+    assert done.returncode == FAILURE and os.listdir(plain) == [], (done.stderr, names_below(plain))
+
+
+@pytest.mark.stepfs
+def test_a_mount_that_fails_leaves_what_was_there(plain, pair):
+    (plain / "a").mkdir()
+    run("import", plain / "used", pair[0])
+    (plain / "empty").mkdir()
+    for store in ("used", "empty"):
+        done = run("mount", plain / store, plain / "a/b", "--remote", "nonsense://x", check=False)
+        assert done.returncode == FAILURE and os.listdir(plain / "a") == []
+    assert (plain / "used/tree/small").read_bytes() == pair[0].read_bytes() and (plain / "empty").is_dir()
