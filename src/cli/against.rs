@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::hash::Sha256;
 use crate::store::object::Object;
-use crate::store::{Objects, Store, beneath};
+use crate::store::{Objects, Store, beneath, name_bytes};
 
 use super::files::{is_only_on_remote, objects, read};
 use super::format::{name, progress};
@@ -62,6 +62,9 @@ impl Verdict {
 struct Row {
     /// As written in the manifest.
     name: String,
+    /// In hexadecimal, if it is not UTF-8.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name_bytes: Option<String>,
     verdict: Verdict,
     /// Set if the file is damaged or cannot be compared.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -104,7 +107,7 @@ pub(super) fn run(manifest: &Path, place: &Path, json: bool) -> Result<ExitCode>
             Err(error) => (Verdict::Damaged, Some(format!("{error:#}"))),
         };
         *report.counts.entry(verdict).or_default() += 1;
-        report.files.push(Row { name: shown, verdict, why });
+        report.files.push(Row { name: shown, name_bytes: name_bytes(&line.name), verdict, why });
         bar.inc(1);
     }
     bar.finish_and_clear();

@@ -1,5 +1,6 @@
 //! `stepfs gc`
 
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use serde::Serialize;
 use crate::archive::{Archive, AtRest, Condition, GcReport, Queue, Removed, best_at_rest, policy};
 use crate::store::object::path_of;
 use crate::store::retention::Verdict;
-use crate::store::{Error, Store};
+use crate::store::{Error, Store, name_bytes};
 
 use super::format::{name, size, table};
 use super::listing::stub;
@@ -58,6 +59,11 @@ pub(super) struct Args {
 #[derive(Serialize)]
 struct Line {
     path: String,
+    /// In hexadecimal, if it is not UTF-8.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path_bytes: Option<String>,
+    #[serde(skip)]
+    at: PathBuf,
     /// `remove` or `keep`.
     verdict: &'static str,
     why: String,
@@ -140,6 +146,8 @@ fn planned(target: &Target) -> Result<Report> {
         };
         checkpoints.push(Line {
             path: unit.path.to_string_lossy().into_owned(),
+            path_bytes: name_bytes(&unit.path),
+            at: unit.path,
             verdict,
             why,
             bytes: unit.bytes,
@@ -195,7 +203,7 @@ fn mounted(target: &Target, mount: &Path) -> Result<Report> {
     let after = of_mount(mount)?;
     // Keep the planned checkpoints that are gone now. The daemon's log gives the reason for each.
     let tree = Store::look(&target.store)?.tree();
-    report.checkpoints.retain(|line| line.verdict == "remove" && !exists(&tree, &line.path));
+    report.checkpoints.retain(|line| line.verdict == "remove" && !exists(&tree, &line.at));
     report.dry_run = false;
     report.failed = done.failed;
     (report.stored_before, report.stored_after) = (Some(before.stored_bytes), Some(after.stored_bytes));
@@ -203,14 +211,16 @@ fn mounted(target: &Target, mount: &Path) -> Result<Report> {
 }
 
 /// True if something exists at a path inside the tree. For sharded files: if any shard exists.
-fn exists(tree: &Path, path: &str) -> bool {
+fn exists(tree: &Path, path: &Path) -> bool {
     let shown = tree.join(path);
-    let Some((head, tail)) = path.rsplit('/').next().and_then(|name| name.split_once('*')) else {
+    let name = path.file_name().unwrap_or_default().as_bytes();
+    let Some(star) = name.iter().position(|byte| *byte == b'*') else {
         return std::fs::symlink_metadata(shown).is_ok();
     };
+    let (head, tail) = (&name[..star], &name[star + 1..]);
     let entries = shown.parent().and_then(|directory| std::fs::read_dir(directory).ok());
-    let shard = |name: &str| name.starts_with(head) && name.ends_with(tail);
-    entries.into_iter().flatten().flatten().any(|entry| shard(&entry.file_name().to_string_lossy()))
+    let shard = |name: &[u8]| name.starts_with(head) && name.ends_with(tail);
+    entries.into_iter().flatten().flatten().any(|entry| shard(entry.file_name().as_bytes()))
 }
 
 /// Applies the policy to an unmounted store.
@@ -244,6 +254,8 @@ fn at_rest(target: &Target) -> Result<Report> {
 fn line(removed: Removed, rules: &[crate::store::retention::Rule]) -> Line {
     Line {
         path: removed.path.to_string_lossy().into_owned(),
+        path_bytes: name_bytes(&removed.path),
+        at: removed.path,
         verdict: "remove",
         why: removed.why,
         bytes: removed.bytes,

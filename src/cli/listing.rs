@@ -12,7 +12,9 @@ use crate::archive::lossy_words;
 use crate::compare::natural;
 use crate::hash::hex;
 use crate::store::object::{Id, Object};
-use crate::store::{MAX_CHAIN, STUB_BYTES, Store, Stub, beneath, files_below, is_of_remote, is_pinned, recalled_from};
+use crate::store::{
+    MAX_CHAIN, STUB_BYTES, Store, Stub, beneath, files_below, is_of_remote, is_pinned, name_bytes, recalled_from,
+};
 
 use super::target::{Target, attribute};
 
@@ -21,6 +23,9 @@ use super::target::{Target, attribute};
 pub(super) struct Entry {
     /// Path inside the mount.
     pub(super) path: String,
+    /// In hexadecimal, if it is not UTF-8.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) path_bytes: Option<String>,
     /// `staged`, `sealed`, `archived`, `released`, or `remote` if only the remote has its object.
     pub(super) state: String,
     /// True if the file, or a directory above it, is pinned.
@@ -129,6 +134,7 @@ fn entry(store: &Store, parents: &mut Parents, target: &Target, path: &Path) -> 
     };
     let mut entry = Entry {
         path: path.to_string_lossy().into_owned(),
+        path_bytes: name_bytes(path),
         state: "sealed".into(),
         pinned: is_pinned(&store.tree(), path)?,
         logical_bytes: metadata.len(),

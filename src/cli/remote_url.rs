@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
 use crate::remote::{self, Content, Missing, Place, Reader, View, Writer};
-use crate::store::Store;
+use crate::store::{Store, name_bytes};
 
 use super::format::{name, size, table};
 use super::interrupt::Temporary;
@@ -108,6 +108,9 @@ pub(super) fn view_of(place: &dyn Place) -> Result<View> {
 #[derive(Serialize)]
 struct Line<'a> {
     path: String,
+    /// In hexadecimal, if it is not UTF-8.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path_bytes: Option<String>,
     logical_bytes: u64,
     /// Of its own object, or of its bytes in the journal.
     stored_bytes: u64,
@@ -132,6 +135,7 @@ pub(super) fn list(url: &str, json: bool) -> Result<ExitCode> {
             };
             Line {
                 path: path.to_string_lossy().into_owned(),
+                path_bytes: name_bytes(path),
                 logical_bytes: shown.len,
                 stored_bytes: if owner.is_some() { chain.last().map_or(0, |last| last.len) } else { shown.len },
                 node: stamp.node,

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::archive::repair::{self, Progress, Report};
 use crate::remote::Missing;
-use crate::store::{Error, Store};
+use crate::store::{Error, Store, name_bytes};
 
 use super::against;
 use super::format::{name, progress, size};
@@ -48,7 +48,10 @@ struct Shown<'a> {
     /// `--repair` was given.
     repair: bool,
     /// Names of the remote that cannot be brought, each with the reason.
-    missing: &'a BTreeMap<PathBuf, String>,
+    missing: BTreeMap<String, &'a str>,
+    /// Those of them that are not UTF-8, in hexadecimal.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    missing_bytes: BTreeMap<String, &'a str>,
     /// Parts of nodes that cannot be read.
     unread_nodes: &'a [String],
 }
@@ -104,7 +107,13 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
 
 fn print(report: &Report, args: &Args, Missing { names, nodes, .. }: &Missing) -> Result<()> {
     if args.json {
-        let shown = Shown { report, repair: args.repair, missing: names, unread_nodes: nodes };
+        let shown = Shown {
+            report,
+            repair: args.repair,
+            missing: names.iter().map(|(path, why)| (path.to_string_lossy().into_owned(), why.as_str())).collect(),
+            missing_bytes: names.iter().filter_map(|(path, why)| Some((name_bytes(path)?, why.as_str()))).collect(),
+            unread_nodes: nodes,
+        };
         say!("{}", serde_json::to_string_pretty(&shown)?);
         return Ok(());
     }

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::store::names_bytes;
+
 use super::series::Scale;
 use super::values::Size;
 use super::{Codec, Series};
@@ -18,6 +20,9 @@ pub(super) const SKELETON: &str = "skeleton";
 pub struct Report {
     /// The files, oldest first.
     pub files: Vec<String>,
+    /// All of them in hexadecimal, if one is not UTF-8.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub files_bytes: Vec<String>,
     /// Parameters of the newest.
     pub parameters: u64,
     /// Root mean square of the parameters, over all files.
@@ -160,6 +165,7 @@ impl Report {
     pub(super) fn new(series: &Series, scale: &Scale, codecs: Vec<Kept>) -> Report {
         Report {
             files: series.states.iter().map(|state| state.path.to_string_lossy().into_owned()).collect(),
+            files_bytes: names_bytes(series.states.iter().map(|state| state.path.as_path())),
             parameters: series.states.last().map_or(0, |state| series.parameters(state)),
             weights_rms: scale.weights.rms(),
             update_rms: scale.update.rms(),

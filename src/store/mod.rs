@@ -9,6 +9,7 @@ pub(crate) mod bytes;
 pub mod durable;
 mod error;
 mod marks;
+mod name_bytes;
 pub mod object;
 mod objects;
 mod parallel;
@@ -32,6 +33,7 @@ pub use marks::{
     PIN, PLAIN, PROFILE, RECALLED, REMOTE, has_pin, is_of_remote, is_pinned, is_recalled, mark_recalled, profile_mark,
     recalled_from,
 };
+pub use name_bytes::{name_bytes, names_bytes};
 pub use object::Id;
 pub use objects::{Elsewhere, Hold, MAX_CHAIN, Merge, Objects};
 pub use parallel::{in_parallel, side_by_side};

@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::recall::{Chain, ReadError, check_hash};
 use crate::store::durable::Io;
 use crate::store::object::{Object, path_of};
-use crate::store::{Id, MIN_RELEASE_BYTES, Objects, Restores, Store, Stub, files_below, is_of_remote};
+use crate::store::{Id, MIN_RELEASE_BYTES, Objects, Restores, Store, Stub, files_below, is_of_remote, names_bytes};
 
 use super::damaged_object::{Found, find, open_plain};
 use super::stubs;
@@ -20,6 +20,9 @@ use super::stubs;
 pub struct Damaged {
     /// Files that cannot be read for it; empty when only other objects need it.
     pub paths: Vec<String>,
+    /// All of them in hexadecimal, if one is not UTF-8.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub paths_bytes: Vec<String>,
     /// The object that is damaged or missing.
     pub object: Option<String>,
     /// The tensor in it, if it is one.
@@ -35,8 +38,16 @@ pub struct Damaged {
 
 impl Damaged {
     /// Of an object, or nothing in particular.
-    pub(super) fn new(paths: Vec<String>, object: Option<Id>, error: String) -> Damaged {
-        Damaged { paths, object: object.map(|id| id.to_string()), tensor: None, error, remedy: None, of: object }
+    pub(super) fn new(paths: &[PathBuf], object: Option<Id>, error: String) -> Damaged {
+        Damaged {
+            paths: paths.iter().map(|path| path.display().to_string()).collect(),
+            paths_bytes: names_bytes(paths.iter().map(PathBuf::as_path)),
+            object: object.map(|id| id.to_string()),
+            tensor: None,
+            error,
+            remedy: None,
+            of: object,
+        }
     }
 
     /// The object that its files name.
@@ -191,8 +202,7 @@ pub(super) fn examine(
             Err(error) => error.to_string(),
             Ok(_) => continue,
         };
-        let paths = paths.iter().map(|path| path.display().to_string()).collect();
-        found.damaged.push(Damaged::new(paths, Some(id), error));
+        found.damaged.push(Damaged::new(&paths, Some(id), error));
         found.culprits.insert(id);
         found.suspects.objects.insert(id);
     }
@@ -215,7 +225,7 @@ pub(super) fn examine(
     if let Err(error) = Restores::load(store) {
         found.restores = error.kind() == io::ErrorKind::InvalidData;
         let error = format!("restores: {error}");
-        found.damaged.push(Damaged::new(Vec::new(), None, error));
+        found.damaged.push(Damaged::new(&[], None, error));
     }
     Ok(found)
 }
@@ -225,16 +235,15 @@ fn all_of_remote(store: &Store, paths: &[PathBuf]) -> bool {
 }
 
 fn of_file(path: &Path, error: String) -> Damaged {
-    Damaged::new(vec![path.display().to_string()], None, error)
+    Damaged::new(&[path.to_path_buf()], None, error)
 }
 
 fn of_object(paths: Vec<PathBuf>, id: Id, error: &io::Error) -> Damaged {
-    let paths = paths.iter().map(|path| path.display().to_string()).collect();
     let (object, tensor, error) = match error.get_ref().and_then(|inner| inner.downcast_ref::<ReadError>()) {
         Some(error) => (error.object, error.tensor.clone(), error.source.to_string()),
         None => (id, None, error.to_string()),
     };
-    Damaged { object: Some(object.to_string()), tensor, ..Damaged::new(paths, Some(id), error) }
+    Damaged { object: Some(object.to_string()), tensor, ..Damaged::new(&paths, Some(id), error) }
 }
 
 /// Loads all objects, and lists those that cannot be read: no object at all, or one with another id than its name.

@@ -172,7 +172,7 @@ impl<'a> Round<'a> {
             }
             let object = Some(id.to_string());
             if !found.damaged.iter().any(|damage| damage.object == object) {
-                found.damaged.push(Damaged::new(Vec::new(), Some(id), error));
+                found.damaged.push(Damaged::new(&[], Some(id), error));
             }
             found.culprits.insert(id);
             found.suspects.objects.insert(id);

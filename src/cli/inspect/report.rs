@@ -9,14 +9,16 @@ use serde::Serialize;
 use crate::cli::target::{Target, attribute};
 use crate::compare::open_aside;
 use crate::container::{Kind, METADATA, Model, Tensor, describe_at, is_of_chunks};
-use crate::store::Store;
 use crate::store::object::Object;
+use crate::store::{Store, name_bytes};
 
 use super::kept::Kept;
 
 #[derive(Serialize)]
 pub(super) struct Report {
     pub path: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path_bytes: Option<String>,
     pub container: &'static str,
     pub note: Option<String>,
     /// In a mount: the reason if the file stays as written.
@@ -79,6 +81,7 @@ fn of_file(path: &Path) -> Result<Report> {
     kept.add(object.as_ref(), &HashSet::new());
     Ok(Report {
         path: path.display().to_string(),
+        path_bytes: name_bytes(path),
         container: description.kind.name(),
         note: description.note.clone(),
         why: word(path, "why"),
@@ -113,6 +116,7 @@ fn of_model(path: &Path) -> Result<Report> {
     }
     Ok(Report {
         path: path.display().to_string(),
+        path_bytes: name_bytes(path),
         container: Kind::Dcp.name(),
         note: Some(match gone {
             0 => format!("whole, from {} files", files.len()),

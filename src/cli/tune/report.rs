@@ -7,7 +7,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use crate::compare::Trial;
-use crate::store::Profile;
+use crate::store::{Profile, names_bytes};
 
 use super::super::format::{name, percent, size};
 
@@ -50,6 +50,9 @@ pub(super) struct Report {
 #[derive(Serialize)]
 struct Json<'a> {
     files: Vec<String>,
+    /// All of them in hexadecimal, if one is not UTF-8.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    files_bytes: Vec<String>,
     file_bytes: u64,
     eval: &'a Option<String>,
     exact_score: Option<f64>,
@@ -86,6 +89,7 @@ impl Report {
         let (own, theirs, chosen) = (profile(self.best(true)), profile(self.best(false)), profile(self.chosen()));
         let json = Json {
             files: files.iter().map(|file| file.to_string_lossy().into_owned()).collect(),
+            files_bytes: names_bytes(files.iter().map(PathBuf::as_path)),
             file_bytes: self.file_bytes,
             eval: &self.eval,
             exact_score: self.exact_score,

@@ -156,3 +156,22 @@ def test_a_mount_that_fails_leaves_what_was_there(plain, pair):
         done = run("mount", plain / store, plain / "a/b", "--remote", "nonsense://x", check=False)
         assert done.returncode == FAILURE and os.listdir(plain / "a") == []
     assert (plain / "used/tree/small").read_bytes() == pair[0].read_bytes() and (plain / "empty").is_dir()
+
+
+@pytest.mark.stepfs
+def test_json_tells_names_apart_that_are_not_text(plain):
+    (plain / "in").mkdir()
+    odd = [b"a\xff.pt", b"a\xfe.pt"]
+    for name in odd:
+        with open(os.fsencode(plain / "in") + b"/" + name, "wb") as file:
+            file.write(name)
+    run("import", plain / "store", plain / "in")
+    rows = run_json("ls", plain / "store", "--json")
+    assert {bytes.fromhex(row["path_bytes"]) for row in rows} == {b"in/" + name for name in odd}
+    manifest = subprocess.run(["sha256sum", *odd], cwd=plain / "in", capture_output=True, check=True).stdout
+    (plain / "manifest").write_bytes(manifest)
+    mount_of_all = run_json("verify", plain / "store", "--against", plain / "manifest", "--json", check=False)
+    assert {bytes.fromhex(row["name_bytes"]) for row in mount_of_all["files"]} == set(odd)
+    (plain / "plain.bin").write_bytes(b"x")
+    run("import", plain / "store", plain / "plain.bin")
+    assert ["path_bytes" in row for row in run_json("ls", plain / "store", "--json")].count(False) == 1
