@@ -214,6 +214,9 @@ def test_a_daemon_that_is_killed_while_it_pushes_repeats_nothing_whole(remote, n
 def test_what_cannot_work_is_refused_in_words(remote, nodes):
     base = make_base()
     try:
+        # A store that a failed mount has made would go again.
+        run("mount", base / "store", base / "mnt")
+        run("umount", base / "mnt")
         for url, words in [("ftp://x/y", "s3://BUCKET/PREFIX"), ("s3://bucket", "s3://BUCKET/PREFIX"),
                            ("s3://key:secret@bucket/x", "AWS_"), (f"file://{base}/store/remote", "in one another")]:
             done = run("mount", base / "store", base / "mnt", "--remote", url, check=False)
