@@ -95,8 +95,9 @@ impl Archive {
             }
             let recent = wall_ns().saturating_sub(sealed.modified_ns) < PATIENCE_NS;
             if catalog.has_newer(path, sealed) {
-                // A state that is no history, or that is open, may wait for ever.
-                return Ok(if catalog.is_to_be_archived(path) { Ahead::Later } else { Ahead::Whole });
+                // A state that is no history, that is open, or whose checkpoint waits, may wait for ever.
+                let is_soon = catalog.is_to_be_archived(path) && catalog.held_up_by(path).is_none();
+                return Ok(if is_soon { Ahead::Later } else { Ahead::Whole });
             }
             if recent && catalog.is_behind_another(path, sealed) {
                 return Ok(Ahead::Later);

@@ -26,7 +26,7 @@ use crate::store::{Id, Objects, step_pattern};
 
 pub(super) use claims::{Closed, Step, Task};
 use entries::Entries;
-pub(super) use entry::{Entry, Failed, Held, Sealed, State, modified_ns};
+pub(super) use entry::{Entry, Failed, Held, Part, Sealed, State, modified_ns};
 use lineage::{Lineage, Print, Rank, rank};
 use named::Named;
 pub(super) use named::{Says, is_torch, is_trainer_state, may_speak};

@@ -11,6 +11,8 @@ use crate::container::{Description, Kind, Role, Tensor};
 use crate::hash::Xxh3;
 use crate::store::step_pattern;
 
+use super::catalog::Part;
+
 /// Tensors smaller than this many elements do not count: they come and go with schedulers and counters.
 const SIGNATURE_ELEMENTS: u64 = 1024;
 
@@ -80,11 +82,15 @@ pub(super) fn lineage(path: &Path, description: &Description) -> u64 {
     hash.digest()
 }
 
-/// Whether a run cannot go on without the file, if it is part of a checkpoint: it holds an optimizer's state, or is one
-/// of several shards.
-pub(super) fn is_essential(path: &Path, description: &Description) -> bool {
-    let name = path.file_name().unwrap_or_default();
-    !optimizer_state(description).is_empty() || step_pattern::shard(name.as_encoded_bytes()).is_some()
+/// What a run that goes on needs of the file.
+pub(super) fn part(description: &Description) -> Part {
+    let has_weights = large(description).iter().any(|(tensor, _)| tensor.role.group() == Role::Weight);
+    match (has_weights, !optimizer_state(description).is_empty()) {
+        _ if description.kind == Kind::Dcp => Part::Part,
+        (true, true) => Part::Whole,
+        (false, false) => Part::Other,
+        _ => Part::Part,
+    }
 }
 
 /// The kinds of an optimizer's state among the tensors that count. None in a distributed checkpoint, whose tensors have

@@ -263,7 +263,8 @@ impl Archive {
                 // plan.
                 let pinned = is_pinned(&tree, &member.path)?;
                 let catalog = self.catalog();
-                let best = catalog.named_best_by(&member.path).is_some();
+                // Something unread may name it.
+                let best = catalog.may_learn() || catalog.named_best_by(&member.path).is_some();
                 Ok(!pinned && !best && catalog.get(&member.path).map(|entry| entry.version) == version)
             };
             match namespace.remove(&member.path, member.file, &mut still)? {

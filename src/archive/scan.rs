@@ -15,7 +15,7 @@ use crate::store::{MIN_RELEASE_BYTES, Objects, STUB_BYTES, Store, Stub, beneath,
 use super::FileId;
 use super::best::{self, Word};
 use super::catalog::{Catalog, Says, Sealed, State, modified_ns};
-use super::lineage::{is_essential, lineage, signature};
+use super::lineage::{lineage, part, signature};
 use super::resident::ResidentReason;
 
 /// Opaque bytes that neither byte planes nor zstd's fastest level bring below this share of themselves stay as they are.
@@ -162,7 +162,7 @@ pub(super) fn examine(
         sample: xxh3_64(&fingerprint::read(&InOrder::new(file, &description))?),
         signature: signature(&description),
         lineage: lineage(path, &description),
-        essential: is_essential(path, &description),
+        part: part(&description),
         copy: false,
     };
     Ok(Examined { state: State::Sealed(Arc::new(sealed)), words, says, is_opaque })

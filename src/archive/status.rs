@@ -44,7 +44,7 @@ pub struct Status {
     pub memory: MemoryStatus,
     /// Steps that can be taken now or will be tried again.
     pub queued: u64,
-    /// Files that wait for the rest of their checkpoint, at most for the time set in `stepfs.toml`.
+    /// Files that wait for the rest of their checkpoint.
     #[serde(default)]
     pub settling: u64,
     /// Files that wait for a handle to be closed.

@@ -17,6 +17,66 @@ const PLACE_WORDS: [&str; 27] = [
     "rank", "shard", "part", "of", "mp", "pp", "tp", "dp", "ep_rank", "worker", "node", "gpu", "replica", "expert",
     "layer", "stage", "process", "seed", "fold", "run", "job", "zero", "client", "member", "device", "host", "cuda",
 ];
+/// Of these, the words before the number of a process or a part: all of them write one state together.
+const RANK_WORDS: [&str; 16] = [
+    "rank", "shard", "part", "mp", "pp", "tp", "dp", "worker", "node", "gpu", "stage", "process", "expert", "device",
+    "host", "cuda",
+];
+/// Words before a result that a name shows beside the step.
+const RESULT_WORDS: [&str; 29] = [
+    "loss",
+    "acc",
+    "accuracy",
+    "score",
+    "metric",
+    "val",
+    "valid",
+    "test",
+    "auc",
+    "ap",
+    "map",
+    "iou",
+    "miou",
+    "dice",
+    "psnr",
+    "ssim",
+    "ppl",
+    "perplexity",
+    "bleu",
+    "wer",
+    "cer",
+    "mse",
+    "mae",
+    "rmse",
+    "fid",
+    "kl",
+    "error",
+    "reward",
+    "return",
+];
+/// Words before a setting of the run.
+const SETTING_WORDS: [&str; 20] = [
+    "lr",
+    "wd",
+    "decay",
+    "rate",
+    "lambda",
+    "alpha",
+    "beta",
+    "gamma",
+    "eps",
+    "dropout",
+    "tau",
+    "temp",
+    "temperature",
+    "momentum",
+    "sigma",
+    "noise",
+    "scale",
+    "ratio",
+    "clip",
+    "dim",
+];
 /// Words that count training alone, and name a rank beside another such word: `tp0_pp1_ep3` is an expert-parallel rank.
 const EITHER: [&str; 2] = ["ep", "cp"];
 /// Stands between the index of a shard and the number of shards.
@@ -61,20 +121,42 @@ pub fn steps(path: &Path) -> Vec<u64> {
 pub struct Group {
     /// The directory that holds them.
     pub directory: PathBuf,
-    /// The numbers that count training in their own names, if the directory holds other checkpoints beside them.
+    /// If the directory holds other checkpoints beside them: the numbers that count training in their own names.
     pub steps: Option<Vec<u64>>,
+    /// If each of them is a whole state, or a rank's part of one: their name without its step and rank.
+    pub name: Option<String>,
 }
 
 impl Group {
-    /// The group of a file. Files that no number counts have none.
-    pub fn of(path: &Path) -> Option<Group> {
-        match group(path) {
-            Some(directory) => Some(Group { directory, steps: None }),
-            None => {
-                let steps = Some(steps(path)).filter(|steps| !steps.is_empty())?;
-                Some(Group { directory: path.parent()?.to_path_buf(), steps: Some(steps) })
-            }
+    /// The group of a file. Files that no number counts have none. `is_whole`: a run can go on from the file alone, or
+    /// from it and those of other ranks.
+    pub fn of(path: &Path, is_whole: bool) -> Option<Group> {
+        if let Some(directory) = group(path) {
+            return Some(Group { directory, steps: None, name: None });
         }
+        let own = fold(path.file_name()?.as_bytes());
+        let numbers = numbers(&own);
+        let counts = |number: &&Number<'_>| number.varies && STEP_WORDS.contains(&number.word);
+        let value = |number: &Number<'_>| own[number.start..number.end].parse().unwrap_or(u64::MAX);
+        let steps = match numbers.iter().any(|number| counts(&number)) {
+            true => numbers.iter().filter(counts).map(value).collect(),
+            false => steps(path),
+        };
+        let is_fraction = |number: &Number<'_>| own[..number.start].ends_with('.');
+        let is_left_out = |number: &&Number<'_>| {
+            number.varies || RANK_WORDS.contains(&number.word) || number.word.is_empty() && !is_fraction(number)
+        };
+        let name = is_whole.then(|| {
+            let (mut name, mut done) = (String::new(), 0);
+            for number in numbers.iter().filter(is_left_out) {
+                name.push_str(&own[done..number.start]);
+                name.push('#');
+                done = number.end;
+            }
+            name + &own[done..]
+        });
+        let directory = path.parent()?.to_path_buf();
+        Some(steps).filter(|steps| !steps.is_empty()).map(|steps| Group { directory, steps: Some(steps), name })
     }
 }
 
@@ -82,7 +164,8 @@ impl Group {
 pub fn group(path: &Path) -> Option<PathBuf> {
     let folded: Vec<String> = components(path).map(fold).collect();
     let step = varying(&folded).filter(|step| step + 1 < folded.len())?;
-    Some(path.iter().take(step + 1).collect())
+    let outermost = (0..=step).find(|at| varies_with(&folded, *at, step)).unwrap_or(step);
+    Some(path.iter().take(outermost + 1).collect())
 }
 
 /// True if the last name of a path shows by itself that its number counts training: `checkpoint-10`, `global_step5` or
@@ -125,16 +208,17 @@ fn fold(name: &[u8]) -> String {
 /// Reads the numbers of the component that `varying` chooses.
 fn counted(path: &Path, varying: impl Fn(&[String]) -> Option<usize>) -> Counted {
     let names: Vec<&[u8]> = components(path).collect();
-    let folded: Vec<String> = names.iter().map(|name| fold(name)).collect();
-    let varies = varying(&folded);
+    let folded_names: Vec<String> = names.iter().map(|name| fold(name)).collect();
+    let varies = varying(&folded_names);
     let mut series = Vec::with_capacity(path.as_os_str().len());
     let mut counts: Vec<(&str, u64)> = Vec::new();
-    for (at, (name, folded)) in names.iter().zip(&folded).enumerate() {
+    for (at, (name, folded)) in names.iter().zip(&folded_names).enumerate() {
         if at > 0 {
             series.push(b'/');
         }
         let mut done = 0;
-        for number in numbers(folded).into_iter().filter(|number| varies == Some(at) && !number.is_place) {
+        let is_varying = varies.is_some_and(|varies| varies_with(&folded_names, at, varies));
+        for number in numbers(folded).into_iter().filter(|number| is_varying && number.varies) {
             series.extend_from_slice(&name[done..number.start]);
             series.push(b'#');
             counts.push((number.word, folded[number.start..number.end].parse().unwrap_or(u64::MAX)));
@@ -156,7 +240,21 @@ fn counts(name: &str) -> bool {
 
 /// True if a number in a name stands behind a word that counts training.
 fn has_step(name: &str) -> bool {
-    numbers(name).iter().any(|number| STEP_WORDS.contains(&number.word) && !number.is_place)
+    step_of(name).is_some()
+}
+
+/// The last number in a name that stands behind a word that counts training.
+fn step_of(name: &str) -> Option<&str> {
+    let numbers = numbers(name);
+    let step = numbers.iter().rev().find(|number| number.varies && STEP_WORDS.contains(&number.word))?;
+    Some(&name[step.start..step.end])
+}
+
+/// Whether the component at `at` varies, if the one at `varying` does: it is that one, or it has the same step, as
+/// `checkpoint-20` in `checkpoint-20/global_step20`.
+fn varies_with(components: &[String], at: usize, varying: usize) -> bool {
+    let step = |at: usize| components.get(at).and_then(|name| step_of(name));
+    at == varying || at < varying && step(at).is_some() && step(at) == step(varying)
 }
 
 /// Whether a path leads to a file of DeepSpeed Universal: `zero/PARAMETER/fp32.pt`.
@@ -193,14 +291,23 @@ fn varying(components: &[String]) -> Option<usize> {
         // ElasticDL's versions; elsewhere (Lightning) a version is a run.
         sharded && at + 1 == last && numbers(name).iter().any(|number| number.word == "version")
     };
-    let step = components.iter().enumerate().rev().find(|(at, name)| counts(name) || version(*at, name));
-    step.map(|(at, _)| at).or_else(|| numbered_last(components))
+    let step = components.iter().enumerate().rev().find(|(at, name)| has_step(name) || version(*at, name));
+    if let Some((at, _)) = step {
+        return Some(at);
+    }
+    // Of `10/0.pt` nobody knows which number is the step.
+    let mut bare = components.iter().enumerate().filter(|(_, name)| counts(name)).map(|(at, _)| at);
+    match (bare.next(), bare.next()) {
+        (Some(at), None) => Some(at),
+        (None, _) => numbered_last(components),
+        (Some(_), Some(_)) => None,
+    }
 }
 
 /// The last component, if it has a number that may vary.
 fn numbered_last(components: &[String]) -> Option<usize> {
     let name = components.last()?;
-    numbers(name).iter().any(|number| !number.is_place).then_some(components.len() - 1)
+    numbers(name).iter().any(|number| number.varies).then_some(components.len() - 1)
 }
 
 struct Number<'a> {
@@ -208,7 +315,8 @@ struct Number<'a> {
     end: usize,
     /// The letters before it, without separators.
     word: &'a str,
-    is_place: bool,
+    /// It counts training, or changes with it. Other numbers name a rank, a part or a run.
+    varies: bool,
 }
 
 /// The runs of digits in a name, with the word before each.
@@ -231,16 +339,52 @@ fn numbers(name: &str) -> Vec<Number<'_>> {
         let letters = &name[..letters_end];
         let word = &letters[letters.trim_end_matches(|c: char| c.is_ascii_alphabetic()).len()..];
         let is_place = PLACE_WORDS.contains(&word) || name[at..].starts_with(OF) || of_rank;
-        numbers.push(Number { start, end: at, word, is_place });
+        numbers.push(Number { start, end: at, word, varies: !is_place });
     }
     let is_of_ranks = numbers.iter().any(|number| ["tp", "pp"].contains(&number.word));
     // Accelerate numbers the optimizers of one state: optimizer.bin, optimizer_1.bin.
     let is_accelerates = name.starts_with("optimizer_") && name.ends_with(".bin");
     for number in &mut numbers {
         let is_one_of_few = is_accelerates && number.word == "optimizer" && number.end - number.start == 1;
-        number.is_place |= is_of_ranks && EITHER.contains(&number.word) || is_one_of_few;
+        number.varies &= !(is_of_ranks && EITHER.contains(&number.word) || is_one_of_few);
     }
+    keep_others(name, &mut numbers);
     numbers
+}
+
+/// Takes the numbers for places that may name another run or model. Those behind a word for training vary, and results
+/// such as `val_mrr=0.43`. Without such a word one number may vary, if it is the only one that stands by itself:
+/// `exp1-5`, but not `5_0`. So `model_lr0.1_step5` and `model_lr0.01_step5` are no states of one run.
+fn keep_others(name: &str, numbers: &mut [Number<'_>]) {
+    let bytes = name.as_bytes();
+    let letter = |at: Option<usize>| at.and_then(|at| bytes.get(at)).is_some_and(u8::is_ascii_alphabetic);
+    let is_apart = |number: &Number<'_>| !letter(number.start.checked_sub(1)) && !letter(Some(number.end));
+    let has_step = numbers.iter().any(|number| number.varies && STEP_WORDS.contains(&number.word));
+    // Numbers that may be a step: neither a place nor a part of a fraction.
+    let mut open = Vec::new();
+    for at in 0..numbers.len() {
+        let (before, rest) = numbers.split_at_mut(at);
+        let Some((number, after)) = rest.split_first_mut() else { return };
+        let is_fraction = |whole: &Number<'_>, part: &Number<'_>| &bytes[whole.end..part.start] == b".";
+        if let Some(whole) = before.last().filter(|whole| is_fraction(whole, number)) {
+            number.varies = whole.varies;
+            continue;
+        }
+        let is_result = RESULT_WORDS.contains(&number.word);
+        let is_value = is_apart(number) && after.first().is_some_and(|part| is_fraction(number, part));
+        if is_value || is_result {
+            number.varies &= is_result || !SETTING_WORDS.contains(&number.word);
+        } else if has_step {
+            number.varies &= STEP_WORDS.contains(&number.word);
+        } else if number.varies {
+            open.push(at);
+        }
+    }
+    if open.len() > 1 {
+        let mut apart = open.iter().copied().filter(|at| is_apart(&numbers[*at]));
+        let step = apart.next().filter(|_| apart.next().is_none());
+        open.into_iter().filter(|at| Some(*at) != step).for_each(|at| numbers[at].varies = false);
+    }
 }
 
 #[cfg(test)]

@@ -238,9 +238,12 @@ fn the_highest_step_stays_beside_the_newest() {
     assert!(is_exact(&rest, &step(6)));
 }
 
-/// A state as `torch.save` writes it, with or without Adam's moments of its weights.
-fn state(weights: &[Tensor], with_optimizer: bool, random: &mut Random) -> Vec<u8> {
-    let mut file = vec![("model", Value::named(weights.iter().map(|of| (&*of.name, Value::Tensor(of.clone())))))];
+/// A state as `torch.save` writes it, with its weights, Adam's moments of them, or both.
+fn state(weights: &[Tensor], [with_weights, with_optimizer]: [bool; 2], random: &mut Random) -> Vec<u8> {
+    let mut file = Vec::new();
+    if with_weights {
+        file.push(("model", Value::named(weights.iter().map(|of| (&*of.name, Value::Tensor(of.clone()))))));
+    }
     if with_optimizer {
         let mut moments = |of: &Tensor| {
             let mut square = Tensor::new("exp_avg_sq", Dtype::F32, &of.shape, random);
@@ -263,7 +266,7 @@ fn a_save_of_weights_alone_is_no_newer_state_of_a_whole_one() {
     let mut weights = vec![Tensor::new("layer.weight", Dtype::F32, &[128, 130], &mut random)];
     for (at, is_whole) in [true, true, false, false].into_iter().enumerate() {
         train(&mut weights, 1e-3, &mut random);
-        rest.write(&format!("run/step_{at}.pt"), &state(&weights, is_whole, &mut random));
+        rest.write(&format!("run/step_{at}.pt"), &state(&weights, [true, is_whole], &mut random));
     }
     rest.settle();
     let stubs = [0, 1, 2, 3].map(|at| rest.stub(&format!("run/step_{at}.pt")).is_some());
@@ -279,7 +282,7 @@ fn a_whole_checkpoint_stays_exact_until_another_is_whole() {
     for at in [10, 20, 30] {
         train(&mut weights, 1e-3, &mut random);
         rest.write(&model(at), &safetensors(&weights));
-        let state = state(&weights, true, &mut random);
+        let state = state(&weights, [false, true], &mut random);
         if at < 30 {
             rest.write(&optimizer(at as usize), &state);
         }
@@ -294,63 +297,71 @@ fn a_whole_checkpoint_stays_exact_until_another_is_whole() {
     );
     archive.stop();
     drop(archive);
-    let state = state(&weights, true, &mut random);
+    let state = state(&weights, [false, true], &mut random);
     rest.write(&optimizer(30), &state);
     rest.settle();
     assert!(rest.stub(&model(20)).is_some() && rest.stub(&optimizer(20)).is_some());
 }
 
-/// The same with all files in one directory, and with one file of each rank.
+/// The same with all files in one directory: a model and its optimizer in either order, and a file of each rank.
 #[test]
 fn files_of_one_step_beside_each_other_stay_exact_until_the_next_step_is_whole() {
     let (mut random, mut rest) = (Random(11), Rest::new());
     let mut weights = vec![Tensor::new("layer.weight", Dtype::F32, &[128, 130], &mut random)];
     let names = |at: usize| {
         [
-            format!("run/model_step{at}.safetensors"),
+            format!("run/resnet18_step{at}.safetensors"),
             format!("run/optim_step{at}.pt"),
+            format!("other/optim_step{at}.pt"),
+            format!("other/resnet18_step{at}.safetensors"),
             format!("ranks/ckpt_step{at}_rank0.pt"),
+            format!("ranks/ckpt_step{at}_rank1.pt"),
         ]
     };
-    let last = |at: usize| [format!("ranks/ckpt_step{at}_rank1.pt"), format!("run/optim_step{at}.pt")];
-    for at in [10, 20, 30] {
+    let bytes = |name: &str, weights: &[Tensor], random: &mut Random| match name {
+        name if name.ends_with("safetensors") => safetensors(weights),
+        name => state(weights, [!name.contains("optim"), true], random),
+    };
+    // The run dies twice, at different steps. A log has a higher number, and a run that is ahead has, too.
+    for at in [10, 20, 30, 24] {
         train(&mut weights, 1e-3, &mut random);
-        rest.write(&names(at)[0], &safetensors(&weights));
-        for name in names(at)[1..].iter().chain(&last(at)) {
-            let state = state(&weights, true, &mut random);
-            if at < 30 || !last(at).contains(name) {
-                rest.write(name, &state);
-            }
+        for name in names(at).iter().step_by(if at > 20 { 2 } else { 1 }) {
+            let bytes = bytes(name, &weights, &mut random);
+            rest.write(name, &bytes);
         }
     }
-    rest.settle();
-    let all = |at: usize| names(at).into_iter().chain(last(at));
-    assert!(all(10).all(|name| rest.stub(&name).is_some()));
-    assert!(all(20).all(|name| is_exact(&rest, &name)), "the next step is not whole");
-    for name in last(30) {
-        let state = state(&weights, true, &mut random);
-        rest.write(&name, &state);
+    for log in ["run/slurm-123456.out", "run/events.out.tfevents.1732521600.host.42.0"] {
+        rest.write(log, b"a log");
     }
     rest.settle();
-    assert!(all(20).all(|name| rest.stub(&name).is_some()));
+    assert!(names(10).iter().all(|name| rest.stub(name).is_some()));
+    assert!(names(20).iter().all(|name| is_exact(&rest, name)), "no later step is whole");
+    for name in names(40) {
+        let bytes = bytes(&name, &weights, &mut random);
+        rest.write(&name, &bytes);
+    }
+    rest.settle();
+    assert!(names(20).iter().all(|name| rest.stub(name).is_some()));
 }
 
 #[test]
 fn a_run_that_ended_holds_nothing_of_another_up() {
     let (mut random, mut rest) = (Random(12), Rest::new());
     let mut weights = vec![Tensor::new("layer.weight", Dtype::F32, &[128, 130], &mut random)];
-    let name = |run: &str, at: usize| format!("runs/{run}_step{at}.pt");
+    let name = |rate: &str, at: usize| format!("sweep/model_lr{rate}_step{at}.pt");
     for at in 1..=4 {
         train(&mut weights, 1e-3, &mut random);
-        for run in ["a", "b"].into_iter().take(if at <= 2 { 2 } else { 1 }) {
-            let state = state(&weights, true, &mut random);
-            rest.write(&name(run, at), &state);
+        for rate in ["0.1", "0.01"].into_iter().take(if at <= 2 { 2 } else { 1 }) {
+            let state = state(&weights, [true, true], &mut random);
+            rest.write(&name(rate, at), &state);
         }
-        rest.settle();
-        let is_released = |run, at| rest.stub(&name(run, at)).is_some();
-        assert!(at < 2 || is_released("a", 2) == (at == 4), "step {at}: b's last state has the same step");
     }
-    assert!(rest.stub(&name("a", 3)).is_some() && rest.stub(&name("b", 1)).is_some());
+    rest.settle();
+    let released = |rate: &'static str, steps: &[usize]| -> Vec<bool> {
+        steps.iter().map(|at| rest.stub(&name(rate, *at)).is_some()).collect()
+    };
+    assert_eq!(released("0.1", &[1, 2, 3, 4]), [true, true, true, false]);
+    assert_eq!(released("0.01", &[1, 2]), [true, false], "the last of its run");
 }
 
 #[test]

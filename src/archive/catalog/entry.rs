@@ -58,6 +58,26 @@ impl State {
             State::Durable(_) | State::Sealed(_) | State::Archived(..) | State::Released(_) => true,
         }
     }
+
+    /// What a run needs of the file, once it was examined.
+    pub(super) fn part(&self) -> Option<Part> {
+        match self {
+            State::Staged | State::Closed | State::Durable(_) => None,
+            State::Sealed(sealed) | State::Archived(sealed, _) => Some(sealed.part),
+            State::Resident(_) | State::Released(_) => Some(Part::Other),
+        }
+    }
+}
+
+/// What a run that goes on needs of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::archive) enum Part {
+    /// Weights and an optimizer's state.
+    Whole,
+    /// Weights, an optimizer's state, or parts of tensors of either.
+    Part,
+    /// Nothing that is known.
+    Other,
 }
 
 /// The known facts of a durable file. Its tensors are looked up again when it is archived: 20,000 lists of some
@@ -73,8 +93,7 @@ pub(in crate::archive) struct Sealed {
     pub(in crate::archive) sample: u64,
     pub(in crate::archive) signature: u64,
     pub(in crate::archive) lineage: u64,
-    /// A run cannot go on without it: it holds an optimizer's state, or is one of several shards.
-    pub(in crate::archive) essential: bool,
+    pub(in crate::archive) part: Part,
     /// Its bytes equal a decoded object's: it may become a stub of that object although it is the newest.
     pub(in crate::archive) copy: bool,
 }

@@ -1,6 +1,5 @@
 //! The files of a checkpoint. Those of a directory are archived and released together. Files beside each other whose
-//! names have the same step only wait for those without which a run cannot go on, until the directory has two higher
-//! steps: a run that died left one at most.
+//! names have the same step only wait for those without which a run cannot go on.
 
 use std::collections::BTreeSet;
 
@@ -34,8 +33,6 @@ impl Ready {
 pub(super) struct Group {
     /// Else its files lie beside others.
     is_directory: bool,
-    /// Its directory has so many higher steps that it waits for nothing any more.
-    pub(super) is_passed: bool,
     pub(super) ready: Ready,
     pub(super) members: usize,
     /// Files that are not history yet, by sequence.
@@ -60,7 +57,6 @@ impl Group {
     pub(super) fn new(is_directory: bool) -> Group {
         Group {
             is_directory,
-            is_passed: false,
             ready: Ready::default(),
             members: 0,
             pending: BTreeSet::new(),
@@ -85,6 +81,6 @@ impl Group {
 
     pub(super) fn is_open(&self) -> bool {
         let is_settled = || !self.is_directory || self.pending.is_empty() || self.newest() <= self.settled;
-        (self.essential.is_empty() && is_settled()) || self.is_passed || self.newest() <= self.asked
+        (self.essential.is_empty() && is_settled()) || self.newest() <= self.asked
     }
 }

@@ -1,7 +1,6 @@
 //! The index's groups: which files of a checkpoint wait for which, and for how long.
 
-use std::collections::BTreeMap;
-use std::ops::Bound::{Excluded, Unbounded};
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -12,36 +11,13 @@ use super::group::Group;
 use super::index::Index;
 use super::member::Member;
 
-/// A run that died left files of one step beyond its last whole checkpoint, not of two.
-const STEPS_TO_PASS: usize = 2;
 /// The time of groups that wait without a limit.
 const NEVER: i64 = i64::MAX;
 
 impl Index {
-    /// Puts a group where it belongs after a change of a file. If it is new or gone, it may have or have had two
-    /// others pass.
-    pub(super) fn changed(&mut self, key: &Arc<step_pattern::Group>, is_new: bool) {
-        self.refresh(key);
-        if key.steps.is_some() && (is_new || !self.groups.contains_key(key)) {
-            let before = self.groups.range::<step_pattern::Group, _>(..&**key).rev();
-            let before = before.take_while(|(other, _)| other.directory == key.directory).take(STEPS_TO_PASS);
-            let before: Vec<_> = before.map(|(other, _)| Arc::clone(other)).collect();
-            before.iter().for_each(|other| self.refresh(other));
-        }
-    }
-
-    /// Whether the directory of these files has so many higher steps that they wait for nothing any more.
-    fn is_passed(&self, key: &step_pattern::Group) -> bool {
-        let higher = self.groups.range::<step_pattern::Group, _>((Excluded(key), Unbounded));
-        let higher = higher.take_while(|(other, _)| other.directory == key.directory).take(STEPS_TO_PASS);
-        key.steps.is_some() && higher.count() == STEPS_TO_PASS
-    }
-
     /// Puts a group where it belongs.
     pub(super) fn refresh(&mut self, key: &Arc<step_pattern::Group>) {
-        let is_passed = self.is_passed(key);
         let Some(group) = self.groups.get_mut(key) else { return };
-        group.is_passed = is_passed;
         if let Some(head) = group.head.take() {
             self.heads.remove(&head);
         }
@@ -121,7 +97,7 @@ impl Index {
 
 /// The group of this key, made if there is none.
 pub(super) fn group_of<'a>(
-    groups: &'a mut BTreeMap<Arc<step_pattern::Group>, Group>,
+    groups: &'a mut HashMap<Arc<step_pattern::Group>, Group>,
     key: &Arc<step_pattern::Group>,
 ) -> &'a mut Group {
     groups.entry(Arc::clone(key)).or_insert_with(|| Group::new(key.steps.is_none()))

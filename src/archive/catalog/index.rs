@@ -39,7 +39,7 @@ pub(super) struct Index {
     /// By the entry's sequence.
     pub(super) members: HashMap<u64, Member>,
     lineages: HashMap<u64, Lineage>,
-    pub(super) groups: BTreeMap<Arc<step_pattern::Group>, Group>,
+    pub(super) groups: HashMap<Arc<step_pattern::Group>, Group>,
     /// Files that can be sealed at once.
     pub(super) closed: BTreeSet<Rank>,
     /// Files that wait for each other, and until when.
@@ -77,7 +77,7 @@ impl Index {
     pub(super) fn add(&mut self, path: &Path, entry: &Entry) {
         // A copy of an archived file loses nothing, whatever happens to the rest.
         let waits_for_nobody = matches!(&entry.state, State::Archived(sealed, _) if sealed.copy);
-        let mut member = Member::new(path, step_pattern::Group::of(path).filter(|_| self.settle_ns > 0), entry);
+        let mut member = Member::new(path, entry, self.settle_ns > 0);
         if waits_for_nobody {
             member.group = None;
         }
@@ -180,10 +180,8 @@ impl Index {
             None => {}
         }
         self.offer(sequence, enter);
-        if let Some(key) = self.members.get(&sequence).and_then(|member| member.group.clone()) {
-            let is_new = enter && self.groups.get(&key).is_some_and(|group| group.members == 1);
-            self.changed(&key, is_new);
-        }
+        let group = self.members.get(&sequence).and_then(|member| member.group.clone());
+        group.iter().for_each(|group| self.refresh(group));
     }
 
     /// Enters a member where threads look for work, or takes it out; those that wait for a time, or that a thread works

@@ -8,6 +8,7 @@ use crate::archive::lineage;
 use crate::hash::xxh3_64;
 use crate::store::step_pattern;
 
+use super::entry::Part;
 use super::lineage::{Print, Rank, rank};
 use super::{Entry, State};
 
@@ -69,7 +70,7 @@ pub(super) struct Member {
     pub(super) waits: Option<Instant>,
     /// Its group is complete only once it is history.
     pub(super) counts: bool,
-    /// Its group waits for that without a limit.
+    /// Its group waits for that without a limit. True also while nobody has examined it.
     pub(super) essential: bool,
     /// When it was last modified or written; nanoseconds since 1970.
     pub(super) touched: i64,
@@ -80,7 +81,9 @@ pub(super) struct Member {
 }
 
 impl Member {
-    pub(super) fn new(path: &Path, group: Option<step_pattern::Group>, entry: &Entry) -> Member {
+    pub(super) fn new(path: &Path, entry: &Entry, has_group: bool) -> Member {
+        let part = entry.state.part();
+        let group = has_group.then(|| step_pattern::Group::of(path, part == Some(Part::Whole))).flatten();
         let given_up = entry.failed.as_ref().is_some_and(|failed| failed.retry.is_none());
         let able = !entry.busy && !given_up && entry.held.is_none();
         let (lineage, touched) = match &entry.state {
@@ -113,10 +116,7 @@ impl Member {
             },
             turn,
             waits: entry.failed.as_ref().and_then(|failed| failed.retry).filter(|_| !entry.due),
-            essential: matches!(
-                &entry.state,
-                State::Sealed(sealed) | State::Archived(sealed, _) if sealed.essential
-            ),
+            essential: part != Some(Part::Other),
             counts: unfinished && !given_up && entry.held.is_none(),
             touched,
             history: false,

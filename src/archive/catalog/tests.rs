@@ -1,6 +1,6 @@
 //! The index against a scan of all entries.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::time::Instant;
 
 use proptest::prelude::*;
@@ -25,8 +25,8 @@ const FILES: [&str; 10] = [
     "z_1",
     "y",
 ];
-/// The lineage of files without which a run cannot go on.
-const ESSENTIAL: u64 = 2;
+/// The parts of files in the lineages 0, 1 and 2.
+const PARTS: [Part; 3] = [Part::Other, Part::Whole, Part::Part];
 const TARGETS: [&str; 6] = ["/mnt/checkpoint-1", "checkpoint-2", "/x/checkpoint-3", "/mnt/x_1", "x_2", ""];
 const DIRECTORIES: [&str; 3] = ["checkpoint-1", "checkpoint-2", "checkpoint-3"];
 
@@ -44,7 +44,7 @@ fn sealed_at(steps: Vec<u64>, lineage: u64, modified_ns: i64, sample: u64) -> Ar
         sample,
         signature: 0,
         lineage,
-        essential: lineage == ESSENTIAL,
+        part: PARTS[lineage as usize % 3],
         copy: false,
     })
 }
@@ -207,25 +207,20 @@ impl Scan<'_> {
         entry.failed.as_ref().is_some_and(|failed| failed.retry.is_none())
     }
 
+    fn group(&self, path: &Path) -> Option<step_pattern::Group> {
+        let is_whole = self.catalog.get(path)?.state.part() == Some(Part::Whole);
+        step_pattern::Group::of(path, is_whole).filter(|_| self.groups)
+    }
+
     fn is_open(&self, path: &Path) -> bool {
-        let Some(group) = step_pattern::Group::of(path).filter(|_| self.groups) else { return true };
+        let Some(group) = self.group(path) else { return true };
         let waits = self.waits && group.steps.is_none();
-        let groups = self.catalog.entries().filter_map(|(path, _)| step_pattern::Group::of(path));
-        let higher: BTreeSet<_> =
-            groups.filter(|other| other.directory == group.directory && other.steps > group.steps).collect();
-        if group.steps.is_some() && higher.len() >= 2 {
-            return true;
-        }
-        let is_essential = |entry: &Entry| match &entry.state {
-            State::Sealed(sealed) | State::Archived(sealed, _) => sealed.essential,
-            _ => false,
-        };
-        let mut files =
-            self.catalog.entries().filter(|(path, _)| step_pattern::Group::of(path).as_ref() == Some(&group));
+        let mut files = self.catalog.entries().filter(|(path, _)| self.group(path).as_ref() == Some(&group));
         files.all(|(_, entry)| {
             let stays = matches!(entry.state, State::Resident(_) | State::Released(_));
             let counts = !stays && !Self::given_up(entry) && entry.held.is_none();
-            !counts || self.history(entry).is_some() || !waits && !is_essential(entry)
+            let is_essential = entry.state.part() != Some(Part::Other);
+            !counts || self.history(entry).is_some() || !waits && !is_essential
         })
     }
 
@@ -289,9 +284,9 @@ impl Scan<'_> {
         let mut to_archive: HashMap<step_pattern::Group, usize> = HashMap::new();
         let tasks = self.tasks();
         for (_, path, _) in tasks.iter().filter(|task| task.0 == 3 && (self.is_claimed(task.1) || !waits(task.1))) {
-            step_pattern::Group::of(path).into_iter().for_each(|group| *to_archive.entry(group).or_default() += 1);
+            self.group(path).into_iter().for_each(|group| *to_archive.entry(group).or_default() += 1);
         }
-        let in_group = |path: &Path| step_pattern::Group::of(path).filter(|_| self.groups);
+        let in_group = |path: &Path| self.group(path);
         let first = |path: &Path| in_group(path).is_none_or(|group| !to_archive.contains_key(&group));
         let unsealed = self.waits_for_seals(waits);
         let tasks = tasks.into_iter().filter(|(urgency, path, _)| {

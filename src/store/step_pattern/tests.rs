@@ -126,6 +126,62 @@ fn shards_say_how_many_there_are() {
 }
 
 #[test]
+fn other_runs_and_models_are_no_states_of_one() {
+    for [one, other] in [
+        ["sweep/model_lr0.1_step100.pt", "sweep/model_lr0.01_step100.pt"],
+        ["sweep/lr=0.1-step=5.ckpt", "sweep/lr=0.2-step=5.ckpt"],
+        ["model_0_epoch10.pt", "model_1_epoch10.pt"],
+        ["exp1_step100.pt", "exp2_step100.pt"],
+        ["model_step20_0.pt", "model_step20_1.pt"],
+        ["llama-3-8b-step20.pt", "llama-3-70b-step20.pt"],
+        ["qwen2.5-step20.pt", "qwen3.5-step20.pt"],
+        ["lr1e-4_step1000.pt", "lr3e-4_step10.pt"],
+        ["critic1_10.pt", "critic2_10.pt"],
+        ["20240101_step5.pt", "20240102_step5.pt"],
+        ["step20_r0.pt", "step20_r1.pt"],
+        ["run/agent_0_step_10.pt", "run/agent_1_step_10.pt"],
+    ] {
+        assert_ne!(pattern(Path::new(one)), pattern(Path::new(other)), "{one}");
+    }
+    // Results change with the step. Without a word for training, any number may be the step.
+    is("epoch=3-val_loss=0.25.ckpt", "epoch=#-val_loss=#.#.ckpt");
+    is("epoch=3-val_mrr=0.43-step=9.ckpt", "epoch=#-val_mrr=#.#-step=#.ckpt");
+    is("epoch3_0.5312.pt", "epoch#_#.#.pt");
+    is("ep3_acc93.pt", "ep#_acc#.pt");
+    is("05-0.25.h5", "#-#.#.h5");
+    is("exp1-100.pt", "exp1-#.pt");
+    is("gpt2-125m-100.pt", "gpt2-125m-#.pt");
+    // Nobody knows which of them is the step: each stays for itself.
+    is("10_0.pt", "10_0.pt");
+    is("ckpt/000010/00.pt", "ckpt/000010/00.pt");
+    is("step_10/0.pt", "step_#/0.pt");
+    is("step_10/ensemble/0.pt", "step_#/ensemble/0.pt");
+    is("checkpoint_10/1/model.pt", "checkpoint_#/1/model.pt");
+    is("model_0004999.pth", "model_#.pth");
+}
+
+#[test]
+fn a_directory_of_the_same_step_in_another_varies_with_it() {
+    let path = "out/checkpoint-20/global_step20/mp_rank_00_model_states.pt";
+    is(path, "out/checkpoint-#/global_step#/mp_rank_00_model_states.pt");
+    assert_eq!(group(Path::new(path)), Some("out/checkpoint-20".into()));
+    is("checkpoint-20/global_step30/x.pt", "checkpoint-20/global_step#/x.pt");
+    is("epoch_3/step_120/x.pt", "epoch_3/step_#/x.pt");
+}
+
+#[test]
+fn files_of_one_step_are_a_group() {
+    let of = |path: &str, is_whole| Group::of(Path::new(path), is_whole).map(|group| (group.steps, group.name));
+    assert_eq!(of("run/resnet50_step20.pt", false), Some((Some(vec![20]), None)));
+    assert_eq!(of("run/model_step20_loss0.25.pt", false), of("run/optim_step20.pt", false));
+    assert_eq!(of("run/ckpt_step5_rank3.pt", true), of("run/ckpt_step5_rank0.pt", true));
+    assert_ne!(of("run/a_step5.pt", true), of("run/b_step5.pt", true));
+    assert_ne!(of("run/lr0.1_step5.pt", true), of("run/lr0.2_step5.pt", true));
+    assert_eq!(of("run/last.pt", true), None);
+    assert_eq!(of("checkpoint-5/a.pt", true), of("checkpoint-5/b.pt", false));
+}
+
+#[test]
 fn a_checkpoint_that_is_a_directory_is_a_group() {
     let group = |path: &str| group(Path::new(path)).map(|directory| directory.to_string_lossy().into_owned());
     assert_eq!(group("Out/Checkpoint-20/model.safetensors").as_deref(), Some("Out/Checkpoint-20"));

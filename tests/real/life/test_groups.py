@@ -29,12 +29,11 @@ class Checkpoints:
     def __init__(self, mount):
         self.mount, self.states, self.bytes = mount, walk(9, seed=5), {}
 
-    def save(self, step, optimizer=True, model=True):
+    def save(self, step, optimizer=True):
         directory = self.mount / f"checkpoint-{step}"
         directory.mkdir()
         state = next(self.states)
-        if model:
-            save_file(state["model"], directory / "model.safetensors")
+        save_file(state["model"], directory / "model.safetensors")
         (directory / "trainer_state.json").write_text('{"global_step": %d}' % step)
         if optimizer:
             torch.save(state["optimizer"], directory / "optimizer.pt")
@@ -102,8 +101,9 @@ def test_the_settle_time_passes_by_itself(mount):
     settle(mount, 2)
     saves = Checkpoints(mount)
     saves.save(10)
-    saves.save(20, model=False)
-    wait_until(lambda: mount.released() == ["checkpoint-10/optimizer.pt"], 20, "it is released")
+    (mount / "checkpoint-10/report.txt").write_text("\n".join(map(str, range(40_000))))
+    saves.save(20)
+    wait_until(lambda: mount.released() == ["checkpoint-10/model.safetensors", "checkpoint-10/optimizer.pt"], 20, "both are released")
     assert mount.status()["settling"] == 0
 
 
