@@ -116,7 +116,8 @@ impl Member {
             },
             turn,
             waits: entry.failed.as_ref().and_then(|failed| failed.retry).filter(|_| !entry.due),
-            essential: part != Some(Part::Other),
+            // An archived file that became the newest again must be released in vain first: then it is sealed again.
+            essential: part != Some(Part::Other) && !matches!(entry.state, State::Archived(..)),
             counts: unfinished && !given_up && entry.held.is_none(),
             touched,
             history: false,

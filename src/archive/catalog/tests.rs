@@ -219,7 +219,8 @@ impl Scan<'_> {
         files.all(|(_, entry)| {
             let stays = matches!(entry.state, State::Resident(_) | State::Released(_));
             let counts = !stays && !Self::given_up(entry) && entry.held.is_none();
-            let is_essential = entry.state.part() != Some(Part::Other);
+            let is_archived = matches!(entry.state, State::Archived(..));
+            let is_essential = entry.state.part() != Some(Part::Other) && !is_archived;
             !counts || self.history(entry).is_some() || !waits && !is_essential
         })
     }
