@@ -86,10 +86,10 @@ pub(super) fn lineage(path: &Path, description: &Description) -> u64 {
 pub(super) fn part(description: &Description) -> Part {
     let has_weights = large(description).iter().any(|(tensor, _)| tensor.role.group() == Role::Weight);
     match (has_weights, !optimizer_state(description).is_empty()) {
-        _ if description.kind == Kind::Dcp => Part::Part,
+        _ if description.kind == Kind::Dcp => Part::Piece,
         (true, true) => Part::Whole,
         (false, false) => Part::Other,
-        _ => Part::Part,
+        _ => Part::Piece,
     }
 }
 

@@ -142,7 +142,8 @@ pub(super) fn template(id: Id) -> String {
          \n\
          # A checkpoint directory (checkpoint-20/...) stays exact until each of its files has a newer state, so that\n\
          # training can continue from it if the next one is never finished. If some file gets no newer state, the\n\
-         # others wait for it at most this long. 0: no file waits.\n\
+         # others wait for it: without a limit if it holds weights or an optimizer's state, else this long. 0: no\n\
+         # file waits.\n\
          settle_seconds = {settle}\n\
          \n\
          # The first matching rule decides. Its glob must match the path inside the mount (ignoring case), and its\n\

@@ -75,7 +75,7 @@ pub(in crate::archive) enum Part {
     /// Weights and an optimizer's state.
     Whole,
     /// Weights, an optimizer's state, or parts of tensors of either.
-    Part,
+    Piece,
     /// Nothing that is known.
     Other,
 }

@@ -26,7 +26,7 @@ const FILES: [&str; 10] = [
     "y",
 ];
 /// The parts of files in the lineages 0, 1 and 2.
-const PARTS: [Part; 3] = [Part::Other, Part::Whole, Part::Part];
+const PARTS: [Part; 3] = [Part::Other, Part::Whole, Part::Piece];
 const TARGETS: [&str; 6] = ["/mnt/checkpoint-1", "checkpoint-2", "/x/checkpoint-3", "/mnt/x_1", "x_2", ""];
 const DIRECTORIES: [&str; 3] = ["checkpoint-1", "checkpoint-2", "checkpoint-3"];
 
