@@ -44,7 +44,7 @@ pub(super) fn pin(args: PinArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Says if what was just pinned is lossy already: the pin does not bring the written bytes back.
+/// Tells the user which pinned files are lossy already. A pin does not bring the written bytes back.
 fn tell_lossy(shown: &Path, mount: &Path, path: &Path) {
     let files = files_below(mount, path).unwrap_or_default();
     let is_lossy = |file: &PathBuf| attribute(&mount.join(file), "lossy").is_ok_and(|word| word.starts_with(b"1"));
