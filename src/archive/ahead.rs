@@ -96,7 +96,10 @@ impl Archive {
             let recent = wall_ns().saturating_sub(sealed.modified_ns) < PATIENCE_NS;
             if catalog.has_newer(path, sealed) {
                 // A state that is no history, that is open, or whose checkpoint waits, may wait for ever.
-                let is_soon = catalog.is_to_be_archived(path) && catalog.held_up_by(path).is_none();
+                // While the next checkpoint is being saved, the wait is short.
+                let is_held =
+                    catalog.held_up_since(path).is_some_and(|since| wall_ns().saturating_sub(since) >= PATIENCE_NS);
+                let is_soon = catalog.is_to_be_archived(path) && !is_held;
                 return Ok(if is_soon { Ahead::Later } else { Ahead::Whole });
             }
             if recent && catalog.is_behind_another(path, sealed) {

@@ -281,6 +281,12 @@ impl Catalog {
         self.entries.index().held_up_by(self.get(path)?)
     }
 
+    /// When a file of the checkpoint or a newer state of it was last modified, if the file waits for another;
+    /// nanoseconds since 1970.
+    pub(super) fn held_up_since(&self, path: &Path) -> Option<i64> {
+        self.entries.index().held_up_since(self.get(path)?)
+    }
+
     /// Whether a newer state of the same lineage is sealed.
     pub(super) fn has_newer(&self, path: &Path, sealed: &Sealed) -> bool {
         self.ask(path, sealed, Lineage::has_newer)

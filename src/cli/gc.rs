@@ -127,7 +127,7 @@ fn planned(target: &Target) -> Result<Report> {
     };
     let words = || format!("{}", store.tree().display());
     let planned = match &target.mount {
-        Some(mount) => policy(&store, &condition, &|path| attribute(&mount.join(path), "best").is_ok()),
+        Some(mount) => policy(&store, &condition, &|path| is_best(&mount.join(path))),
         None => {
             let named = best_at_rest(&store).with_context(words)?;
             policy(&store, &condition, &named)
@@ -170,6 +170,11 @@ fn planned(target: &Target) -> Result<Report> {
 /// Asks the daemon whether a file is open for writing, or not durable yet.
 fn is_written(path: &Path) -> bool {
     attribute(path, "state").map_or(true, |state| state == b"staged")
+}
+
+/// Asks the daemon whether a file is named as the best of its run. One that cannot be asked about may be.
+fn is_best(path: &Path) -> bool {
+    !attribute(path, "best").is_err_and(|error| error.raw_os_error() == Some(libc::ENODATA))
 }
 
 /// The condition of a file in an unmounted store.

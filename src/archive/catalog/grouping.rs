@@ -86,8 +86,17 @@ impl Index {
 
     /// The file without a newer state for whose sake the file's group waits.
     pub(super) fn held_up_by(&self, entry: &Entry) -> Option<&PathBuf> {
-        let group = self.groups.get(self.group(entry)?).filter(|group| !group.is_open())?;
+        let group = self.closed_group(entry)?;
         self.members.get(&group.held_up_by()?).map(|member| &member.path)
+    }
+
+    /// When the group or a newer state of it was last modified, if the file waits for another.
+    pub(super) fn held_up_since(&self, entry: &Entry) -> Option<i64> {
+        self.closed_group(entry).map(Group::newest)
+    }
+
+    fn closed_group(&self, entry: &Entry) -> Option<&Group> {
+        self.groups.get(self.group(entry)?).filter(|group| !group.is_open())
     }
 
     pub(super) fn is_free(&self, member: &Member) -> bool {
