@@ -147,7 +147,7 @@ class Count:
         return self.whats_per_thousand() <= WHATS and self.long_share() <= LONG_SHARE and self.longest == 0
 
     def __str__(self):
-        return (f"{self.words:7} words, {self.whats_per_thousand():4.1f} what per thousand, {self.sentences:5} sentences, "
+        return (f"{self.words:7} words, {self.whats_per_thousand():5.2f} what per thousand, {self.sentences:5} sentences, "
                 f"{100 * self.long_share():4.1f}% above {LONG} words, {self.longest} above {LONGEST}")
 
 
@@ -168,7 +168,8 @@ def main():
         print(f"{place}: {length} words: {text}")
     for name, count in [("documents", documents), ("comments", comments)]:
         print(f"{name}: {count}")
-    sys.exit(0 if documents.is_good() and comments.is_good() else 1)
+    if not (documents.is_good() and comments.is_good()):
+        sys.exit(f"limits: {WHATS} what per thousand words, {100 * LONG_SHARE:.0f}% above {LONG} words, none above {LONGEST}")
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ use super::base::nearest;
 use super::catalog::{Sealed, State};
 use super::{Archive, FileId};
 
-/// A file waits at most so long for the state before it to become its base, in nanoseconds since it was written: a
-/// remote gets it a minute late, rather than as a difference over several states.
+/// Longest wait of a file for the state before it to become its base, in nanoseconds since it was written. A remote
+/// gets the file a minute late, and not as a difference over several states.
 const PATIENCE_NS: i64 = 60_000_000_000;
 /// How long an archived file is kept open for the state after it: a remote may be away for a while. A released file
 /// that is open takes its room on the disk until then.

@@ -29,7 +29,7 @@ pub(super) struct Brought {
     pub(super) root: PathBuf,
     /// The wanted path in its tree.
     pub(super) path: PathBuf,
-    /// What could not be brought.
+    /// The names that could not be brought.
     pub(super) missing: Missing,
     _copy: Option<(tempfile::TempDir, Temporary)>,
 }

@@ -1,4 +1,4 @@
-//! What is known of a file.
+//! The description of a file: its tensors, their roles and places.
 
 use super::patch::Crcs;
 use super::proof::{Trained, Training};

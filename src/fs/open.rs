@@ -25,7 +25,7 @@ use super::node::{Handle, Mode, Opened, Restore, Source};
 use super::privileges::drop_privileges;
 use super::transition::{Prepared, RecallGoal, Step};
 
-/// What an open asks for.
+/// The access that an open asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Access {
     pub(super) read: bool,
@@ -49,7 +49,7 @@ impl Access {
     }
 }
 
-/// What to tell the kernel about an open.
+/// The answer to an open, for the kernel.
 pub(super) struct Answer {
     pub(super) fh: FileHandle,
     pub(super) flags: FopenFlags,

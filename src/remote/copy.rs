@@ -44,7 +44,7 @@ struct Copy {
     objects: Arc<Objects>,
 }
 
-/// What could not be copied.
+/// The names that could not be copied.
 #[derive(Debug, Default)]
 pub struct Missing {
     /// Names that were asked for and that the remote has.

@@ -230,7 +230,7 @@ impl Daemon {
     }
 }
 
-/// What a panic says.
+/// The message of a panic.
 fn words_of(panic: &(dyn Any + Send)) -> &str {
     let owned = panic.downcast_ref::<String>().map(String::as_str);
     owned.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic")

@@ -31,7 +31,7 @@ const MOST_BLOCKS: u64 = 64;
 const PART: u64 = 8;
 const FEW: u64 = 8 << 20;
 
-/// What the objects of one chain share.
+/// Shared by the objects of one chain.
 pub(super) struct Share {
     objects: Arc<Objects>,
     leaf: Id,

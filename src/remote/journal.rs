@@ -29,7 +29,7 @@ const MAX_NODE_BYTES: usize = 128;
 /// zstd level of the body: names of checkpoints differ little.
 const LEVEL: i32 = 3;
 
-/// What a segment is.
+/// The part that a segment plays in a node's journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Changes.
@@ -78,7 +78,7 @@ pub enum Content {
     Link(Vec<u8>),
 }
 
-/// What a name shows.
+/// The state of a name: its file or directory, and who wrote it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shown {
     /// Permission bits.
@@ -108,7 +108,7 @@ pub enum Record {
         time: u64,
         /// The name.
         path: PathBuf,
-        /// What it shows.
+        /// The state of the name.
         shown: Shown,
     },
     /// A name is gone.
@@ -123,7 +123,7 @@ pub enum Record {
 /// One segment of a node's journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// What it is.
+    /// The part it plays in its node's journal.
     pub kind: Kind,
     /// The store that wrote it.
     pub store: Id,

@@ -20,7 +20,7 @@ const LISTS: usize = 5;
 /// The part of a mode that travels: nobody gets programs that run as another machine's user.
 pub(super) const PERMISSIONS: u32 = 0o777;
 
-/// What the archive says of a file.
+/// The archive's view of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     /// It may still change, or is not durable yet.
@@ -202,7 +202,7 @@ impl Found {
     }
 }
 
-/// What a tree has.
+/// The names of a tree.
 #[derive(Debug, Default)]
 pub(super) struct Listing {
     /// Its regular files and symbolic links.

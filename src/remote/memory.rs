@@ -9,7 +9,7 @@ use super::place::{Error, Listed, Pacer, Place, Result};
 use crate::clock::wall_ns;
 use crate::container::ReadAt;
 
-/// What is behind the lock.
+/// The data behind the lock.
 #[derive(Default)]
 struct Inside {
     names: BTreeMap<String, Vec<u8>>,

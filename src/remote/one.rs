@@ -22,7 +22,7 @@ use crate::store::{Id, MAX_CHAIN, MIN_RELEASE_BYTES};
 /// The kernel's clock for files advances within this time.
 const A_TICK: Duration = Duration::from_millis(10);
 
-/// What became of one file.
+/// The outcome of pushing one file.
 pub(super) enum Outcome {
     /// Its bytes are there: the objects that are new, and where the bytes are.
     There(Vec<Record>, Content),

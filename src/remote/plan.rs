@@ -25,7 +25,7 @@ pub(super) enum Want {
     Stuck,
 }
 
-/// What to do.
+/// The pushes and the changes to show that a round needs.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Plan {
     /// Names to push, the newest first.

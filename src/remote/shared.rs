@@ -33,7 +33,7 @@ pub struct Settings {
     pub node: String,
     /// How the newest file of a lineage travels.
     pub newest: Newest,
-    /// What waits for the remote.
+    /// The calls that wait for the remote.
     pub wait: Wait,
     /// Bytes a second.
     pub bandwidth: Option<u64>,
@@ -43,7 +43,7 @@ pub struct Settings {
     pub grace: Duration,
 }
 
-/// What is left to push.
+/// The files that are still to push.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Backlog {
     pub(super) files: u64,
@@ -54,7 +54,7 @@ pub(super) struct Backlog {
     pub(super) oldest_ns: Option<i64>,
 }
 
-/// What the threads share.
+/// The data that the threads share.
 pub(super) struct Shared {
     pub(super) settings: Settings,
     pub(super) view: Arc<Mutex<View>>,

@@ -8,7 +8,7 @@ use super::bucket::{Bucket, is_listed_as_written};
 use super::directory::Directory;
 use super::place::{Error, Place, Result};
 
-/// What a URL says.
+/// The parts of a URL.
 enum Parsed<'a> {
     Directory(&'a Path),
     #[cfg(feature = "s3")]

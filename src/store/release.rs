@@ -103,7 +103,7 @@ pub struct Prepared {
     io: Io,
 }
 
-/// What became of a commit.
+/// The outcome of a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Committed {
     /// The stub is in place.

@@ -49,7 +49,7 @@ pub enum Newest {
     None,
 }
 
-/// What waits for the remote.
+/// The calls that wait for the remote.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Wait {
@@ -72,7 +72,7 @@ pub struct RemoteSettings {
     /// How the newest file of a lineage travels.
     #[serde(default)]
     pub newest: Newest,
-    /// What waits for the remote.
+    /// The calls that wait for the remote.
     #[serde(default)]
     pub wait: Wait,
     /// Limit in MiB a second; none by default.

@@ -54,14 +54,14 @@ pub(super) struct Chunk {
     pub(super) extent: Range<u64>,
 }
 
-/// What `.metadata` says.
+/// The contents of `.metadata`.
 pub(super) struct Metadata {
     pub(super) names: Vec<Named>,
     /// By name.
     pub(super) files: HashMap<String, File>,
 }
 
-/// What a file of the checkpoint has in it.
+/// The chunks and objects in a file of the checkpoint.
 #[derive(Default)]
 pub(super) struct File {
     /// Chunks of tensors, in the order of the table.
@@ -73,7 +73,7 @@ pub(super) struct File {
 /// Bytes of names, keys and offsets that are kept. A pickle may repeat a long name at the cost of two bytes.
 const MAX_KEPT: usize = 128 << 20;
 
-/// Counts what is kept.
+/// Counts the entries that are kept.
 struct Budget(usize);
 
 impl Budget {

@@ -28,7 +28,7 @@ pub struct Model {
     files: HashMap<String, Listed>,
 }
 
-/// What one file has in it.
+/// The chunks and objects of one file.
 #[derive(Debug)]
 struct Listed {
     /// By ascending extent.

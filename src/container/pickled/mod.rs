@@ -78,7 +78,7 @@ fn replace(graph: &mut Graph, mut found: Vec<(u32, Array)>) -> Places {
     Places(places)
 }
 
-/// What torch calls a type.
+/// The name that torch gives a type.
 fn type_name(dtype: Dtype) -> &'static str {
     match dtype {
         Dtype::F32 => "float32",

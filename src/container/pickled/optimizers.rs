@@ -22,7 +22,7 @@ const ACCUMULATORS: [(&str, &str); 5] = [
     ("_velocity", "momentum_buffer"),
 ];
 
-/// What Paddle puts beside accumulators.
+/// Entries that Paddle puts beside accumulators.
 const BESIDE: [&str; 2] = ["LR_Scheduler", "master_weights"];
 
 /// The table of parameters' names that Paddle puts into a state dict.
