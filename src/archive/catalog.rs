@@ -190,6 +190,11 @@ impl Catalog {
         self.edit(path, version, |entry| entry.held = held);
     }
 
+    /// Notes whether stepfs found tensors in the file.
+    pub(super) fn examined(&mut self, path: &Path, version: u64, has_tensors: bool) {
+        self.edit(path, version, |entry| entry.has_tensors = has_tensors);
+    }
+
     /// Notes which object a plain file was decoded from.
     pub(super) fn keep(&mut self, path: &Path, version: u64, object: Option<Id>, objects: &Objects) {
         self.edit(path, version, |entry| {

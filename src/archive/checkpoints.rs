@@ -15,18 +15,8 @@ use crate::store::{Store, beneath, has_pin};
 
 use super::FileId;
 use super::catalog::modified_ns;
+use super::condition::Condition;
 use super::namespace::found_at;
-
-/// The condition of a regular file's content.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Condition {
-    /// It is durable, and can be read.
-    Whole,
-    /// It is open for writing, not durable yet, or not known.
-    BeingWritten,
-    /// It is an unreadable stub, or belongs to a save that is not finished.
-    Damaged,
-}
 
 /// A checkpoint and its parts.
 #[derive(Clone, Debug)]
@@ -193,7 +183,7 @@ impl Walk<'_> {
     /// A regular file of a checkpoint.
     fn file(&self, member: Member, metadata: &Metadata, gathered: &mut Gathered) {
         match (self.condition)(&member.path) {
-            Condition::Whole => {}
+            Condition::Whole { has_tensors } => gathered.with_tensors += u64::from(has_tensors),
             Condition::BeingWritten => gathered.being_written = true,
             Condition::Damaged => gathered.lacks = true,
         }
@@ -220,6 +210,7 @@ impl Walk<'_> {
             step,
             modified_ns: gathered.modified_ns.or_else(own).unwrap_or(i64::MAX),
             files: gathered.files,
+            with_tensors: gathered.with_tensors,
             bytes: gathered.bytes,
             being_written: gathered.being_written,
             lacks: gathered.lacks,
@@ -237,6 +228,7 @@ struct Gathered {
     directories: Vec<Member>,
     modified_ns: Option<i64>,
     files: u64,
+    with_tensors: u64,
     bytes: u64,
     being_written: bool,
     lacks: bool,

@@ -10,6 +10,7 @@ mod bundles;
 mod catalog;
 mod checkpoints;
 mod companions;
+mod condition;
 mod distributed;
 mod duplicate_files;
 mod events;
@@ -57,7 +58,8 @@ use threads::Wake;
 
 pub use crate::recall::{ReadError, Reader};
 pub use best::best_at_rest;
-pub use checkpoints::{Checkpoint, Condition, policy};
+pub use checkpoints::{Checkpoint, policy};
+pub use condition::{Condition, condition_on_disk};
 pub(crate) use lineage::signature as model_signature;
 pub use lossy::words as lossy_words;
 pub use namespace::{AtRest, FileId, Namespace, Outcome};

@@ -12,11 +12,11 @@ use crate::store::is_pinned;
 use crate::store::retention::{Unit, Verdict};
 use crate::sync::{Mutex, MutexGuard};
 
-use super::catalog::{Catalog, State, modified_ns};
-use super::checkpoints::{Checkpoint, Condition, Member, policy};
+use super::catalog::{Catalog, modified_ns};
+use super::checkpoints::{Checkpoint, Member, policy};
+use super::condition::Condition;
 use super::housekeeper::Housekeeper;
 use super::namespace::{Namespace, Outcome, found_at};
-use super::resident::ResidentReason;
 use super::{Archive, FileId};
 
 /// Without news, rules are looked at this often: `keep_for` needs no more.
@@ -212,21 +212,6 @@ impl Archive {
         // Nothing is synced here. A crash may bring names back, with all that they stand for, and the next run
         // removes them again: no object goes before `sync_removed_names`.
         (removed, failed)
-    }
-
-    /// The condition of a file's content.
-    fn condition(&self, path: &Path) -> Condition {
-        match self.catalog().get(path).map(|entry| &entry.state) {
-            None | Some(State::Staged | State::Closed | State::Resident(ResidentReason::NotDurable)) => {
-                Condition::BeingWritten
-            }
-            Some(State::Resident(ResidentReason::Unfinished)) => Condition::Damaged,
-            Some(State::Resident(why)) if why.hides_an_object() => Condition::Damaged,
-            Some(State::Released(id)) if self.objects.get(*id).is_none() => Condition::Damaged,
-            Some(
-                State::Durable(_) | State::Sealed(_) | State::Archived(..) | State::Released(_) | State::Resident(_),
-            ) => Condition::Whole,
-        }
     }
 
     /// Removes a checkpoint: files first, the deepest first, then directories. If it changed since it was examined,

@@ -15,7 +15,7 @@ use crate::store::{MIN_RELEASE_BYTES, Objects, STUB_BYTES, Store, Stub, beneath,
 use super::FileId;
 use super::best::{self, Word};
 use super::catalog::{Catalog, Says, Sealed, State, modified_ns};
-use super::lineage::{lineage, part, signature};
+use super::lineage::{has_tensors, lineage, part, signature};
 use super::resident::ResidentReason;
 
 /// Opaque bytes that neither byte planes nor zstd's fastest level bring below this share of themselves stay as they are.
@@ -132,6 +132,8 @@ pub(super) struct Examined {
     pub(super) says: Option<Says>,
     /// It has no tensors, and no format that is known.
     pub(super) is_opaque: bool,
+    /// It has tensors that count.
+    pub(super) has_tensors: bool,
 }
 
 /// Examines a durable file.
@@ -144,7 +146,7 @@ pub(super) fn examine(
     if metadata.len() < MIN_RELEASE_BYTES {
         let says = best::small_said(file, path)?;
         let state = State::Resident(ResidentReason::Small);
-        return Ok(Examined { state, words: String::new(), says, is_opaque: true });
+        return Ok(Examined { state, words: String::new(), says, is_opaque: true, has_tensors: false });
     }
     let description = describe()?;
     let words = words(&description);
@@ -152,20 +154,22 @@ pub(super) fn examine(
     let is_opaque = description.kind == Kind::Opaque;
     if is_opaque && !compressible(file)? {
         let state = State::Resident(ResidentReason::incompressible(&description));
-        return Ok(Examined { state, words, says, is_opaque });
+        return Ok(Examined { state, words, says, is_opaque, has_tensors: false });
     }
+    let signature = signature(&description);
     let sealed = Sealed {
         file: FileId::of(metadata),
         len: metadata.len(),
         modified_ns: modified_ns(metadata),
         steps: step_pattern::steps(path),
         sample: xxh3_64(&fingerprint::read(&InOrder::new(file, &description))?),
-        signature: signature(&description),
+        signature,
         lineage: lineage(path, &description),
         part: part(&description),
         copy: false,
     };
-    Ok(Examined { state: State::Sealed(Arc::new(sealed)), words, says, is_opaque })
+    let has_tensors = has_tensors(signature);
+    Ok(Examined { state: State::Sealed(Arc::new(sealed)), words, says, is_opaque, has_tensors })
 }
 
 fn compressible(file: &dyn ReadAt) -> io::Result<bool> {

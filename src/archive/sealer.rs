@@ -85,8 +85,10 @@ impl Archive {
         let metadata = file.metadata()?;
         let progress = self.progress(path)?;
         let describe = || self.describe(path, file);
-        let scan::Examined { state, words, says, is_opaque } = scan::examine(file, &metadata, path, describe)?;
+        let scan::Examined { state, words, says, is_opaque, has_tensors } =
+            scan::examine(file, &metadata, path, describe)?;
         self.catalog().made_durable(task, began, Some(is_opaque));
+        self.catalog().examined(path, version, has_tensors);
         // Before the file is known to be sealed: nothing is released while one that may speak is not.
         self.note_best(path, says.map(|says| (says, modified_ns(&metadata))));
         self.has_spoken(task);

@@ -9,13 +9,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
-use crate::archive::{Archive, AtRest, Condition, GcReport, Queue, Removed, best_at_rest, policy};
-use crate::store::object::path_of;
+use crate::archive::{Archive, AtRest, Condition, GcReport, Queue, Removed, best_at_rest, condition_on_disk, policy};
 use crate::store::retention::Verdict;
 use crate::store::{Error, Store, name_bytes};
 
 use super::format::{name, size, table};
-use super::listing::stub;
 use super::remote_url;
 use super::status::{of_mount, queue_of_mount};
 use super::target::{Target, attribute};
@@ -123,7 +121,7 @@ fn planned(target: &Target) -> Result<Report> {
     let store = Store::look(&target.store)?;
     let condition = |path: &Path| match &target.mount {
         Some(mount) if is_written(&mount.join(path)) => Condition::BeingWritten,
-        _ => on_disk(&store, path),
+        _ => condition_on_disk(&store, path),
     };
     let words = || format!("{}", store.tree().display());
     let planned = match &target.mount {
@@ -175,15 +173,6 @@ fn is_written(path: &Path) -> bool {
 /// Asks the daemon whether a file is named as the best of its run. One that cannot be asked about may be.
 fn is_best(path: &Path) -> bool {
     !attribute(path, "best").is_err_and(|error| error.raw_os_error() == Some(libc::ENODATA))
-}
-
-/// The condition of a file in an unmounted store.
-fn on_disk(store: &Store, path: &Path) -> Condition {
-    match stub(store, path) {
-        Ok(Some(stub)) if !path_of(&store.objects(), stub.object).exists() => Condition::Damaged,
-        Ok(_) => Condition::Whole,
-        Err(_) => Condition::Damaged,
-    }
 }
 
 /// Lets the daemon apply the policy.

@@ -182,7 +182,7 @@ fn retention_walks_through_no_link() {
             fs::rename(&sub, sub.with_file_name("aside")).unwrap();
             symlink(&directory, &sub).unwrap();
         }
-        Condition::Whole
+        Condition::Whole { has_tensors: true }
     };
     let planned = policy(&store, &swap, &|_: &Path| false).unwrap();
     assert_eq!(planned.len(), 3);

@@ -449,3 +449,26 @@ fn a_checkpoint_that_cannot_be_read_is_not_the_newest() {
     assert_eq!(going(&report(&rest, &[])), [step(1)]);
     rest.faithful(&step(2));
 }
+
+/// A run dies again and again while it saves. Whatever its rule says, the last state that it can go on from stays.
+#[test]
+fn a_truncated_checkpoint_takes_no_whole_one_with_it() {
+    let mut rest = with(&rule("run/*", "keep_last = 1"));
+    let states = states(5);
+    for (at, state) in states.iter().enumerate() {
+        // Without its end, a zip has no directory; a header alone promises tensors that are not there.
+        let cut = if at < 2 { &state[..] } else { &state[..state.len() * at / 6] };
+        rest.write(&step(at + 1), cut);
+        older(&rest, &step(at + 1), 7200 - at as u64);
+    }
+    let dry = report(&rest, &["--dry-run"]);
+    assert_eq!(going(&dry), going(&report(&rest, &[])));
+    assert!(!going(&dry).contains(&step(2)) && going(&dry).contains(&step(1)), "{dry}");
+    rest.settle();
+    assert_eq!(going(&report(&rest, &["--dry-run"])), [""; 0]);
+    assert_eq!(fs::read(rest.path(&step(2))).unwrap(), states[1]);
+    // The next whole one frees the room.
+    rest.write(&step(6), &states[4]);
+    let gone = going(&report(&rest, &[]));
+    assert!(gone.contains(&step(2)) && names(&rest, "run").len() == 1, "{gone:?}");
+}

@@ -90,6 +90,7 @@ pub(crate) fn retention(data: &[u8]) {
                 minutes => now - i64::from(minutes) * 60_000_000_000,
             },
             files: u64::from(input.byte() & 3),
+            with_tensors: u64::from(input.byte() & 1),
             bytes: 1,
             being_written: input.byte() > 240,
             lacks: input.byte() > 200,

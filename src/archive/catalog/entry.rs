@@ -145,6 +145,8 @@ pub(in crate::archive) struct Entry {
     /// The object that a recalled file was decoded from. Named by this entry, so that it is still there when the file
     /// is archived again: nothing is ever quantized twice.
     pub(in crate::archive) keeps: Option<Id>,
+    /// stepfs found tensors in it when it was last examined.
+    pub(in crate::archive) has_tensors: bool,
     /// It was in the tree at the mount, and was not written since.
     pub(in crate::archive) found: bool,
     /// The failed attempt may be repeated now.
@@ -167,6 +169,7 @@ impl Entry {
             failed: None,
             held: None,
             keeps: None,
+            has_tensors: false,
             found: false,
             due: false,
             seen_ns,

@@ -6,11 +6,13 @@
 //! - one that its run's files or a link name as the best;
 //! - the newest complete one;
 //! - one newer than that, since it may still be being written;
-//! - the complete one that was written last, in case steps began anew.
+//! - the complete one that was written last, in case steps began anew;
+//! - the last one with so many files, or with tensors in so many: a run may die at the same place again and again;
+//! - a file beside the newest complete file of another series with the same step: together they may be a checkpoint.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::{Path, PathBuf};
 
 use super::Rule;
 
@@ -20,6 +22,11 @@ pub const SETTLED_NS: i64 = 3600 * 1_000_000_000;
 
 /// Why a checkpoint stays that may be the next one.
 const NOT_COMPLETE: Cow<'static, str> = Cow::Borrowed("not complete, may still be being written");
+const FEWER: Cow<'static, str> =
+    Cow::Borrowed("fewer files, or fewer with tensors, than in the complete one before; may still be being written");
+/// Why a checkpoint stays that a run may go on from.
+const FULLEST: Cow<'static, str> = Cow::Borrowed("the last one with so many files, or with tensors in so many");
+const NEWEST: Cow<'static, str> = Cow::Borrowed("the newest complete one");
 
 /// The kind of a checkpoint in the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,6 +56,8 @@ pub struct Unit {
     pub modified_ns: i64,
     /// Number of regular files in it.
     pub files: u64,
+    /// Number of those in which stepfs finds tensors.
+    pub with_tensors: u64,
     /// Size that programs see.
     pub bytes: u64,
     /// A file of it is open for writing, or not durable yet.
@@ -96,7 +105,29 @@ pub fn plan(units: &[Unit], rules: &[Rule], now_ns: i64) -> Vec<Verdict> {
             members = gone;
         }
     }
+    keep_beside_newest(units, &mut verdicts);
     verdicts
+}
+
+/// Keeps files that lie beside the newest complete file of another series, and have its steps. A run that dies between
+/// the model's file and the optimizer's goes on from the two before.
+fn keep_beside_newest(units: &[Unit], verdicts: &mut [Verdict]) {
+    let key = |unit: &Unit| match unit.kind {
+        Kind::File if !unit.steps.is_empty() => Some((unit.path.parent().map(Path::to_path_buf), unit.steps.clone())),
+        _ => None,
+    };
+    let is_newest = |verdict: &Verdict| matches!(verdict, Verdict::Keep(why) if *why == NEWEST);
+    let newest = units.iter().zip(&*verdicts).filter(|(_, verdict)| is_newest(verdict));
+    let mut series: HashMap<_, HashSet<&[u8]>> = HashMap::new();
+    for (key, unit) in newest.filter_map(|(unit, _)| Some((key(unit)?, unit))) {
+        series.entry(key).or_default().insert(&unit.series);
+    }
+    let is_other = |of: &HashSet<&[u8]>, unit: &Unit| of.iter().any(|series| *series != unit.series);
+    for (unit, verdict) in units.iter().zip(verdicts) {
+        if verdict.removes() && key(unit).and_then(|key| series.get(&key)).is_some_and(|of| is_other(of, unit)) {
+            *verdict = Verdict::Keep("beside the newest complete one of another series, with its step".into());
+        }
+    }
 }
 
 /// Decides for the members of one series, oldest first. Returns the remaining ones if any is removed.
@@ -108,6 +139,7 @@ fn one_pass(
     verdicts: &mut [Verdict],
 ) -> Option<Vec<usize>> {
     let complete = complete(units, rule, now_ns, members);
+    let fullest = fullest(units, rule, members, &complete);
     let newest = complete.iter().rposition(|complete| *complete);
     let of_complete = members.iter().zip(&complete).filter(|(_, complete)| **complete).map(|(&at, _)| at);
     let last_written = of_complete.max_by_key(|&at| (units[at].modified_ns, at == members[newest.unwrap_or(0)]));
@@ -120,7 +152,8 @@ fn one_pass(
             _ if unit.pinned => Some("pinned".into()),
             _ if unit.best => Some("named as the best of its run".into()),
             _ if unit.being_written => Some("being written".into()),
-            _ if newest == Some(place) => Some("the newest complete one".into()),
+            _ if newest == Some(place) => Some(NEWEST),
+            _ if fullest[place] => Some(FULLEST),
             // A checkpoint that was half removed at a power failure is never taken for a half-written one. Its step and
             // the times of its files are older than a complete one's, and removing other files does not change them. An
             // empty directory has only its own time; it waits for an hour.
@@ -132,6 +165,7 @@ fn one_pass(
                     false => wanted(unit, rule, newer, now_ns),
                 }
             }
+            Some(newest) if fullness(unit) < fullness(&units[members[newest]]) => Some(FEWER),
             _ => Some(NOT_COMPLETE),
         };
         newer += u64::from(complete[place]);
@@ -150,26 +184,50 @@ fn one_pass(
 /// Which members of a series are whole checkpoints that no program writes.
 fn complete(units: &[Unit], rule: &Rule, now_ns: i64, members: &[usize]) -> Vec<bool> {
     let mut complete = Vec::with_capacity(members.len());
-    // Files of the last complete one, and of the one just before.
-    let (mut reference, mut before) = (0, None);
+    // The last complete one, and the one just before.
+    let (mut reference, mut before): (Option<&Unit>, Option<&Unit>) = (None, None);
     for &at in members {
         let unit = &units[at];
         // A program that writes several files closes each before it opens the next. Between two, a checkpoint only has
-        // fewer files than the one before. Fewer files are complete if two checkpoints in a row have that number and
-        // the second has settled.
+        // fewer files than the one before. If the program dies within one, stepfs finds no tensors in that. Fewer are
+        // complete if two checkpoints in a row have that number and the second has settled.
         let settled = now_ns.saturating_sub(unit.modified_ns) >= SETTLED_NS;
-        let whole = unit.files >= reference || (before == Some(unit.files) && settled);
-        let is_complete = match (rule.keep_checkpoint_max, unit.kind) {
-            (Some(_), _) => unit.is_version,
-            (None, Kind::File) => true,
-            (None, Kind::Directory) => whole,
+        let agree = |before: &Unit| fullness(before) == fullness(unit);
+        let whole = match rule.keep_checkpoint_max {
+            Some(_) => unit.is_version,
+            None => {
+                reference.is_none_or(|last| fullness(unit) >= fullness(last)) || (settled && before.is_some_and(agree))
+            }
         };
-        let is_complete = is_complete && unit.files > 0 && !unit.lacks && !unit.being_written;
+        let is_complete = whole && unit.files > 0 && unit.bytes > 0 && !unit.lacks && !unit.being_written;
         complete.push(is_complete);
-        reference = if is_complete { unit.files } else { reference };
-        before = Some(unit.files);
+        reference = if is_complete { Some(unit) } else { reference };
+        before = Some(unit);
     }
     complete
+}
+
+/// How much a checkpoint has, to compare it with others of its series: first by files with tensors, then by files. One
+/// file may have fewer shards than the one before, if stepfs finds tensors in each.
+fn fullness(unit: &Unit) -> (u64, u64) {
+    match unit.kind {
+        Kind::File if unit.with_tensors >= unit.files => (u64::MAX, 0),
+        Kind::File => (unit.with_tensors, 0),
+        Kind::Directory => (unit.with_tensors, unit.files),
+    }
+}
+
+/// Which complete members of a series have more than each later complete one. ElasticDL itself says what is complete.
+fn fullest(units: &[Unit], rule: &Rule, members: &[usize], complete: &[bool]) -> Vec<bool> {
+    let mut fullest = vec![false; members.len()];
+    let mut most = None;
+    for place in (0..members.len()).rev().filter(|&place| complete[place] && rule.keep_checkpoint_max.is_none()) {
+        let fullness = Some(fullness(&units[members[place]]));
+        if fullness > most {
+            (fullest[place], most) = (true, fullness);
+        }
+    }
+    fullest
 }
 
 /// Why the rule keeps a checkpoint; `newer` complete ones are newer.

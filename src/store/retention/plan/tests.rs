@@ -21,6 +21,7 @@ fn unit(step: u64) -> Unit {
         step: Some(step),
         modified_ns: NOW - 24 * HOUR + step as i64 * 1_000_000_000,
         files: 3,
+        with_tensors: 2,
         bytes: 1000,
         being_written: false,
         lacks: false,
@@ -145,11 +146,64 @@ fn fewer_files_are_believed_once_two_agree_and_an_hour_has_passed() {
     for unit in &mut some[2..] {
         unit.files = 2;
     }
-    assert_eq!(gone(&some, "keep_last = 1"), [1, 2, 3, 4]);
+    let verdicts = plan(&some, &[rule("keep_last = 2")], NOW);
+    assert_eq!(verdicts[1], Verdict::Keep(FULLEST));
+    assert_eq!(verdicts[3], Verdict::Keep("among the last 2".into()));
+    let verdicts = plan(&some[..3], &[rule("keep_last = 1")], NOW);
+    assert_eq!(verdicts[2], Verdict::Keep(FEWER));
+    assert_eq!(gone(&some, "keep_last = 1"), [1, 3, 4]);
+    some.push(unit(6));
+    assert_eq!(gone(&some, "keep_last = 1"), [1, 2, 3, 4, 5], "as many files again");
+    some.pop();
     for unit in &mut some[2..] {
         unit.modified_ns += 23 * HOUR + HOUR / 2;
     }
     assert_eq!(gone(&some, "keep_last = 1"), [1]);
+}
+
+/// A file whose writer died has no tensors that stepfs finds.
+#[test]
+fn a_truncated_file_takes_no_whole_one_with_it() {
+    let file = |step| Unit { kind: Kind::File, files: 1, with_tensors: 1, ..unit(step) };
+    let cut = |step| Unit { with_tensors: 0, ..file(step) };
+    let keys = "keep_last = 1";
+    assert_eq!(gone(&[file(1), file(2), cut(3)], keys), [1]);
+    assert_eq!(gone(&[file(1), file(2), cut(3), cut(4), cut(5)], keys), [1, 3, 4], "however often it dies");
+    assert_eq!(gone(&[file(1), file(2), cut(3), file(4)], keys), [1, 2, 3]);
+    assert_eq!(gone(&[file(1), Unit { bytes: 0, ..cut(2) }], keys), [0; 0]);
+    assert_eq!(gone(&[cut(1), cut(2), cut(3)], keys), [1, 2], "a format without tensors");
+    // Fewer shards than before, each whole; and with one that is cut.
+    let shards = |step, files, with_tensors| Unit { files, with_tensors, ..file(step) };
+    assert_eq!(gone(&[shards(1, 4, 4), shards(2, 2, 2)], keys), [1]);
+    assert_eq!(gone(&[shards(1, 4, 4), shards(2, 4, 3)], keys), [0; 0]);
+}
+
+#[test]
+fn a_cut_file_in_a_directory_takes_no_whole_one_with_it() {
+    let mut some = units(1..=4);
+    some[2].with_tensors = 1;
+    some[3].with_tensors = 1;
+    assert_eq!(gone(&some, "keep_last = 1"), [1, 3]);
+    some[3].modified_ns = NOW - HOUR / 2;
+    assert_eq!(gone(&some, "keep_last = 1"), [1]);
+}
+
+/// A model's files and an optimizer's are two series.
+#[test]
+fn files_beside_the_newest_of_another_series_stay() {
+    let file = |name: &str, step| Unit {
+        kind: Kind::File,
+        path: PathBuf::from(format!("run/{name}_step{step}.pt")),
+        series: name.as_bytes().to_vec(),
+        ..unit(step)
+    };
+    let mut some = vec![file("model", 10), file("optim", 10), file("model", 20), file("optim", 20), file("model", 30)];
+    let verdicts = plan(&some, &[rule("keep_last = 1")], NOW);
+    let removed: Vec<bool> = verdicts.iter().map(Verdict::removes).collect();
+    assert_eq!(removed, [true, true, false, false, false], "{verdicts:?}");
+    some.push(file("optim", 30));
+    let removed: Vec<bool> = plan(&some, &[rule("keep_last = 1")], NOW).iter().map(Verdict::removes).collect();
+    assert_eq!(removed, [true, true, true, true, false, false]);
 }
 
 #[test]
@@ -177,18 +231,23 @@ fn reasons_are_words() {
 fn any_unit() -> impl Strategy<Value = Unit> {
     let weird = (prop::bool::weighted(0.1), prop::bool::weighted(0.1), prop::bool::weighted(0.2), 0..4u64);
     let marked = (prop::bool::weighted(0.2), prop::bool::weighted(0.1));
-    (0..30u64, 0..3u8, -3 * HOUR..48 * HOUR, weird, marked).prop_map(
-        |(step, series, age, (being_written, lacks, is_invalid, files), (pinned, best))| Unit {
-            series: vec![series],
-            path: PathBuf::from(format!("{series}/{step}-{age}")),
-            modified_ns: NOW - age,
-            being_written,
-            lacks,
-            is_version: !is_invalid,
-            files,
-            pinned,
-            best,
-            ..unit(step)
+    let found = (prop::bool::weighted(0.3), 0..3u64);
+    (0..30u64, 0..3u8, -3 * HOUR..48 * HOUR, weird, marked, found).prop_map(
+        |(step, series, age, (being_written, lacks, is_invalid, files), (pinned, best), (is_file, with_tensors))| {
+            Unit {
+                kind: if is_file { Kind::File } else { Kind::Directory },
+                with_tensors: with_tensors.min(files),
+                series: vec![series],
+                path: PathBuf::from(format!("{series}/{step}-{age}")),
+                modified_ns: NOW - age,
+                being_written,
+                lacks,
+                is_version: !is_invalid,
+                files,
+                pinned,
+                best,
+                ..unit(step)
+            }
         },
     )
 }
@@ -207,9 +266,9 @@ fn any_rule() -> impl Strategy<Value = Rule> {
 
 /// Members of each series in order.
 fn ordered(units: &[Unit]) -> Vec<Vec<usize>> {
-    let mut series: BTreeMap<&[u8], Vec<usize>> = BTreeMap::new();
+    let mut series: BTreeMap<(Kind, &[u8]), Vec<usize>> = BTreeMap::new();
     for (at, unit) in units.iter().enumerate() {
-        series.entry(&unit.series).or_default().push(at);
+        series.entry((unit.kind, &unit.series)).or_default().push(at);
     }
     let mut all: Vec<Vec<usize>> = series.into_values().collect();
     for members in &mut all {

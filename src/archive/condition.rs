@@ -1,0 +1,59 @@
+//! The condition of one file of a checkpoint, as retention sees it.
+
+use std::path::Path;
+
+use crate::container::describe_at;
+use crate::store::object::Object;
+use crate::store::{Store, Stub, beneath};
+
+use super::Archive;
+use super::catalog::State;
+use super::lineage::{has_tensors, signature};
+use super::resident::ResidentReason;
+
+/// The condition of a regular file's content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Condition {
+    /// It is durable, and can be read.
+    Whole {
+        /// stepfs finds tensors in it. Of a checkpoint that was cut short it finds none.
+        has_tensors: bool,
+    },
+    /// It is open for writing, not durable yet, or not known.
+    BeingWritten,
+    /// It is an unreadable stub, or belongs to a save that is not finished.
+    Damaged,
+}
+
+impl Archive {
+    /// The condition of a file's content.
+    pub(super) fn condition(&self, path: &Path) -> Condition {
+        let catalog = self.catalog();
+        let Some(entry) = catalog.get(path) else { return Condition::BeingWritten };
+        match &entry.state {
+            State::Staged | State::Closed | State::Resident(ResidentReason::NotDurable) => Condition::BeingWritten,
+            State::Resident(ResidentReason::Unfinished) => Condition::Damaged,
+            State::Resident(why) if why.hides_an_object() => Condition::Damaged,
+            State::Released(id) => self.objects.get(*id).map_or(Condition::Damaged, |(header, _)| Condition::Whole {
+                has_tensors: has_tensors(header.signature),
+            }),
+            State::Durable(_) | State::Sealed(_) | State::Archived(..) | State::Resident(_) => {
+                Condition::Whole { has_tensors: entry.has_tensors }
+            }
+        }
+    }
+}
+
+/// The condition of a file in a store's tree that nobody writes.
+pub fn condition_on_disk(store: &Store, path: &Path) -> Condition {
+    let tree = store.tree();
+    let look = || {
+        let file = store.io().open_beneath(&tree, path, 0)?;
+        let signature = match Stub::read_on(&file, store.id())? {
+            Some(stub) => Object::header_of(store.io(), &store.objects(), stub.object)?.0.signature,
+            None => signature(&describe_at(path, &file, |beside| beneath::open_file(&tree, beside))?),
+        };
+        Ok::<_, std::io::Error>(Condition::Whole { has_tensors: has_tensors(signature) })
+    };
+    look().unwrap_or(Condition::Damaged)
+}
