@@ -4,7 +4,7 @@
 mod support;
 
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -150,7 +150,8 @@ both! {
         let m = mounted(passthrough, &rule("step_*", "keep_last = 1"));
         for step in 1..=3 {
             let path = m.mnt().join(format!("step_{step}"));
-            let file = File::create(&path).unwrap();
+            let mut file = File::create(&path).unwrap();
+            file.write_all(b"a state").unwrap();
             if step == 1 {
                 std::mem::forget(file.try_clone().unwrap());
             }

@@ -5,6 +5,7 @@ mod claimed;
 mod claims;
 mod entries;
 mod entry;
+mod fullest;
 mod group;
 mod grouping;
 mod index;
@@ -284,6 +285,11 @@ impl Catalog {
     /// The file of the same checkpoint that has no newer state yet, if the file waits for one.
     pub(super) fn held_up_by(&self, path: &Path) -> Option<&PathBuf> {
         self.entries.index().held_up_by(self.get(path)?)
+    }
+
+    /// Whether the file waits until a newer checkpoint has as many files as its own.
+    pub(super) fn is_of_fullest(&self, path: &Path) -> bool {
+        self.get(path).is_some_and(|entry| self.entries.index().is_of_fullest(entry))
     }
 
     /// When a file of the checkpoint or a newer state of it was last modified, if the file waits for another;

@@ -372,6 +372,7 @@ fn what_keeps(catalog: &Catalog, path: &Path, entry: &Entry) -> String {
         }
         _ => match catalog.held_up_by(path) {
             Some(by) => format!("it waits until {} of its checkpoint has a newer state", by.display()),
+            None if catalog.is_of_fullest(path) => "it waits until a newer checkpoint has as many files".into(),
             None => "working".into(),
         },
     }

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use super::series::{Rest, states, step, until, work};
 
@@ -56,6 +56,7 @@ fn a_file_without_a_successor_is_waited_for_as_long_as_is_set() {
         write_now(&mut rest, &name(10, "model"), &states[0]);
         write_now(&mut rest, &name(10, "only_here"), text.as_bytes());
         write_now(&mut rest, &name(20, "model"), &states[2]);
+        write_now(&mut rest, &name(20, "something_else"), b"as many files");
         rest
     };
     for (settle, waits) in [("600", true), ("0", false)] {
@@ -70,6 +71,46 @@ fn a_file_without_a_successor_is_waited_for_as_long_as_is_set() {
     until(|| rest.stub(&name(10, "model")).is_some());
     archive.stop();
     assert!(rest.stub(&name(10, "only_here")).is_none(), "the newest of its lineage");
+}
+
+/// A run died after its large files were saved: whatever is missing, it may be unable to go on from the newer checkpoint.
+#[test]
+fn a_checkpoint_waits_until_a_newer_one_has_as_many_files() {
+    let states = states(6);
+    let mut rest = Rest::with(|text| text.replace("settle_seconds = 600", "settle_seconds = 1"));
+    let save = |rest: &mut Rest, step, last: bool| {
+        write_now(rest, &name(step, "model"), &states[step / 10 * 2 - 2]);
+        write_now(rest, &name(step, "optimizer"), &states[step / 10 * 2 - 1]);
+        if last {
+            write_now(rest, &name(step, "trainer_state"), b"{}");
+        }
+    };
+    save(&mut rest, 10, true);
+    save(&mut rest, 20, false);
+    std::thread::sleep(Duration::from_secs(2));
+    rest.settle();
+    let archive = rest.open();
+    work(&archive);
+    let why = archive.attribute(Path::new(&name(10, "model")), "release").unwrap();
+    assert_eq!(String::from_utf8(why).unwrap(), "it waits until a newer checkpoint has as many files");
+    archive.stop();
+    drop(archive);
+    for file in ["model", "optimizer"] {
+        assert_eq!(fs::read(rest.path(&name(10, file))).unwrap(), rest.written[&name(10, file)]);
+    }
+    // The run goes on from step 10, and saves step 20 once more.
+    save(&mut rest, 20, true);
+    rest.settle();
+    assert!(rest.stub(&name(10, "model")).is_some() && rest.stub(&name(20, "model")).is_none());
+    // A user who wants the room all the same asks for it.
+    save(&mut rest, 30, false);
+    rest.settle();
+    assert!(rest.stub(&name(20, "model")).is_none());
+    let archive = rest.open();
+    archive.set_attribute(Path::new(&name(20, "model")), "release", b"1").unwrap();
+    work(&archive);
+    until(|| rest.stub(&name(20, "model")).is_some());
+    archive.stop();
 }
 
 #[test]

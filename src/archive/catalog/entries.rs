@@ -53,6 +53,9 @@ impl Entries {
         let old = self.remove(&path);
         self.changes += 1;
         self.index.add(&path, &entry);
+        if entry.state.is_durable() {
+            self.index.count_durable(&path, true);
+        }
         self.map.insert(path, entry);
         old
     }
@@ -61,6 +64,9 @@ impl Entries {
         let old = self.map.remove(path)?;
         self.changes += 1;
         self.index.remove(old.sequence);
+        if old.state.is_durable() {
+            self.index.count_durable(path, false);
+        }
         self.freed |= matches!(old.state, State::Resident(ref why) if why.hides_an_object());
         Some(old)
     }
@@ -80,8 +86,12 @@ impl Entries {
     pub(super) fn edit(&mut self, path: &Path, change: impl FnOnce(&mut Entry)) {
         if let Some(entry) = self.map.get_mut(path) {
             self.index.remove(entry.sequence);
+            let was_durable = entry.state.is_durable();
             change(entry);
             self.index.add(path, entry);
+            if was_durable != entry.state.is_durable() {
+                self.index.count_durable(path, !was_durable);
+            }
             self.changes += 1;
         }
     }

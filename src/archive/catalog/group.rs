@@ -42,6 +42,8 @@ pub(super) struct Group {
     pub(super) essential: BTreeSet<u64>,
     /// Modification times of its files and of the newer files that made them history.
     pub(super) touched: BTreeSet<(i64, u64)>,
+    /// A directory with more files than each newer one of its run: a crash may have cut that one short.
+    pub(super) is_fullest: bool,
     /// The group is not waited for any more, unless something was modified after this time.
     pub(super) settled: i64,
     /// A user wants it released, unless something was modified after this time.
@@ -62,6 +64,7 @@ impl Group {
             pending: BTreeSet::new(),
             essential: BTreeSet::new(),
             touched: BTreeSet::new(),
+            is_fullest: false,
             settled: i64::MIN,
             asked: i64::MIN,
             head: None,
@@ -79,8 +82,13 @@ impl Group {
         self.essential.first().or_else(|| self.pending.first()).copied()
     }
 
+    /// No time opens it, but only a newer checkpoint.
+    pub(super) fn waits_without_limit(&self) -> bool {
+        self.is_fullest || !self.essential.is_empty()
+    }
+
     pub(super) fn is_open(&self) -> bool {
         let is_settled = || !self.is_directory || self.pending.is_empty() || self.newest() <= self.settled;
-        (self.essential.is_empty() && is_settled()) || self.newest() <= self.asked
+        (!self.waits_without_limit() && is_settled()) || self.newest() <= self.asked
     }
 }

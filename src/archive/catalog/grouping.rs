@@ -1,7 +1,7 @@
 //! The index's groups: which files of a checkpoint wait for which, and for how long.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::store::step_pattern;
@@ -18,6 +18,7 @@ impl Index {
     /// Puts a group where it belongs.
     pub(super) fn refresh(&mut self, key: &Arc<step_pattern::Group>) {
         let Some(group) = self.groups.get_mut(key) else { return };
+        group.is_fullest = key.steps.is_none() && self.fullest.has(&key.directory);
         if let Some(head) = group.head.take() {
             self.heads.remove(&head);
         }
@@ -37,10 +38,19 @@ impl Index {
             group.head = archive.or_else(|| group.ready.next_release().map(|rank| (1, rank.clone())));
             self.heads.extend(group.head.clone());
         } else if group.counted > 0 {
-            let due = if group.essential.is_empty() { group.newest().saturating_add(self.settle_ns) } else { NEVER };
+            let settles = group.newest().saturating_add(self.settle_ns);
+            let due = if group.waits_without_limit() { NEVER } else { settles };
             self.settling += group.counted;
             group.timer = Some(due);
             self.timers.insert((due, Arc::clone(key)));
+        }
+    }
+
+    /// A file of a checkpoint directory became durable, or is so no longer.
+    pub(super) fn count_durable(&mut self, path: &Path, came: bool) {
+        let Some(directory) = step_pattern::group(path).filter(|_| self.settle_ns > 0) else { return };
+        for directory in self.fullest.count(&directory, came) {
+            self.refresh(&Arc::new(step_pattern::Group { directory, steps: None, name: None }));
         }
     }
 
@@ -88,6 +98,11 @@ impl Index {
     pub(super) fn held_up_by(&self, entry: &Entry) -> Option<&PathBuf> {
         let group = self.closed_group(entry)?;
         self.members.get(&group.held_up_by()?).map(|member| &member.path)
+    }
+
+    /// Whether the file waits for a newer checkpoint with as many files.
+    pub(super) fn is_of_fullest(&self, entry: &Entry) -> bool {
+        self.closed_group(entry).is_some_and(|group| group.is_fullest)
     }
 
     /// When the group or a newer state of it was last modified, if the file waits for another.

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use crate::store::step_pattern;
 
+use super::fullest::Fullest;
 use super::group::{Group, Ready};
 use super::grouping::group_of;
 use super::lineage::{Lineage, Rank};
@@ -40,6 +41,7 @@ pub(super) struct Index {
     pub(super) members: HashMap<u64, Member>,
     lineages: HashMap<u64, Lineage>,
     pub(super) groups: HashMap<Arc<step_pattern::Group>, Group>,
+    pub(super) fullest: Fullest,
     /// Files that can be sealed at once.
     pub(super) closed: BTreeSet<Rank>,
     /// Files that wait for each other, and until when.

@@ -1,6 +1,6 @@
 //! The index against a scan of all entries.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
 
 use proptest::prelude::*;
@@ -212,8 +212,24 @@ impl Scan<'_> {
         step_pattern::Group::of(path, is_whole).filter(|_| self.groups)
     }
 
+    /// Whether the directory has more durable files than each newer one of its run.
+    fn is_fullest(&self, directory: &Path) -> bool {
+        let place = |directory: &Path| (step_pattern::of_directory(directory).steps, directory.to_path_buf());
+        let series = |directory: &Path| step_pattern::of_directory(directory).series;
+        let mut files: BTreeMap<PathBuf, usize> = BTreeMap::new();
+        for (path, _) in self.catalog.entries().filter(|(_, entry)| entry.state.is_durable()) {
+            step_pattern::group(path).into_iter().for_each(|of| *files.entry(of).or_default() += 1);
+        }
+        let is_newer = |of: &Path| series(of) == series(directory) && place(of) > place(directory);
+        let own = files.get(directory).copied().unwrap_or(0);
+        own > 0 && files.iter().all(|(of, count)| !is_newer(of) || *count < own)
+    }
+
     fn is_open(&self, path: &Path) -> bool {
         let Some(group) = self.group(path) else { return true };
+        if group.steps.is_none() && self.is_fullest(&group.directory) {
+            return false;
+        }
         let waits = self.waits && group.steps.is_none();
         let mut files = self.catalog.entries().filter(|(path, _)| self.group(path).as_ref() == Some(&group));
         files.all(|(_, entry)| {
