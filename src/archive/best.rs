@@ -99,14 +99,22 @@ pub(super) fn of_small(store: &Store, found: &[(PathBuf, io::Result<State>)]) ->
         Ok(small_said(&file, path)?.map(|says| (path.to_path_buf(), says, modified_ns(&metadata))))
     };
     let words = in_parallel(&paths, word);
-    words.into_iter().filter_map(|word| word.ok().flatten()).collect()
+    paths.into_iter().zip(words).filter_map(|(path, word)| known(path, word)).collect()
+}
+
+/// The statement of a file or link. A warning says if it cannot be read: then nobody knows what it names as the best.
+fn known<T>(path: &Path, said: io::Result<Option<T>>) -> Option<T> {
+    said.unwrap_or_else(|error| {
+        log::warn!("{}: {error}; if it names the best of a run, that one is not known", path.display());
+        None
+    })
 }
 
 /// The statements of a store's links.
 pub(super) fn of_links(store: &Store, links: &[PathBuf]) -> Vec<Word> {
     let said = in_parallel(links, |path| link(store, path));
     let words = links.iter().zip(said);
-    words.filter_map(|(path, said)| said.ok().flatten().map(|says| (path.clone(), says, 0))).collect()
+    words.filter_map(|(path, said)| known(path, said).map(|says| (path.clone(), says, 0))).collect()
 }
 
 /// The target of the link at `path`, if the link's own name asks for exact bytes and the target lies in the tree.
@@ -195,9 +203,8 @@ pub fn best_at_rest(store: &Store) -> io::Result<impl Fn(&Path) -> bool> {
         let metadata = file.metadata()?;
         Ok(said(&file, path, Some(&describe(&file)?))?.map(|says| (path.clone(), says, modified_ns(&metadata))))
     });
-    for (path, says, modified_ns) in
-        found.words.into_iter().chain(words.into_iter().filter_map(|word| word.ok().flatten()))
-    {
+    let words = large.iter().zip(words).filter_map(|(path, word)| known(path, word));
+    for (path, says, modified_ns) in found.words.into_iter().chain(words) {
         catalog.says(&path, Some((says, modified_ns)));
     }
     Ok(move |path: &Path| catalog.named_best_by(path).is_some())

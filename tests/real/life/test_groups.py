@@ -29,12 +29,13 @@ class Checkpoints:
     def __init__(self, mount):
         self.mount, self.states, self.bytes = mount, walk(9, seed=5), {}
 
-    def save(self, step, optimizer=True):
+    def save(self, step, optimizer=True, trainer_state=True):
         directory = self.mount / f"checkpoint-{step}"
         directory.mkdir()
         state = next(self.states)
         save_file(state["model"], directory / "model.safetensors")
-        (directory / "trainer_state.json").write_text('{"global_step": %d}' % step)
+        if trainer_state:
+            (directory / "trainer_state.json").write_text('{"global_step": %d}' % step)
         if optimizer:
             torch.save(state["optimizer"], directory / "optimizer.pt")
         return state
@@ -103,8 +104,30 @@ def test_the_settle_time_passes_by_itself(mount):
     saves.save(10)
     (mount / "checkpoint-10/report.txt").write_text("\n".join(map(str, range(40_000))))
     saves.save(20)
+    (mount / "checkpoint-20/another.txt").write_text("as many files")
     wait_until(lambda: mount.released() == ["checkpoint-10/model.safetensors", "checkpoint-10/optimizer.pt"], 20, "both are released")
     assert mount.status()["settling"] == 0
+
+
+def test_killed_before_the_smallest_file_of_a_checkpoint(mount):
+    settle(mount, 1)
+    saves = Checkpoints(mount)
+    saves.save(10)
+    saves.note(10)
+    # Trainer writes it last, and does not resume without it.
+    saves.save(20, trainer_state=False)
+    mount.sync()
+    mount.kill()
+    mount.mount()
+    mount.sync()
+    time.sleep(2)
+    why = os.getxattr(mount / "checkpoint-10/optimizer.pt", "user.stepfs.release").decode()
+    assert saves.exact(10) and not mount.released() and why == "it waits until a newer checkpoint has as many files"
+    # The job resumes from checkpoint-10 and saves 20 again.
+    shutil.rmtree(mount / "checkpoint-20")
+    saves.save(20)
+    mount.sync()
+    mount.require_released("checkpoint-10/model.safetensors", "checkpoint-10/optimizer.pt")
 
 
 def test_no_settle_time_makes_the_last_state_with_an_optimizer_lossy(mount):
