@@ -48,7 +48,7 @@ impl Catalog {
     /// meanwhile is examined again.
     pub(super) fn unless_without_index(&self, path: &Path, before: Progress, state: State) -> State {
         let Some(shard) = Shard::of(path) else { return state };
-        if matches!(state, State::Resident(ResidentReason::Small)) {
+        if matches!(state, State::Resident(ResidentReason::Small | ResidentReason::Empty)) {
             return state;
         }
         match (self.has_durable_bundle(&shard, path), before) {

@@ -192,7 +192,7 @@ impl Catalog {
     }
 
     /// Notes whether stepfs found tensors in the file.
-    pub(super) fn examined(&mut self, path: &Path, version: u64, has_tensors: bool) {
+    pub(super) fn examined(&mut self, path: &Path, version: u64, has_tensors: Option<bool>) {
         self.edit(path, version, |entry| entry.has_tensors = has_tensors);
     }
 
@@ -287,7 +287,7 @@ impl Catalog {
         self.entries.index().held_up_by(self.get(path)?)
     }
 
-    /// Whether the file waits until a newer checkpoint has as many files as its own.
+    /// Whether the file waits until a newer checkpoint has as many files as its own, and for no file without a limit.
     pub(super) fn is_of_fullest(&self, path: &Path) -> bool {
         self.get(path).is_some_and(|entry| self.entries.index().is_of_fullest(entry))
     }

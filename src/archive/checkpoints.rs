@@ -182,15 +182,17 @@ impl Walk<'_> {
 
     /// A regular file of a checkpoint.
     fn file(&self, member: Member, metadata: &Metadata, gathered: &mut Gathered) {
+        // What is empty, or goes again, makes no checkpoint complete.
+        let counts = metadata.len() > 0 && !step_pattern::is_temporary(&member.path);
         match (self.condition)(&member.path) {
-            Condition::Whole { has_tensors } => gathered.with_tensors += u64::from(has_tensors),
+            Condition::Whole { has_tensors } => gathered.with_tensors += u64::from(counts && has_tensors),
             Condition::BeingWritten => gathered.being_written = true,
             Condition::Damaged => gathered.lacks = true,
         }
         gathered.pinned |= is_pinned(&self.tree.join(&member.path));
         gathered.best |= (self.is_best)(&member.path);
         gathered.modified_ns = gathered.modified_ns.max(Some(member.modified_ns));
-        gathered.files += 1;
+        gathered.files += u64::from(counts);
         gathered.bytes += metadata.len();
         gathered.members.push(member);
     }

@@ -28,19 +28,31 @@ pub enum Condition {
 impl Archive {
     /// The condition of a file's content.
     pub(super) fn condition(&self, path: &Path) -> Condition {
-        let catalog = self.catalog();
-        let Some(entry) = catalog.get(path) else { return Condition::BeingWritten };
-        match &entry.state {
-            State::Staged | State::Closed | State::Resident(ResidentReason::NotDurable) => Condition::BeingWritten,
-            State::Resident(ResidentReason::Unfinished) => Condition::Damaged,
-            State::Resident(why) if why.hides_an_object() => Condition::Damaged,
-            State::Released(id) => self.objects.get(*id).map_or(Condition::Damaged, |(header, _)| Condition::Whole {
-                has_tensors: has_tensors(header.signature),
-            }),
-            State::Durable(_) | State::Sealed(_) | State::Archived(..) | State::Resident(_) => {
-                Condition::Whole { has_tensors: entry.has_tensors }
-            }
+        let (version, known) = {
+            let catalog = self.catalog();
+            let Some(entry) = catalog.get(path) else { return Condition::BeingWritten };
+            let known = match &entry.state {
+                State::Staged | State::Closed | State::Resident(ResidentReason::NotDurable) => {
+                    return Condition::BeingWritten;
+                }
+                State::Resident(ResidentReason::Unfinished) => return Condition::Damaged,
+                State::Resident(why) if why.hides_an_object() => return Condition::Damaged,
+                State::Released(id) => match self.objects.get(*id) {
+                    Some((header, _)) => Some(has_tensors(header.signature)),
+                    None => return Condition::Damaged,
+                },
+                State::Durable(_) | State::Sealed(_) | State::Archived(..) | State::Resident(_) => entry.has_tensors,
+            };
+            (entry.version, known)
+        };
+        if let Some(has_tensors) = known {
+            return Condition::Whole { has_tensors };
         }
+        let condition = condition_on_disk(&self.store, path);
+        if let Condition::Whole { has_tensors } = condition {
+            self.catalog().examined(path, version, Some(has_tensors));
+        }
+        condition
     }
 }
 

@@ -10,6 +10,8 @@ use crate::container::{Description, Kind};
 pub(super) enum ResidentReason {
     /// It is below the size of files that are released.
     Small,
+    /// It is empty, and counts as no file of its checkpoint.
+    Empty,
     /// No object of it would be smaller.
     Incompressible,
     /// No object of it would be smaller, for a reason that these words name.
@@ -41,6 +43,11 @@ impl ResidentReason {
         }
     }
 
+    /// The reason of a file of so few bytes.
+    pub(super) fn small(len: u64) -> ResidentReason {
+        if len == 0 { ResidentReason::Empty } else { ResidentReason::Small }
+    }
+
     /// Whether the file names an object, perhaps, and nobody knows which.
     pub(super) fn hides_an_object(&self) -> bool {
         matches!(self, ResidentReason::DamagedStub | ResidentReason::OtherStore | ResidentReason::Unreadable)
@@ -50,7 +57,7 @@ impl ResidentReason {
 impl fmt::Display for ResidentReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            ResidentReason::Small => "small",
+            ResidentReason::Small | ResidentReason::Empty => "small",
             ResidentReason::Incompressible => "would not become smaller",
             ResidentReason::NotUnderstood(words) => words,
             ResidentReason::Unfinished => {

@@ -101,8 +101,9 @@ fn list(root: &Path, directory: &Path) -> io::Result<Listed> {
 
 fn state_of(store: &Store, path: &Path) -> io::Result<State> {
     let tree = store.tree();
-    if beneath::metadata(&tree, path)?.len() < MIN_RELEASE_BYTES {
-        return Ok(State::Resident(ResidentReason::Small));
+    let len = beneath::metadata(&tree, path)?.len();
+    if len < MIN_RELEASE_BYTES {
+        return Ok(State::Resident(ResidentReason::small(len)));
     }
     let file = store.io().open_beneath(&tree, path, 0)?;
     match Stub::read_on(&file, store.id()) {
@@ -132,8 +133,8 @@ pub(super) struct Examined {
     pub(super) says: Option<Says>,
     /// It has no tensors, and no format that is known.
     pub(super) is_opaque: bool,
-    /// It has tensors that count.
-    pub(super) has_tensors: bool,
+    /// Whether it has tensors that count, if that is known.
+    pub(super) has_tensors: Option<bool>,
 }
 
 /// Examines a durable file.
@@ -145,8 +146,8 @@ pub(super) fn examine(
 ) -> io::Result<Examined> {
     if metadata.len() < MIN_RELEASE_BYTES {
         let says = best::small_said(file, path)?;
-        let state = State::Resident(ResidentReason::Small);
-        return Ok(Examined { state, words: String::new(), says, is_opaque: true, has_tensors: false });
+        let state = State::Resident(ResidentReason::small(metadata.len()));
+        return Ok(Examined { state, words: String::new(), says, is_opaque: true, has_tensors: None });
     }
     let description = describe()?;
     let words = words(&description);
@@ -154,7 +155,7 @@ pub(super) fn examine(
     let is_opaque = description.kind == Kind::Opaque;
     if is_opaque && !compressible(file)? {
         let state = State::Resident(ResidentReason::incompressible(&description));
-        return Ok(Examined { state, words, says, is_opaque, has_tensors: false });
+        return Ok(Examined { state, words, says, is_opaque, has_tensors: Some(false) });
     }
     let signature = signature(&description);
     let sealed = Sealed {
@@ -168,7 +169,7 @@ pub(super) fn examine(
         part: part(&description),
         copy: false,
     };
-    let has_tensors = has_tensors(signature);
+    let has_tensors = Some(has_tensors(signature));
     Ok(Examined { state: State::Sealed(Arc::new(sealed)), words, says, is_opaque, has_tensors })
 }
 

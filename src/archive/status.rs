@@ -370,9 +370,11 @@ fn what_keeps(catalog: &Catalog, path: &Path, entry: &Entry) -> String {
         (State::Sealed(sealed), ..) if !catalog.has_unsealed() && !catalog.is_history(path, sealed) => {
             "it has the highest step of its lineage, and stays exact".into()
         }
+        _ if catalog.is_of_fullest(path) => {
+            "it waits until a newer checkpoint has as many files; `stepfs release` ends the wait".into()
+        }
         _ => match catalog.held_up_by(path) {
             Some(by) => format!("it waits until {} of its checkpoint has a newer state", by.display()),
-            None if catalog.is_of_fullest(path) => "it waits until a newer checkpoint has as many files".into(),
             None => "working".into(),
         },
     }

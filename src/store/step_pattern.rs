@@ -168,6 +168,13 @@ pub fn group(path: &Path) -> Option<PathBuf> {
     Some(path.iter().take(outermost + 1).collect())
 }
 
+/// Whether a file's name says that it is being written, or is left of a file that was: it goes, or gets another name.
+pub fn is_temporary(path: &Path) -> bool {
+    let name = fold(path.file_name().unwrap_or_default().as_bytes());
+    let ends = [".tmp", ".temp", ".part", ".partial", ".incomplete", ".swp", "~"];
+    name.starts_with('.') || ends.iter().any(|end| name.ends_with(end))
+}
+
 /// True if the last name of a path shows by itself that its number counts training: `checkpoint-10`, `global_step5` or
 /// a bare `100`, but not `exp1`.
 pub fn counts_training(path: &Path) -> bool {

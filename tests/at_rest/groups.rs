@@ -87,12 +87,18 @@ fn a_checkpoint_waits_until_a_newer_one_has_as_many_files() {
     };
     save(&mut rest, 10, true);
     save(&mut rest, 20, false);
+    // Died before its first byte was written. The other one is not a file of the checkpoint.
+    write_now(&mut rest, &name(20, "trainer_state"), b"");
+    write_now(&mut rest, "run/checkpoint-20/model.safetensors.tmp", b"half");
     std::thread::sleep(Duration::from_secs(2));
     rest.settle();
     let archive = rest.open();
     work(&archive);
     let why = archive.attribute(Path::new(&name(10, "model")), "release").unwrap();
-    assert_eq!(String::from_utf8(why).unwrap(), "it waits until a newer checkpoint has as many files");
+    assert_eq!(
+        String::from_utf8(why).unwrap(),
+        "it waits until a newer checkpoint has as many files; `stepfs release` ends the wait"
+    );
     archive.stop();
     drop(archive);
     for file in ["model", "optimizer"] {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use stepfs::archive::{Archive, AtRest, FileId, GcReport, Namespace, Outcome};
 
-use super::series::{Rest, states, step, until, work};
+use super::series::{Dtype, Random, Rest, Tensor, safetensors, states, step, until, work};
 
 const PIN: &str = "user.stepfs.pin";
 
@@ -454,21 +454,30 @@ fn a_checkpoint_that_cannot_be_read_is_not_the_newest() {
 #[test]
 fn a_truncated_checkpoint_takes_no_whole_one_with_it() {
     let mut rest = with(&rule("run/*", "keep_last = 1"));
-    let states = states(5);
+    cut(states(5), &mut rest);
+    // Below the size of files that are archived.
+    let mut random = Random(7);
+    let small = |_| safetensors(&[Tensor::new("weight", Dtype::F32, &[64, 64], &mut random)]);
+    let mut rest = with(&rule("run/*", "keep_last = 1"));
+    cut((0..5).map(small).collect(), &mut rest);
+}
+
+/// The first two of these states are whole, those after them more and more so, but for the last.
+fn cut(states: Vec<Vec<u8>>, rest: &mut Rest) {
     for (at, state) in states.iter().enumerate() {
         // Without its end, a zip has no directory; a header alone promises tensors that are not there.
         let cut = if at < 2 { &state[..] } else { &state[..state.len() * at / 6] };
         rest.write(&step(at + 1), cut);
         older(&rest, &step(at + 1), 7200 - at as u64);
     }
-    let dry = report(&rest, &["--dry-run"]);
-    assert_eq!(going(&dry), going(&report(&rest, &[])));
+    let dry = report(rest, &["--dry-run"]);
+    assert_eq!(going(&dry), going(&report(rest, &[])));
     assert!(!going(&dry).contains(&step(2)) && going(&dry).contains(&step(1)), "{dry}");
     rest.settle();
-    assert_eq!(going(&report(&rest, &["--dry-run"])), [""; 0]);
+    assert_eq!(going(&report(rest, &["--dry-run"])), [""; 0]);
     assert_eq!(fs::read(rest.path(&step(2))).unwrap(), states[1]);
     // The next whole one frees the room.
     rest.write(&step(6), &states[4]);
-    let gone = going(&report(&rest, &[]));
-    assert!(gone.contains(&step(2)) && names(&rest, "run").len() == 1, "{gone:?}");
+    let gone = going(&report(rest, &[]));
+    assert!(gone.contains(&step(2)) && names(rest, "run").len() == 1, "{gone:?}");
 }

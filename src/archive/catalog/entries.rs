@@ -53,8 +53,8 @@ impl Entries {
         let old = self.remove(&path);
         self.changes += 1;
         self.index.add(&path, &entry);
-        if entry.state.is_durable() {
-            self.index.count_durable(&path, true);
+        if entry.state.counts_as_file() {
+            self.index.count_file(&path, true);
         }
         self.map.insert(path, entry);
         old
@@ -64,8 +64,8 @@ impl Entries {
         let old = self.map.remove(path)?;
         self.changes += 1;
         self.index.remove(old.sequence);
-        if old.state.is_durable() {
-            self.index.count_durable(path, false);
+        if old.state.counts_as_file() {
+            self.index.count_file(path, false);
         }
         self.freed |= matches!(old.state, State::Resident(ref why) if why.hides_an_object());
         Some(old)
@@ -86,11 +86,11 @@ impl Entries {
     pub(super) fn edit(&mut self, path: &Path, change: impl FnOnce(&mut Entry)) {
         if let Some(entry) = self.map.get_mut(path) {
             self.index.remove(entry.sequence);
-            let was_durable = entry.state.is_durable();
+            let did_count = entry.state.counts_as_file();
             change(entry);
             self.index.add(path, entry);
-            if was_durable != entry.state.is_durable() {
-                self.index.count_durable(path, !was_durable);
+            if did_count != entry.state.counts_as_file() {
+                self.index.count_file(path, !did_count);
             }
             self.changes += 1;
         }

@@ -59,6 +59,11 @@ impl State {
         }
     }
 
+    /// Whether it counts as one of the files of its checkpoint.
+    pub(super) fn counts_as_file(&self) -> bool {
+        self.is_durable() && !matches!(self, State::Resident(ResidentReason::Empty))
+    }
+
     /// What a run needs of the file, once it was examined.
     pub(super) fn part(&self) -> Option<Part> {
         match self {
@@ -145,8 +150,8 @@ pub(in crate::archive) struct Entry {
     /// The object that a recalled file was decoded from. Named by this entry, so that it is still there when the file
     /// is archived again: nothing is ever quantized twice.
     pub(in crate::archive) keeps: Option<Id>,
-    /// stepfs found tensors in it when it was last examined.
-    pub(in crate::archive) has_tensors: bool,
+    /// Whether stepfs finds tensors in it. `None` if nobody has looked: small files are read for retention only.
+    pub(in crate::archive) has_tensors: Option<bool>,
     /// It was in the tree at the mount, and was not written since.
     pub(in crate::archive) found: bool,
     /// The failed attempt may be repeated now.
@@ -169,7 +174,7 @@ impl Entry {
             failed: None,
             held: None,
             keeps: None,
-            has_tensors: false,
+            has_tensors: None,
             found: false,
             due: false,
             seen_ns,

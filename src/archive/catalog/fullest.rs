@@ -12,7 +12,7 @@ use crate::store::step_pattern;
 /// The place of a directory in its run: by its steps, then by its path.
 type Place = (Vec<u64>, PathBuf);
 
-/// The durable files of all checkpoint directories, by run.
+/// The durable files of all checkpoint directories, by run. Empty and temporary ones do not count.
 #[derive(Debug, Default)]
 pub(super) struct Fullest {
     /// By the directories' path without their steps.

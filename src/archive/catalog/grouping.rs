@@ -47,8 +47,11 @@ impl Index {
     }
 
     /// A file of a checkpoint directory became durable, or is so no longer.
-    pub(super) fn count_durable(&mut self, path: &Path, came: bool) {
-        let Some(directory) = step_pattern::group(path).filter(|_| self.settle_ns > 0) else { return };
+    pub(super) fn count_file(&mut self, path: &Path, came: bool) {
+        if self.settle_ns == 0 || step_pattern::is_temporary(path) {
+            return;
+        }
+        let Some(directory) = step_pattern::group(path) else { return };
         for directory in self.fullest.count(&directory, came) {
             self.refresh(&Arc::new(step_pattern::Group { directory, steps: None, name: None }));
         }
@@ -100,9 +103,9 @@ impl Index {
         self.members.get(&group.held_up_by()?).map(|member| &member.path)
     }
 
-    /// Whether the file waits for a newer checkpoint with as many files.
+    /// Whether the file waits for nothing but a newer checkpoint with as many files, or for a while for another.
     pub(super) fn is_of_fullest(&self, entry: &Entry) -> bool {
-        self.closed_group(entry).is_some_and(|group| group.is_fullest)
+        self.closed_group(entry).is_some_and(|group| group.is_fullest && group.essential.is_empty())
     }
 
     /// When the group or a newer state of it was last modified, if the file waits for another.

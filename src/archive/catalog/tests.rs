@@ -217,7 +217,7 @@ impl Scan<'_> {
         let place = |directory: &Path| (step_pattern::of_directory(directory).steps, directory.to_path_buf());
         let series = |directory: &Path| step_pattern::of_directory(directory).series;
         let mut files: BTreeMap<PathBuf, usize> = BTreeMap::new();
-        for (path, _) in self.catalog.entries().filter(|(_, entry)| entry.state.is_durable()) {
+        for (path, _) in self.catalog.entries().filter(|(_, entry)| entry.state.counts_as_file()) {
             step_pattern::group(path).into_iter().for_each(|of| *files.entry(of).or_default() += 1);
         }
         let is_newer = |of: &Path| series(of) == series(directory) && place(of) > place(directory);

@@ -121,7 +121,7 @@ impl Entry {
     /// The file has this name now: its lineage and profile must be found out again, if it has any. Answers whether that
     /// is so.
     pub(super) fn take_name(&mut self, path: &Path) -> bool {
-        let was_small = matches!(self.state, State::Resident(ResidentReason::Small));
+        let was_small = matches!(self.state, State::Resident(ResidentReason::Small | ResidentReason::Empty));
         let changes = self.state.follows_from_name();
         if changes {
             self.state = State::Closed;

@@ -8,6 +8,7 @@
 //! - one newer than that, since it may still be being written;
 //! - the complete one that was written last, in case steps began anew;
 //! - the last one with so many files, or with tensors in so many: a run may die at the same place again and again;
+//! - the first one with fewer that counts as complete, as long as fuller ones are there;
 //! - a file beside the newest complete file of another series with the same step: together they may be a checkpoint.
 
 use std::borrow::Cow;
@@ -15,6 +16,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use super::Rule;
+use super::complete::{fullness, judge};
 
 /// No job pauses longer than this between two files of one checkpoint, nanoseconds. A checkpoint that did not change
 /// for an hour is not being written.
@@ -22,10 +24,17 @@ pub const SETTLED_NS: i64 = 3600 * 1_000_000_000;
 
 /// Why a checkpoint stays that may be the next one.
 const NOT_COMPLETE: Cow<'static, str> = Cow::Borrowed("not complete, may still be being written");
-const FEWER: Cow<'static, str> =
-    Cow::Borrowed("fewer files, or fewer with tensors, than in the complete one before; may still be being written");
+const FEWER: Cow<'static, str> = Cow::Borrowed(
+    "it has fewer files, or fewer with tensors, than the complete one before; may still be being written",
+);
+const NO_TENSORS: Cow<'static, str> =
+    Cow::Borrowed("stepfs finds no tensors in it, but in the complete one before: it may be cut short");
 /// Why a checkpoint stays that a run may go on from.
-const FULLEST: Cow<'static, str> = Cow::Borrowed("the last one with so many files, or with tensors in so many");
+const FULLEST: Cow<'static, str> =
+    Cow::Borrowed("it has more files, or more with tensors, than each newer complete one");
+const WITNESS: Cow<'static, str> = Cow::Borrowed(
+    "the first with fewer files than before, or fewer with tensors: it shows that newer ones are complete",
+);
 const NEWEST: Cow<'static, str> = Cow::Borrowed("the newest complete one");
 
 /// The kind of a checkpoint in the tree.
@@ -98,33 +107,35 @@ pub fn plan(units: &[Unit], rules: &[Rule], now_ns: i64) -> Vec<Verdict> {
         series.entry((unit.rule, unit.kind, &unit.series)).or_default().push(at);
     }
     let mut verdicts = vec![Verdict::Keep(NOT_COMPLETE); units.len()];
+    // Of each complete one: the number of newer complete ones.
+    let mut newer = vec![None; units.len()];
     for ((rule, _, _), mut members) in series {
         let Some(rule) = rules.get(rule) else { continue };
         members.sort_by_key(|&at| (&units[at].steps, units[at].modified_ns, &units[at].path));
-        while let Some(gone) = one_pass(units, rule, now_ns, &members, &mut verdicts) {
-            members = gone;
+        while let Some(left) = one_pass(units, (rule, now_ns), &members, &mut newer, &mut verdicts) {
+            members = left;
         }
     }
-    keep_beside_newest(units, &mut verdicts);
+    keep_beside_newest(units, &newer, &mut verdicts);
     verdicts
 }
 
-/// Keeps files that lie beside the newest complete file of another series, and have its steps. A run that dies between
-/// the model's file and the optimizer's goes on from the two before.
-fn keep_beside_newest(units: &[Unit], verdicts: &mut [Verdict]) {
+/// Keeps the last but one complete file of a series where a file beside it, with its steps, is the newest complete one
+/// of another series. A run that dies between the model's file and the optimizer's goes on from the two before.
+fn keep_beside_newest(units: &[Unit], newer: &[Option<u64>], verdicts: &mut [Verdict]) {
     let key = |unit: &Unit| match unit.kind {
         Kind::File if !unit.steps.is_empty() => Some((unit.path.parent().map(Path::to_path_buf), unit.steps.clone())),
         _ => None,
     };
-    let is_newest = |verdict: &Verdict| matches!(verdict, Verdict::Keep(why) if *why == NEWEST);
-    let newest = units.iter().zip(&*verdicts).filter(|(_, verdict)| is_newest(verdict));
+    let newest = units.iter().zip(newer).filter(|(_, newer)| **newer == Some(0));
     let mut series: HashMap<_, HashSet<&[u8]>> = HashMap::new();
     for (key, unit) in newest.filter_map(|(unit, _)| Some((key(unit)?, unit))) {
         series.entry(key).or_default().insert(&unit.series);
     }
     let is_other = |of: &HashSet<&[u8]>, unit: &Unit| of.iter().any(|series| *series != unit.series);
-    for (unit, verdict) in units.iter().zip(verdicts) {
-        if verdict.removes() && key(unit).and_then(|key| series.get(&key)).is_some_and(|of| is_other(of, unit)) {
+    for ((unit, newer), verdict) in units.iter().zip(newer).zip(verdicts) {
+        let is_last_but_one = verdict.removes() && *newer == Some(1);
+        if is_last_but_one && key(unit).and_then(|key| series.get(&key)).is_some_and(|of| is_other(of, unit)) {
             *verdict = Verdict::Keep("beside the newest complete one of another series, with its step".into());
         }
     }
@@ -133,15 +144,14 @@ fn keep_beside_newest(units: &[Unit], verdicts: &mut [Verdict]) {
 /// Decides for the members of one series, oldest first. Returns the remaining ones if any is removed.
 fn one_pass(
     units: &[Unit],
-    rule: &Rule,
-    now_ns: i64,
+    (rule, now_ns): (&Rule, i64),
     members: &[usize],
+    newer_of: &mut [Option<u64>],
     verdicts: &mut [Verdict],
 ) -> Option<Vec<usize>> {
-    let complete = complete(units, rule, now_ns, members);
-    let fullest = fullest(units, rule, members, &complete);
-    let newest = complete.iter().rposition(|complete| *complete);
-    let of_complete = members.iter().zip(&complete).filter(|(_, complete)| **complete).map(|(&at, _)| at);
+    let judged = judge(units, rule, now_ns, members);
+    let newest = judged.iter().rposition(|judged| judged.complete);
+    let of_complete = members.iter().zip(&judged).filter(|(_, judged)| judged.complete).map(|(&at, _)| at);
     let last_written = of_complete.max_by_key(|&at| (units[at].modified_ns, at == members[newest.unwrap_or(0)]));
     // Number of complete ones that are newer than the current one.
     let mut newer = 0;
@@ -153,7 +163,8 @@ fn one_pass(
             _ if unit.best => Some("named as the best of its run".into()),
             _ if unit.being_written => Some("being written".into()),
             _ if newest == Some(place) => Some(NEWEST),
-            _ if fullest[place] => Some(FULLEST),
+            _ if judged[place].fullest => Some(FULLEST),
+            _ if judged[place].witness => Some(WITNESS),
             // A checkpoint that was half removed at a power failure is never taken for a half-written one. Its step and
             // the times of its files are older than a complete one's, and removing other files does not change them. An
             // empty directory has only its own time; it waits for an hour.
@@ -165,69 +176,24 @@ fn one_pass(
                     false => wanted(unit, rule, newer, now_ns),
                 }
             }
-            Some(newest) if fullness(unit) < fullness(&units[members[newest]]) => Some(FEWER),
+            Some(newest) if fullness(unit, rule) < fullness(&units[members[newest]], rule) => Some(match unit.kind {
+                Kind::File => NO_TENSORS,
+                Kind::Directory => FEWER,
+            }),
             _ => Some(NOT_COMPLETE),
         };
-        newer += u64::from(complete[place]);
+        newer_of[at] = judged[place].complete.then_some(newer);
+        newer += u64::from(judged[place].complete);
         verdicts[at] = match kept {
             Some(keep) => {
                 stay.push(at);
                 Verdict::Keep(keep)
             }
-            None => Verdict::Remove(unwanted(unit, rule, complete[place])),
+            None => Verdict::Remove(unwanted(unit, rule, judged[place].complete)),
         };
     }
     stay.reverse();
     (stay.len() < members.len()).then_some(stay)
-}
-
-/// Which members of a series are whole checkpoints that no program writes.
-fn complete(units: &[Unit], rule: &Rule, now_ns: i64, members: &[usize]) -> Vec<bool> {
-    let mut complete = Vec::with_capacity(members.len());
-    // The last complete one, and the one just before.
-    let (mut reference, mut before): (Option<&Unit>, Option<&Unit>) = (None, None);
-    for &at in members {
-        let unit = &units[at];
-        // A program that writes several files closes each before it opens the next. Between two, a checkpoint only has
-        // fewer files than the one before. If the program dies within one, stepfs finds no tensors in that. Fewer are
-        // complete if two checkpoints in a row have that number and the second has settled.
-        let settled = now_ns.saturating_sub(unit.modified_ns) >= SETTLED_NS;
-        let agree = |before: &Unit| fullness(before) == fullness(unit);
-        let whole = match rule.keep_checkpoint_max {
-            Some(_) => unit.is_version,
-            None => {
-                reference.is_none_or(|last| fullness(unit) >= fullness(last)) || (settled && before.is_some_and(agree))
-            }
-        };
-        let is_complete = whole && unit.files > 0 && unit.bytes > 0 && !unit.lacks && !unit.being_written;
-        complete.push(is_complete);
-        reference = if is_complete { Some(unit) } else { reference };
-        before = Some(unit);
-    }
-    complete
-}
-
-/// How much a checkpoint has, to compare it with others of its series: first by files with tensors, then by files. One
-/// file may have fewer shards than the one before, if stepfs finds tensors in each.
-fn fullness(unit: &Unit) -> (u64, u64) {
-    match unit.kind {
-        Kind::File if unit.with_tensors >= unit.files => (u64::MAX, 0),
-        Kind::File => (unit.with_tensors, 0),
-        Kind::Directory => (unit.with_tensors, unit.files),
-    }
-}
-
-/// Which complete members of a series have more than each later complete one. ElasticDL itself says what is complete.
-fn fullest(units: &[Unit], rule: &Rule, members: &[usize], complete: &[bool]) -> Vec<bool> {
-    let mut fullest = vec![false; members.len()];
-    let mut most = None;
-    for place in (0..members.len()).rev().filter(|&place| complete[place] && rule.keep_checkpoint_max.is_none()) {
-        let fullness = Some(fullness(&units[members[place]]));
-        if fullness > most {
-            (fullest[place], most) = (true, fullness);
-        }
-    }
-    fullest
 }
 
 /// Why the rule keeps a checkpoint; `newer` complete ones are newer.
@@ -260,7 +226,7 @@ fn wanted(unit: &Unit, rule: &Rule, newer: u64, now_ns: i64) -> Option<Cow<'stat
 fn unwanted(unit: &Unit, rule: &Rule, complete: bool) -> String {
     let mut why = Vec::new();
     if !complete {
-        why.push(if unit.files == 0 { "empty".to_string() } else { "not complete".to_string() });
+        why.push(if unit.bytes == 0 { "empty".to_string() } else { "not complete".to_string() });
     }
     if let Some(count) = rule.keep_last.or(rule.keep_checkpoint_max) {
         why.push(match count {

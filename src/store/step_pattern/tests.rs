@@ -204,3 +204,14 @@ fn parts_of_one_state_are_never_two_states() {
     // Alone, `ep` counts epochs.
     assert_eq!(pattern(Path::new("model_ep2.pt")), pattern(Path::new("model_ep3.pt")));
 }
+
+#[test]
+fn names_of_files_that_go_again() {
+    for name in ["model.pt.tmp", "a/model.safetensors.INCOMPLETE", "a/.model.pt.Xy3", ".nfs0001", "model.pt~", "x.part"]
+    {
+        assert!(is_temporary(Path::new(name)), "{name}");
+    }
+    for name in ["model.pt", "tmp/model.pt", "tmp_step5.pt", "part.pt", "a.tmp/b.pt", "template.json"] {
+        assert!(!is_temporary(Path::new(name)), "{name}");
+    }
+}

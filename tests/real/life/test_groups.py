@@ -122,7 +122,7 @@ def test_killed_before_the_smallest_file_of_a_checkpoint(mount):
     mount.sync()
     time.sleep(2)
     why = os.getxattr(mount / "checkpoint-10/optimizer.pt", "user.stepfs.release").decode()
-    assert saves.exact(10) and not mount.released() and why == "it waits until a newer checkpoint has as many files"
+    assert saves.exact(10) and not mount.released() and why == "it waits until a newer checkpoint has as many files; `stepfs release` ends the wait"
     # The job resumes from checkpoint-10 and saves 20 again.
     shutil.rmtree(mount / "checkpoint-20")
     saves.save(20)

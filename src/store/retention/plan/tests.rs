@@ -151,7 +151,11 @@ fn fewer_files_are_believed_once_two_agree_and_an_hour_has_passed() {
     assert_eq!(verdicts[3], Verdict::Keep("among the last 2".into()));
     let verdicts = plan(&some[..3], &[rule("keep_last = 1")], NOW);
     assert_eq!(verdicts[2], Verdict::Keep(FEWER));
-    assert_eq!(gone(&some, "keep_last = 1"), [1, 3, 4]);
+    assert_eq!(gone(&some, "keep_last = 1"), [1, 4]);
+    // 3 shows it to each that follows, at once.
+    some.push(Unit { files: 2, modified_ns: NOW, ..unit(6) });
+    assert_eq!(gone(&some, "keep_last = 1"), [1, 4, 5]);
+    some.pop();
     some.push(unit(6));
     assert_eq!(gone(&some, "keep_last = 1"), [1, 2, 3, 4, 5], "as many files again");
     some.pop();
@@ -168,7 +172,7 @@ fn a_truncated_file_takes_no_whole_one_with_it() {
     let cut = |step| Unit { with_tensors: 0, ..file(step) };
     let keys = "keep_last = 1";
     assert_eq!(gone(&[file(1), file(2), cut(3)], keys), [1]);
-    assert_eq!(gone(&[file(1), file(2), cut(3), cut(4), cut(5)], keys), [1, 3, 4], "however often it dies");
+    assert_eq!(gone(&[file(1), file(2), cut(3), cut(4), cut(5)], keys), [1, 4], "however often it dies");
     assert_eq!(gone(&[file(1), file(2), cut(3), file(4)], keys), [1, 2, 3]);
     assert_eq!(gone(&[file(1), Unit { bytes: 0, ..cut(2) }], keys), [0; 0]);
     assert_eq!(gone(&[cut(1), cut(2), cut(3)], keys), [1, 2], "a format without tensors");
@@ -183,9 +187,36 @@ fn a_cut_file_in_a_directory_takes_no_whole_one_with_it() {
     let mut some = units(1..=4);
     some[2].with_tensors = 1;
     some[3].with_tensors = 1;
-    assert_eq!(gone(&some, "keep_last = 1"), [1, 3]);
-    some[3].modified_ns = NOW - HOUR / 2;
-    assert_eq!(gone(&some, "keep_last = 1"), [1]);
+    assert_eq!(gone(&some, "keep_last = 1"), [1], "3 shows that 4 is complete");
+    some.push(Unit { with_tensors: 1, ..unit(5) });
+    assert_eq!(gone(&some, "keep_last = 1"), [1, 4]);
+    // More files do not make up for tensors, nor tensors for files.
+    let full = |step, with_tensors, files| Unit { with_tensors, files, ..unit(step) };
+    assert_eq!(gone(&[full(1, 2, 8), full(2, 4, 5)], "keep_last = 1"), [0; 0]);
+    assert_eq!(gone(&[full(1, 2, 8), full(2, 1, 9)], "keep_last = 1"), [0; 0]);
+}
+
+/// A version may have fewer shards than the one before, but not one that is cut.
+#[test]
+fn a_cut_version_takes_no_whole_one_with_it() {
+    let version = |step, with_tensors| Unit { files: 2, with_tensors, ..unit(step) };
+    let keys = "keep_checkpoint_max = 1";
+    assert_eq!(gone(&[version(1, 2), version(2, 2), version(3, 1)], keys), [1]);
+    assert_eq!(gone(&[version(1, 2), version(2, 2), Unit { files: 1, ..version(3, 1) }], keys), [1, 2]);
+}
+
+/// Runs of a sweep end at different steps.
+#[test]
+fn an_ended_run_keeps_no_files_of_others() {
+    let file = |name: &str, step: u64| Unit {
+        kind: Kind::File,
+        path: PathBuf::from(format!("{name}_step{step}.pt")),
+        series: name.as_bytes().to_vec(),
+        ..unit(step)
+    };
+    let some = [file("a", 1), file("a", 2), file("b", 1), file("b", 2), file("b", 3), file("b", 4)];
+    let verdicts = plan(&some, &[rule("keep_last = 1")], NOW);
+    assert_eq!(verdicts.iter().map(Verdict::removes).collect::<Vec<_>>(), [true, false, true, true, true, false]);
 }
 
 /// A model's files and an optimizer's are two series.
@@ -201,6 +232,11 @@ fn files_beside_the_newest_of_another_series_stay() {
     let verdicts = plan(&some, &[rule("keep_last = 1")], NOW);
     let removed: Vec<bool> = verdicts.iter().map(Verdict::removes).collect();
     assert_eq!(removed, [true, true, false, false, false], "{verdicts:?}");
+    // Whatever reason the newest one has to stay.
+    some[3].best = true;
+    let again = plan(&some, &[rule("keep_last = 1")], NOW);
+    assert_eq!(again.iter().map(Verdict::removes).collect::<Vec<_>>(), removed);
+    some[3].best = false;
     some.push(file("optim", 30));
     let removed: Vec<bool> = plan(&some, &[rule("keep_last = 1")], NOW).iter().map(Verdict::removes).collect();
     assert_eq!(removed, [true, true, true, true, false, false]);
@@ -289,7 +325,8 @@ proptest! {
             prop_assert!(!verdict.removes() || !(multiple || young));
         }
         for members in ordered(&units) {
-            let complete = complete(&units, &rules[0], NOW, &members);
+            let judged = judge(&units, &rules[0], NOW, &members);
+            let complete: Vec<bool> = judged.iter().map(|judged| judged.complete).collect();
             let newest = complete.iter().rposition(|complete| *complete);
             // The newest complete one, and everything after it; without one, everything.
             for &at in &members[newest.unwrap_or(0)..] {
