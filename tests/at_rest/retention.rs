@@ -468,7 +468,7 @@ fn cut(states: Vec<Vec<u8>>, rest: &mut Rest) {
         // Without its end, a zip has no directory; a header alone promises tensors that are not there.
         let cut = if at < 2 { &state[..] } else { &state[..state.len() * at / 6] };
         rest.write(&step(at + 1), cut);
-        older(&rest, &step(at + 1), 7200 - at as u64);
+        older(rest, &step(at + 1), 7200 - at as u64);
     }
     let dry = report(rest, &["--dry-run"]);
     assert_eq!(going(&dry), going(&report(rest, &[])));
