@@ -189,6 +189,8 @@ impl Walk<'_> {
             Condition::BeingWritten => gathered.being_written = true,
             Condition::Damaged => gathered.lacks = true,
         }
+        // Its writer died before the first byte.
+        gathered.lacks |= metadata.len() == 0 && step_pattern::shard(name(&member.path)).is_some();
         gathered.pinned |= is_pinned(&self.tree.join(&member.path));
         gathered.best |= (self.is_best)(&member.path);
         gathered.modified_ns = gathered.modified_ns.max(Some(member.modified_ns));

@@ -481,3 +481,21 @@ fn cut(states: Vec<Vec<u8>>, rest: &mut Rest) {
     let gone = going(&report(rest, &[]));
     assert!(gone.contains(&step(2)) && names(rest, "run").len() == 1, "{gone:?}");
 }
+
+/// The run died once it had created its last shard.
+#[test]
+fn an_empty_shard_makes_no_checkpoint_complete() {
+    for (shards, keep) in
+        [("step_#-0000%-of-00002.pt", "keep_last = 1"), ("version-#/v-%-of-2.ckpt", "keep_checkpoint_max = 1")]
+    {
+        let mut rest = with(&rule(if keep.contains("max") { "version-*" } else { "*" }, keep));
+        let name = |step: usize, shard: &str| shards.replace('#', &step.to_string()).replace('%', shard);
+        for (at, state) in states(3).iter().enumerate() {
+            rest.write(&name(at + 1, "1"), state);
+            rest.write(&name(at + 1, "2"), if at < 2 { state } else { b"" });
+        }
+        let gone = going(&report(&rest, &[]));
+        assert_eq!(gone.len(), 1, "{gone:?}");
+        assert!(!rest.path(&name(1, "2")).exists() && rest.path(&name(2, "2")).exists());
+    }
+}
