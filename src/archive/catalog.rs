@@ -193,7 +193,10 @@ impl Catalog {
 
     /// Notes whether stepfs found tensors in the file.
     pub(super) fn examined(&mut self, path: &Path, version: u64, has_tensors: Option<bool>) {
-        self.edit(path, version, |entry| entry.has_tensors = has_tensors);
+        // Nothing to enter into the index again for most small files.
+        if self.get(path).is_some_and(|entry| entry.has_tensors != has_tensors) {
+            self.edit(path, version, |entry| entry.has_tensors = has_tensors);
+        }
     }
 
     /// Notes which object a plain file was decoded from.

@@ -8,7 +8,7 @@ use crate::store::{Store, Stub, beneath};
 
 use super::Archive;
 use super::catalog::State;
-use super::lineage::{has_tensors, signature};
+use super::lineage::has_tensors;
 use super::resident::ResidentReason;
 
 /// The condition of a regular file's content.
@@ -61,11 +61,11 @@ pub fn condition_on_disk(store: &Store, path: &Path) -> Condition {
     let tree = store.tree();
     let look = || {
         let file = store.io().open_beneath(&tree, path, 0)?;
-        let signature = match Stub::read_on(&file, store.id())? {
-            Some(stub) => Object::header_of(store.io(), &store.objects(), stub.object)?.0.signature,
-            None => signature(&describe_at(path, &file, |beside| beneath::open_file(&tree, beside))?),
+        let has_tensors = match Stub::read_on(&file, store.id())? {
+            Some(stub) => has_tensors(Object::header_of(store.io(), &store.objects(), stub.object)?.0.signature),
+            None => !describe_at(path, &file, |beside| beneath::open_file(&tree, beside))?.tensors.is_empty(),
         };
-        Ok::<_, std::io::Error>(Condition::Whole { has_tensors: has_tensors(signature) })
+        Ok::<_, std::io::Error>(Condition::Whole { has_tensors })
     };
     look().unwrap_or(Condition::Damaged)
 }

@@ -15,7 +15,7 @@ use crate::store::{MIN_RELEASE_BYTES, Objects, STUB_BYTES, Store, Stub, beneath,
 use super::FileId;
 use super::best::{self, Word};
 use super::catalog::{Catalog, Says, Sealed, State, modified_ns};
-use super::lineage::{has_tensors, lineage, part, signature};
+use super::lineage::{lineage, part, signature};
 use super::resident::ResidentReason;
 
 /// Opaque bytes that neither byte planes nor zstd's fastest level bring below this share of themselves stay as they are.
@@ -133,7 +133,7 @@ pub(super) struct Examined {
     pub(super) says: Option<Says>,
     /// It has no tensors, and no format that is known.
     pub(super) is_opaque: bool,
-    /// Whether it has tensors that count, if that is known.
+    /// Whether it has tensors, if that is known.
     pub(super) has_tensors: Option<bool>,
 }
 
@@ -157,19 +157,18 @@ pub(super) fn examine(
         let state = State::Resident(ResidentReason::incompressible(&description));
         return Ok(Examined { state, words, says, is_opaque, has_tensors: Some(false) });
     }
-    let signature = signature(&description);
+    let has_tensors = Some(!description.tensors.is_empty());
     let sealed = Sealed {
         file: FileId::of(metadata),
         len: metadata.len(),
         modified_ns: modified_ns(metadata),
         steps: step_pattern::steps(path),
         sample: xxh3_64(&fingerprint::read(&InOrder::new(file, &description))?),
-        signature,
+        signature: signature(&description),
         lineage: lineage(path, &description),
         part: part(&description),
         copy: false,
     };
-    let has_tensors = Some(has_tensors(signature));
     Ok(Examined { state: State::Sealed(Arc::new(sealed)), words, says, is_opaque, has_tensors })
 }
 

@@ -456,10 +456,12 @@ fn a_truncated_checkpoint_takes_no_whole_one_with_it() {
     let mut rest = with(&rule("run/*", "keep_last = 1"));
     cut(states(5), &mut rest);
     // Below the size of files that are archived.
-    let mut random = Random(7);
-    let small = |_| safetensors(&[Tensor::new("weight", Dtype::F32, &[64, 64], &mut random)]);
-    let mut rest = with(&rule("run/*", "keep_last = 1"));
-    cut((0..5).map(small).collect(), &mut rest);
+    for width in [64, 8] {
+        let mut random = Random(7);
+        let small = |_| safetensors(&[Tensor::new("weight", Dtype::F32, &[width, width], &mut random)]);
+        let mut rest = with(&rule("run/*", "keep_last = 1"));
+        cut((0..5).map(small).collect(), &mut rest);
+    }
 }
 
 /// The first two of these states are whole, those after them more and more so, but for the last.

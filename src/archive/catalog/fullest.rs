@@ -1,7 +1,7 @@
 //! Which checkpoint directories have more files than each newer one of their run.
 //!
 //! A run that dies between two files of a checkpoint may be unable to go on from it, whatever the missing file is. Such
-//! a directory has fewer files than the one before, so that one keeps its exact bytes. Retention judges the same way.
+//! a directory has fewer files than the one before, so that one keeps its exact bytes.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Bound;

@@ -103,7 +103,7 @@ impl Index {
         self.members.get(&group.held_up_by()?).map(|member| &member.path)
     }
 
-    /// Whether the file waits for nothing but a newer checkpoint with as many files, or for a while for another.
+    /// Whether the file waits for a newer checkpoint with as many files, and for no file without a limit.
     pub(super) fn is_of_fullest(&self, entry: &Entry) -> bool {
         self.closed_group(entry).is_some_and(|group| group.is_fullest && group.essential.is_empty())
     }

@@ -63,7 +63,7 @@ pub struct Unit {
     pub step: Option<u64>,
     /// Last change of its newest file, or of the directory itself if it has no files. Nanoseconds since 1970.
     pub modified_ns: i64,
-    /// Number of regular files in it.
+    /// Number of regular files in it that are neither empty nor temporary.
     pub files: u64,
     /// Number of those in which stepfs finds tensors.
     pub with_tensors: u64,
