@@ -1,6 +1,7 @@
 //! Opens a store after a failure, lets it recover and continue, and checks the promises (DESIGN section 1).
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::hash::{Hash, Hasher};
 use std::io;
@@ -162,7 +163,12 @@ impl Run {
     fn times(&self, directory: Node, done: usize) -> Vec<Times> {
         let start = &self.record.nodes[directory];
         let mut times = vec![start.times];
+        // Releases whose directory changed under them, by the name of their note.
+        let mut without_note = HashSet::new();
         for entry in &self.record.log[..done] {
+            if let (Op::Remove { name }, Some(CrashPoint::NoteRemoved)) = (&entry.op, entry.point) {
+                without_note.insert(name.1.clone());
+            }
             if matches!(entry.op, Op::Sync { node } if node == directory) || matches!(entry.op, Op::SyncAll) {
                 times.drain(..times.len() - 1);
             }
@@ -177,7 +183,7 @@ impl Run {
                         | CrashPoint::RecallInPlace
                 )
             };
-            if entry.point.is_none_or(theirs) {
+            if entry.point.is_none_or(theirs) || is_release_without_note(entry, &without_note) {
                 times.extend(entry.stamped.iter().filter(|(dir, _)| *dir == directory).map(|(_, times)| *times));
             }
             match &entry.op {
@@ -187,6 +193,14 @@ impl Run {
         }
         times
     }
+}
+
+/// True if this puts a stub in place whose note was removed before. A crash at this instant shows in the directory's
+/// times (`store/release.rs`).
+fn is_release_without_note(entry: &Entry, without_note: &HashSet<OsString>) -> bool {
+    let (Op::Rename { from, .. }, Some(CrashPoint::StubInPlace)) = (&entry.op, entry.point) else { return false };
+    let stub = from.1.to_string_lossy();
+    stub.strip_prefix("stub-").is_some_and(|name| without_note.contains(OsStr::new(&format!("times-{name}"))))
 }
 
 /// The bytes of a path of the tree.
