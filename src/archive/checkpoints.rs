@@ -182,15 +182,17 @@ impl Walk<'_> {
 
     /// A regular file of a checkpoint.
     fn file(&self, member: Member, metadata: &Metadata, gathered: &mut Gathered) {
-        // What is empty, or goes again, makes no checkpoint complete.
-        let counts = metadata.len() > 0 && !step_pattern::is_temporary(&member.path);
-        match (self.condition)(&member.path) {
+        let condition = (self.condition)(&member.path);
+        // What is empty or cut short, or goes again, makes no checkpoint complete.
+        let is_cut = metadata.len() == 0 || condition == Condition::CutShort;
+        let counts = !is_cut && !step_pattern::is_temporary(&member.path);
+        match condition {
+            Condition::CutShort => {}
             Condition::Whole { has_tensors } => gathered.with_tensors += u64::from(counts && has_tensors),
             Condition::BeingWritten => gathered.being_written = true,
             Condition::Damaged => gathered.lacks = true,
         }
-        // Its writer died before the first byte.
-        gathered.lacks |= metadata.len() == 0 && step_pattern::shard(name(&member.path)).is_some();
+        gathered.lacks |= is_cut && step_pattern::shard(name(&member.path)).is_some();
         gathered.pinned |= is_pinned(&self.tree.join(&member.path));
         gathered.best |= (self.is_best)(&member.path);
         gathered.modified_ns = gathered.modified_ns.max(Some(member.modified_ns));

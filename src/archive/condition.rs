@@ -21,6 +21,8 @@ pub enum Condition {
     },
     /// It is open for writing, not durable yet, or not known.
     BeingWritten,
+    /// It ends before its format says: its writer died.
+    CutShort,
     /// It is an unreadable stub, or belongs to a save that is not finished.
     Damaged,
 }
@@ -36,6 +38,7 @@ impl Archive {
                     return Condition::BeingWritten;
                 }
                 State::Resident(ResidentReason::Unfinished) => return Condition::Damaged,
+                State::Resident(ResidentReason::CutShort(_)) => return Condition::CutShort,
                 State::Resident(why) if why.hides_an_object() => return Condition::Damaged,
                 State::Released(id) => match self.objects.get(*id) {
                     Some((header, _)) => Some(has_tensors(header.signature)),
@@ -61,11 +64,15 @@ pub fn condition_on_disk(store: &Store, path: &Path) -> Condition {
     let tree = store.tree();
     let look = || {
         let file = store.io().open_beneath(&tree, path, 0)?;
-        let has_tensors = match Stub::read_on(&file, store.id())? {
-            Some(stub) => has_tensors(Object::header_of(store.io(), &store.objects(), stub.object)?.0.signature),
-            None => !describe_at(path, &file, |beside| beneath::open_file(&tree, beside))?.tensors.is_empty(),
-        };
-        Ok::<_, std::io::Error>(Condition::Whole { has_tensors })
+        if let Some(stub) = Stub::read_on(&file, store.id())? {
+            let header = Object::header_of(store.io(), &store.objects(), stub.object)?.0;
+            return Ok(Condition::Whole { has_tensors: has_tensors(header.signature) });
+        }
+        let description = describe_at(path, &file, |beside| beneath::open_file(&tree, beside))?;
+        Ok::<_, std::io::Error>(match description.cut_short {
+            true => Condition::CutShort,
+            false => Condition::Whole { has_tensors: !description.tensors.is_empty() },
+        })
     };
     look().unwrap_or(Condition::Damaged)
 }

@@ -123,7 +123,7 @@ impl Local for Archive {
     }
 
     fn shape(&self, path: &Path) -> Shape {
-        use ResidentReason::{Empty, Incompressible, NotUnderstood, Small, Unfinished};
+        use ResidentReason::{CutShort, Empty, Incompressible, NotUnderstood, Small, Unfinished};
         let catalog = self.catalog();
         let entry = catalog.get(path);
         let is_given_up = entry.and_then(|entry| entry.failed.as_ref()).is_some_and(|failed| failed.retry.is_none());
@@ -133,7 +133,10 @@ impl Local for Archive {
             Some((State::Sealed(_), Some(Held::Pinned | Held::Best))) => return Shape::Whole,
             Some((State::Sealed(_), _)) => {}
             Some((State::Archived(_, id) | State::Released(id), _)) => return Shape::Object(*id),
-            Some((State::Resident(Small | Empty | Incompressible | NotUnderstood(_) | Unfinished), _)) => {
+            Some((
+                State::Resident(Small | Empty | CutShort(_) | Incompressible | NotUnderstood(_) | Unfinished),
+                _,
+            )) => {
                 return Shape::Whole;
             }
             // Its bytes are not known, or not known to be durable.

@@ -12,6 +12,8 @@ pub(super) enum ResidentReason {
     Small,
     /// It is empty, and counts as no file of its checkpoint.
     Empty,
+    /// It ends before its format says, as these words show, and counts as no file of its checkpoint.
+    CutShort(Arc<str>),
     /// No object of it would be smaller.
     Incompressible,
     /// No object of it would be smaller, for a reason that these words name.
@@ -43,6 +45,12 @@ impl ResidentReason {
         }
     }
 
+    /// The file ends before its format says, if so.
+    pub(super) fn cut_short(file: &Description) -> Option<ResidentReason> {
+        let why = file.note.as_deref().unwrap_or("cut short");
+        file.cut_short.then(|| ResidentReason::CutShort(why.into()))
+    }
+
     /// The reason of a file of so few bytes.
     pub(super) fn small(len: u64) -> ResidentReason {
         if len == 0 { ResidentReason::Empty } else { ResidentReason::Small }
@@ -59,7 +67,7 @@ impl fmt::Display for ResidentReason {
         f.write_str(match self {
             ResidentReason::Small | ResidentReason::Empty => "small",
             ResidentReason::Incompressible => "would not become smaller",
-            ResidentReason::NotUnderstood(words) => words,
+            ResidentReason::NotUnderstood(words) | ResidentReason::CutShort(words) => words,
             ResidentReason::Unfinished => {
                 "the save is not finished: it has no .metadata or .index of its own yet, another file is missing, or `cp -r` \
                  copied it (`cp -a` keeps the order)"

@@ -1,12 +1,12 @@
 //! Examines a file: its state after a mount, its tensors and lineage after the last close.
 
-use std::fs::{self, Metadata};
+use std::fs::{self, File, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::container::{Description, InOrder, Kind, ReadAt};
+use crate::container::{Description, InOrder, Kind, ReadAt, describe_at};
 use crate::encode::{fingerprint, runs};
 use crate::hash::{Xxh3Of128, xxh3_64};
 use crate::store::object::path_of;
@@ -103,7 +103,12 @@ fn state_of(store: &Store, path: &Path) -> io::Result<State> {
     let tree = store.tree();
     let len = beneath::metadata(&tree, path)?.len();
     if len < MIN_RELEASE_BYTES {
-        return Ok(State::Resident(ResidentReason::small(len)));
+        // Whether it counts is asked of files in checkpoint directories only, and no others are read here.
+        let counts = len > 0 && step_pattern::group(path).is_some();
+        return Ok(State::Resident(match counts {
+            true => of_small(&store.io().open_beneath(&tree, path, 0)?, path)?,
+            false => ResidentReason::small(len),
+        }));
     }
     let file = store.io().open_beneath(&tree, path, 0)?;
     match Stub::read_on(&file, store.id()) {
@@ -146,13 +151,16 @@ pub(super) fn examine(
 ) -> io::Result<Examined> {
     if metadata.len() < MIN_RELEASE_BYTES {
         let says = best::small_said(file, path)?;
-        let state = State::Resident(ResidentReason::small(metadata.len()));
+        let state = State::Resident(of_small(file, path)?);
         return Ok(Examined { state, words: String::new(), says, is_opaque: true, has_tensors: None });
     }
     let description = describe()?;
     let words = words(&description);
     let says = best::said(file, path, Some(&description))?;
     let is_opaque = description.kind == Kind::Opaque;
+    if let Some(why) = ResidentReason::cut_short(&description) {
+        return Ok(Examined { state: State::Resident(why), words, says, is_opaque, has_tensors: Some(false) });
+    }
     if is_opaque && !compressible(file)? {
         let state = State::Resident(ResidentReason::incompressible(&description));
         return Ok(Examined { state, words, says, is_opaque, has_tensors: Some(false) });
@@ -170,6 +178,13 @@ pub(super) fn examine(
         copy: false,
     };
     Ok(Examined { state: State::Sealed(Arc::new(sealed)), words, says, is_opaque, has_tensors })
+}
+
+/// The reason of a file below the size of files that are released.
+fn of_small(file: &dyn ReadAt, path: &Path) -> io::Result<ResidentReason> {
+    // No files beside it are asked: none says more than that a file is opaque.
+    let description = describe_at(path, file, |_| Err::<File, _>(io::ErrorKind::NotFound.into()))?;
+    Ok(ResidentReason::cut_short(&description).unwrap_or(ResidentReason::small(file.size())))
 }
 
 fn compressible(file: &dyn ReadAt) -> io::Result<bool> {

@@ -93,7 +93,8 @@ impl Archive {
         self.note_best(path, says.map(|says| (says, modified_ns(&metadata))));
         self.has_spoken(task);
         let State::Sealed(sealed) = &state else {
-            if let State::Resident(why @ (ResidentReason::Incompressible | ResidentReason::NotUnderstood(_))) = &state {
+            use ResidentReason::{CutShort, Incompressible, NotUnderstood};
+            if let State::Resident(why @ (Incompressible | NotUnderstood(_) | CutShort(_))) = &state {
                 log::info!("{}: stays as it is: {why}", path.display());
             }
             let mut catalog = self.catalog();

@@ -12,6 +12,8 @@ pub struct Description {
     pub kind: Kind,
     /// Why the file is opaque, or its oddities; for people.
     pub note: Option<String>,
+    /// The file ends before its format says. Its writer may have died.
+    pub cut_short: bool,
     /// The tensors, by ascending extent.
     pub tensors: Vec<Tensor>,
     /// Those of the tensors whose rows stand in any order, by ascending extent.
@@ -35,9 +37,14 @@ impl Description {
         Description { note: Some(note.into()), ..Description::new(Kind::Opaque, Vec::new(), Training::default()) }
     }
 
+    /// A file that ends before its format says, and how that shows.
+    pub(super) fn of_cut_short(why: String) -> Description {
+        Description { cut_short: true, ..Description::opaque(why) }
+    }
+
     /// A file with these tensors, and nothing odd or to be patched in it.
     pub(super) fn new(kind: Kind, tensors: Vec<Tensor>, training: Training) -> Description {
-        Description { kind, note: None, tensors, tables: Vec::new(), training, best: None, zip: None }
+        Description { kind, note: None, cut_short: false, tensors, tables: Vec::new(), training, best: None, zip: None }
     }
 
     /// Whether two tensors have one path.

@@ -61,7 +61,7 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
     }
     let (mut tensors, others) = match arrays(&mut Input::new(src, 0, size), size) {
         Ok(found) => found,
-        Err(Fail::Bad(_)) => return Ok(None),
+        Err(Fail::Bad(_) | Fail::CutShort(_)) => return Ok(None),
         Err(error) => return Err(error),
     };
     if tensors.is_empty() || Description::has_twins(&tensors) {

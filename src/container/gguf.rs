@@ -35,7 +35,7 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
     match read(src, size) {
         Ok(description) => Ok(description),
         // The reader's words are those of another format.
-        Err(Fail::Bad(why)) => bad(format!("GGUF: {}", why.trim_start_matches("pickle: "))),
+        Err(Fail::Bad(why) | Fail::CutShort(why)) => bad(format!("GGUF: {}", why.trim_start_matches("pickle: "))),
         Err(error) => Err(error),
     }
 }

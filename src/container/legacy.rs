@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::best;
 use super::pickle::{self, Graph, Item, Node};
-use super::read::{Fail, bad, u64_at};
+use super::read::{Fail, bad, cut_short, u64_at};
 use super::storages::{Record, Records, Storages};
 use super::view;
 use super::walk::{pairs, walk};
@@ -114,7 +114,7 @@ impl<'g> Payloads<'g> {
             let from = at.saturating_add(8);
             let end = count.checked_mul(unit).and_then(|len| from.checked_add(len)).filter(|&end| end <= size);
             let Some(end) = end else {
-                return bad("legacy torch: a payload goes beyond the end of the file");
+                return cut_short("legacy torch: a payload goes beyond the end of the file");
             };
             let mut declared = [0; 8];
             src.read_exact_at(&mut declared, at)?;

@@ -12,6 +12,7 @@ pub mod elasticdl;
 mod flax;
 mod gguf;
 mod hdf5;
+mod json;
 mod kinds;
 mod legacy;
 mod made;
@@ -316,6 +317,7 @@ pub fn describe(src: &dyn ReadAt) -> io::Result<Description> {
         Ok(description) => Ok(description),
         Err(read::Fail::Io(e)) => Err(e),
         Err(read::Fail::Bad(why)) => Ok(Description::opaque(why)),
+        Err(read::Fail::CutShort(why)) => Ok(Description::of_cut_short(why)),
     }
 }
 
@@ -333,6 +335,9 @@ pub fn describe_at<T: ReadAt>(
         let mut description = describe(src)?;
         universal::relate(path, &mut description, &open);
         return Ok(match description.kind {
+            Kind::Opaque if json::is_json(path) && json::is_cut_short(src)? => {
+                Description::of_cut_short("JSON: cut short; a list or an object in it has no end".into())
+            }
             Kind::Opaque => zarr::describe(path, src.size(), &open).unwrap_or(description),
             _ => description,
         });

@@ -57,7 +57,7 @@ pub(super) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fail> 
         let member = match member(src, record, zip.name(record)) {
             Ok(member) => member,
             Err(Fail::Io(error)) => return Err(error.into()),
-            Err(Fail::Bad(_)) => {
+            Err(Fail::Bad(_) | Fail::CutShort(_)) => {
                 odd += 1;
                 continue;
             }

@@ -58,7 +58,7 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
             Ok(array) => arrays.push(array),
             Err(Fail::Io(error)) => return Err(error.into()),
             // Where one array cannot be looked into, nobody knows where the next one begins.
-            Err(Fail::Bad(why)) if arrays.len() > 1 => {
+            Err(Fail::Bad(why) | Fail::CutShort(why)) if arrays.len() > 1 => {
                 note = Some(format!("{why}; what follows array {} is kept as it is", arrays.len() - 1));
                 break;
             }

@@ -33,7 +33,7 @@ pub(super) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fail> 
         let array = match npy::read(src, &record.payload) {
             Ok(array) => array,
             Err(Fail::Io(error)) => return Err(error.into()),
-            Err(Fail::Bad(_)) => {
+            Err(Fail::Bad(_) | Fail::CutShort(_)) => {
                 others += 1;
                 continue;
             }

@@ -63,6 +63,8 @@ pub(super) enum Fail {
     Io(io::Error),
     /// The bytes violate the format: the file is opaque, for this reason.
     Bad(String),
+    /// The bytes end before the format says: the same, and the writer may have died.
+    CutShort(String),
 }
 
 impl From<io::Error> for Fail {
@@ -74,6 +76,11 @@ impl From<io::Error> for Fail {
 /// A refusal with its reason in plain words.
 pub(super) fn bad<T>(why: impl Into<String>) -> Result<T, Fail> {
     Err(Fail::Bad(why.into()))
+}
+
+/// The refusal of a file that ends too early, with its reason in plain words.
+pub(super) fn cut_short<T>(why: impl Into<String>) -> Result<T, Fail> {
+    Err(Fail::CutShort(why.into()))
 }
 
 /// Whether the file of this size begins with these bytes.

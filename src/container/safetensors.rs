@@ -5,7 +5,7 @@ use std::fmt;
 use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::proof::Training;
-use super::read::{Fail, bad};
+use super::read::{Fail, bad, cut_short};
 use super::{Description, Kind, ReadAt, Tensor, named};
 use crate::codec::Dtype;
 
@@ -30,7 +30,7 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
     let len = u64::from_le_bytes(len);
     let payload = match len.checked_add(8) {
         Some(end) if end <= size => end,
-        _ => return bad("safetensors: header goes beyond the end of the file"),
+        _ => return cut_short("safetensors: header goes beyond the end of the file"),
     };
     if len > MAX_HEADER {
         return bad("safetensors: header larger than 100 MB");
@@ -51,7 +51,7 @@ fn tensors(header: Header, payload: u64, size: u64) -> Result<(Vec<Tensor>, Trai
     for (path, info) in header.0 {
         let (from, to) = info.data_offsets;
         if from > to || to > size - payload {
-            return bad("safetensors: a tensor lies beyond the end of the file");
+            return cut_short("safetensors: a tensor lies beyond the end of the file");
         }
         let len = to - from;
         let elements = info.shape.0.iter().try_fold(1u64, |n, &d| n.checked_mul(d));

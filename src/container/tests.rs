@@ -1,7 +1,7 @@
 //! The corpus of `tests/corpus`: files of real writers, hostile files, and mutations of both.
 
 use super::*;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -91,6 +91,22 @@ struct ExpectedTensor {
 fn real_files_are_described_as_python_sees_them() {
     let described = described_as_python_sees("good");
     assert_eq!(files("good").into_keys().collect::<Vec<_>>(), described);
+}
+
+/// Retention goes by it (docs/RETENTION.md).
+#[test]
+fn a_file_without_its_end_is_cut_short() {
+    use Kind::{Hdf5, Keras, Npz, Safetensors, TorchLegacy, TorchZip};
+    let mut kinds = HashSet::new();
+    for (name, bytes) in ["good", "formats", "hdf5"].into_iter().flat_map(files) {
+        let whole = check(&bytes);
+        assert!(!whole.cut_short, "{name}");
+        if [Hdf5, Keras, Npz, Safetensors, TorchLegacy, TorchZip].contains(&whole.kind) {
+            assert!(check(&bytes[..bytes.len() - 1]).cut_short, "{name}");
+            kinds.insert(whole.kind);
+        }
+    }
+    assert_eq!(kinds.len(), 6, "{kinds:?}");
 }
 
 /// Compares the descriptions of a folder's files with Python's. Returns the files' names.

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use super::ReadAt;
-use super::read::{Fail, bad, u16_at, u32_at, u64_at};
+use super::read::{Fail, bad, cut_short, u16_at, u32_at, u64_at};
 
 /// Largest central directory looked at, or all of a file's together: 800,000 records of torch.save, which writes
 /// about 80 bytes for each. The records held in memory are then below 128 MiB.
@@ -160,7 +160,7 @@ impl End {
                 return End::read(src, &tail[p..p + 22], tail_at + p as u64);
             }
         }
-        bad("zip: no end record; the file is cut short, or goes on after it")
+        cut_short("zip: no end record; the file is cut short, or goes on after it")
     }
 
     /// Reads the end record `e`, which is at `end_at`.

@@ -76,19 +76,26 @@ fn a_file_without_a_successor_is_waited_for_as_long_as_is_set() {
 /// A run died after its large files were saved: whatever is missing, it may be unable to go on from the newer checkpoint.
 #[test]
 fn a_checkpoint_waits_until_a_newer_one_has_as_many_files() {
+    // Died before the first byte was written, within it, or within a file of torch.save.
+    let halves: [(&str, &[u8]); 3] =
+        [("trainer_state.json", b""), ("trainer_state.json", b"{\"log\": ["), ("scheduler.pt", b"PK\x03\x04 and more")];
+    halves.into_iter().for_each(|(last, half)| waits_for_the_last_file(last, half));
+}
+
+fn waits_for_the_last_file(last_name: &str, half: &[u8]) {
     let states = states(6);
     let mut rest = Rest::with(|text| text.replace("settle_seconds = 600", "settle_seconds = 1"));
     let save = |rest: &mut Rest, step, last: bool| {
         write_now(rest, &name(step, "model"), &states[step / 10 * 2 - 2]);
         write_now(rest, &name(step, "optimizer"), &states[step / 10 * 2 - 1]);
         if last {
-            write_now(rest, &name(step, "trainer_state"), b"{}");
+            write_now(rest, &format!("run/checkpoint-{step}/{last_name}"), b"{\"log\": []}");
         }
     };
     save(&mut rest, 10, true);
     save(&mut rest, 20, false);
-    // Died before its first byte was written. The other one is not a file of the checkpoint.
-    write_now(&mut rest, &name(20, "trainer_state"), b"");
+    // The other one is not a file of the checkpoint.
+    write_now(&mut rest, &format!("run/checkpoint-20/{last_name}"), half);
     write_now(&mut rest, "run/checkpoint-20/model.safetensors.tmp", b"half");
     std::thread::sleep(Duration::from_secs(2));
     rest.settle();

@@ -484,6 +484,31 @@ fn cut(states: Vec<Vec<u8>>, rest: &mut Rest) {
     assert!(gone.contains(&step(2)) && names(rest, "run").len() == 1, "{gone:?}");
 }
 
+/// The run died while it wrote its smallest file.
+#[test]
+fn half_a_small_file_makes_no_checkpoint_complete() {
+    let small = safetensors(&[Tensor::new("factor", Dtype::F32, &[8, 8], &mut Random(1))]);
+    let json = b"{\"log_history\": [{\"loss\": NaN}]}".to_vec();
+    for (last, whole) in [("trainer_state.json", json), ("scheduler.safetensors", small)] {
+        let mut rest = with(&rule("run/checkpoint-*", "keep_last = 1"));
+        let name = |step: usize, file: &str| format!("run/checkpoint-{step}/{file}");
+        for (at, state) in states(3).iter().enumerate() {
+            rest.write(&name(at + 1, "model.safetensors"), state);
+            let cut = if at < 2 { whole.len() } else { whole.len() - 1 };
+            rest.write(&name(at + 1, last), &whole[..cut]);
+        }
+        let dry = report(&rest, &["--dry-run"]);
+        assert_eq!(going(&dry), going(&report(&rest, &[])));
+        assert_eq!(names(&rest, "run"), ["checkpoint-2", "checkpoint-3"], "{dry}");
+        rest.settle();
+        assert_eq!(names(&rest, "run"), ["checkpoint-2", "checkpoint-3"]);
+        rest.write(&name(3, last), &whole);
+        rest.settle();
+        report(&rest, &[]);
+        assert_eq!(names(&rest, "run"), ["checkpoint-3"]);
+    }
+}
+
 /// The run died once it had created its last shard.
 #[test]
 fn an_empty_shard_makes_no_checkpoint_complete() {

@@ -61,7 +61,7 @@ impl State {
 
     /// Whether it counts as one of the files of its checkpoint.
     pub(super) fn counts_as_file(&self) -> bool {
-        self.is_durable() && !matches!(self, State::Resident(ResidentReason::Empty))
+        self.is_durable() && !matches!(self, State::Resident(ResidentReason::Empty | ResidentReason::CutShort(_)))
     }
 
     /// What a run needs of the file, once it was examined.

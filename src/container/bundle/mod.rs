@@ -104,7 +104,7 @@ impl Description {
         match describe(src, index, shard) {
             Ok(description) => Ok(description),
             Err(Fail::Io(error)) => Err(error),
-            Err(Fail::Bad(why)) => Ok(Description::opaque(why)),
+            Err(Fail::Bad(why) | Fail::CutShort(why)) => Ok(Description::opaque(why)),
         }
     }
 }

@@ -56,7 +56,7 @@ impl Model {
         match metadata::read(src).and_then(Model::of) {
             Ok(model) => Ok(model),
             Err(Fail::Io(error)) => Err(error),
-            Err(Fail::Bad(why)) => Err(io::Error::new(io::ErrorKind::InvalidData, why)),
+            Err(Fail::Bad(why) | Fail::CutShort(why)) => Err(io::Error::new(io::ErrorKind::InvalidData, why)),
         }
     }
 

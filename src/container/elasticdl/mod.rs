@@ -50,7 +50,7 @@ fn read(src: &dyn ReadAt, size: u64) -> Result<Option<Model>, Fail> {
     }
     match message::read(src, size) {
         Ok(model) => Ok(Some(model)),
-        Err(Fail::Bad(_)) => Ok(None),
+        Err(Fail::Bad(_) | Fail::CutShort(_)) => Ok(None),
         Err(error) => Err(error),
     }
 }

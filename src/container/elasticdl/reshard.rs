@@ -171,7 +171,9 @@ fn read(source: &Source) -> Result<Model, Refusal> {
     match message::read(source.file, size) {
         // A server that has nothing writes a version and no more, or not even that.
         Ok(model) => Ok(model),
-        Err(Fail::Bad(why)) => refuse(format!("{} is no model as ElasticDL writes it: {why}", source.name)),
+        Err(Fail::Bad(why) | Fail::CutShort(why)) => {
+            refuse(format!("{} is no model as ElasticDL writes it: {why}", source.name))
+        }
         Err(Fail::Io(error)) => Err(Refusal::Io(source.name.clone(), error)),
     }
 }

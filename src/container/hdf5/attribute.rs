@@ -16,7 +16,7 @@ pub(super) fn text(source: &mut Source, header: &Header, name: &str, max: usize)
             Value::Here(text) => Ok(utf8(text)),
             Value::Heap { collection, number, len } => match object(source, collection, number) {
                 Ok(text) => Ok(text.get(..len).and_then(utf8)),
-                Err(Fail::Bad(_)) => Ok(None),
+                Err(Fail::Bad(_) | Fail::CutShort(_)) => Ok(None),
                 Err(error) => Err(error),
             },
         };

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 
 use super::super::ReadAt;
-use super::super::read::{Fail, bad, u32_at, u64_at};
+use super::super::read::{Fail, bad, cut_short, u32_at, u64_at};
 use super::checksum::lookup3;
 
 /// Metadata read of one file, counted with a fixed cost for each block. Links, paths and chunks cost some of it, too.
@@ -72,7 +72,7 @@ impl<'a> Source<'a> {
         }
         // Closing a file cuts it to this length. Before that, some datasets may lack their content.
         if end != size {
-            return bad("HDF5: cut short, or not closed by its writer");
+            return cut_short("HDF5: cut short, or not closed by its writer");
         }
         Ok((source, root))
     }

@@ -63,7 +63,7 @@ pub struct Unit {
     pub step: Option<u64>,
     /// Last change of its newest file, or of the directory itself if it has no files. Nanoseconds since 1970.
     pub modified_ns: i64,
-    /// Number of regular files in it that are neither empty nor temporary.
+    /// Number of regular files in it that are neither empty, nor cut short, nor temporary.
     pub files: u64,
     /// Number of those in which stepfs finds tensors.
     pub with_tensors: u64,
@@ -120,8 +120,8 @@ pub fn plan(units: &[Unit], rules: &[Rule], now_ns: i64) -> Vec<Verdict> {
     verdicts
 }
 
-/// Keeps the last but one complete file of a series where a file beside it, with its steps, is the newest complete one
-/// of another series. A run that dies between the model's file and the optimizer's goes on from the two before.
+/// Keeps a complete file where one beside it, with its steps, is the newest complete one of another series. A run that
+/// dies between the model's file and the optimizer's, however often, goes on from the last two of one step.
 fn keep_beside_newest(units: &[Unit], newer: &[Option<u64>], verdicts: &mut [Verdict]) {
     let key = |unit: &Unit| match unit.kind {
         Kind::File if !unit.steps.is_empty() => Some((unit.path.parent().map(Path::to_path_buf), unit.steps.clone())),
@@ -134,8 +134,8 @@ fn keep_beside_newest(units: &[Unit], newer: &[Option<u64>], verdicts: &mut [Ver
     }
     let is_other = |of: &HashSet<&[u8]>, unit: &Unit| of.iter().any(|series| *series != unit.series);
     for ((unit, newer), verdict) in units.iter().zip(newer).zip(verdicts) {
-        let is_last_but_one = verdict.removes() && *newer == Some(1);
-        if is_last_but_one && key(unit).and_then(|key| series.get(&key)).is_some_and(|of| is_other(of, unit)) {
+        let is_complete = verdict.removes() && newer.is_some();
+        if is_complete && key(unit).and_then(|key| series.get(&key)).is_some_and(|of| is_other(of, unit)) {
             *verdict = Verdict::Keep("beside the newest complete one of another series, with its step".into());
         }
     }
