@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use crate::encode::{StepError, StepResult};
 use crate::store::durable::CrashPoint;
 use crate::store::object::Id;
 use crate::store::{Committed, Prepared, Stub, beneath, is_pinned, side_by_side};
+use crate::sync::Mutex;
 
 use super::catalog::{Held, Sealed, State, Step, Task};
 use super::threads::Pause;
@@ -106,6 +107,9 @@ impl Archive {
                 stubs.iter().for_each(Prepared::keep_note);
             }
         }
+        // Each frees the blocks of its old file.
+        let released: Vec<_> = released.into_values().flatten().map(|stub| Mutex::new(Some(stub))).collect();
+        side_by_side(&released, |stub| drop(stub.lock().unwrap_or_else(PoisonError::into_inner).take()));
         results
     }
 
@@ -140,14 +144,14 @@ impl Archive {
         Ok(committed == Some(Committed::Done))
     }
 
-    /// `None`: the file is in use.
+    /// `None`: the file is in use, or held.
     fn try_to_put_stub(&self, ready: &Ready) -> StepResult<Option<Committed>> {
         let Some(namespace) = self.namespace() else { return Ok(None) };
         let Ready { task, sealed, object, prepared } = ready;
         let (path, version, object) = (task.path.as_path(), task.version, *object);
         // Before asking, so that a close in between is not missed.
         self.catalog().set_busy(path, version, true);
-        let mut committed = None;
+        let (mut committed, mut is_held) = (None, false);
         let outcome = namespace.exclusively(path, sealed.file, &mut |absolute| {
             // Under the file system's lock: the path is this file's, and later notes come after this.
             self.catalog().set_busy(path, version, false);
@@ -171,6 +175,7 @@ impl Archive {
                 let sealed = Sealed { copy: false, ..Sealed::clone(sealed) };
                 self.catalog().advance(path, version, State::Sealed(Arc::new(sealed)));
                 let held = if pinned { Some(Held::Pinned) } else { is_best.then_some(Held::Best) };
+                is_held = held.is_some();
                 self.catalog().hold(path, version, held);
                 self.objects.unname(object);
                 return Ok(false);
@@ -187,6 +192,8 @@ impl Archive {
             self.catalog().set_busy(path, version, false);
         }
         match outcome? {
+            // No failure: it would hide the reason from `user.stepfs.why` for as long as the file is held.
+            Outcome::Changed if is_held => Ok(None),
             Outcome::Changed if committed != Some(Committed::DirectoryChanged) => Err(StepError::Superseded),
             Outcome::Done | Outcome::Busy | Outcome::Changed => Ok(committed),
         }
