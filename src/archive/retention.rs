@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::store::is_pinned;
 use crate::store::retention::{Unit, Verdict};
+use crate::store::{beneath, is_pinned};
 use crate::sync::{Mutex, MutexGuard};
 
 use super::catalog::{Catalog, modified_ns};
@@ -252,6 +252,8 @@ impl Archive {
                 let best = catalog.may_learn() || catalog.named_best_by(&member.path).is_some();
                 Ok(!pinned && !best && catalog.get(&member.path).map(|entry| entry.version) == version)
             };
+            // So that the file's blocks are freed behind the file system's lock, not under it.
+            let _held = beneath::hold(&tree, &member.path).ok();
             match namespace.remove(&member.path, member.file, &mut still)? {
                 Outcome::Done => {}
                 Outcome::Changed if found_at(&tree, &member.path)?.is_none() => {}

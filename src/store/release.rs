@@ -91,6 +91,9 @@ impl StubNote {
 /// A stub ready to replace a file.
 #[derive(Debug)]
 pub struct Prepared {
+    /// The old file. Its blocks are freed when this handle goes: 1.5 ms for 8 MiB, while a rename takes 10 us. So the
+    /// file system's lock, under which a commit happens, must not see it go.
+    original: File,
     stub: PathBuf,
     /// Device and inode number of the stub.
     placed: (u64, u64),
@@ -152,6 +155,7 @@ impl Prepared {
         let directory = beneath::metadata(&store.tree(), path.parent().unwrap_or(Path::new("")))?;
         let times = Times::of(&directory);
         let mut prepared = Prepared {
+            original,
             stub: store.tmp().join(format!("stub-{name}")),
             placed: (0, 0),
             note: store.tmp().join(format!("{NOTE_PREFIX}{name}")),
@@ -162,7 +166,7 @@ impl Prepared {
         };
         let file = prepared.io.create(&prepared.stub, CrashPoint::StubWritten)?;
         stub.write(&file)?;
-        copy_attributes(&original, source, &file, CrashPoint::StubWritten)?;
+        copy_attributes(&prepared.original, source, &file, CrashPoint::StubWritten)?;
         file.sync(CrashPoint::StubWritten)?;
         prepared.placed = place(&file.metadata()?);
         let note = StubNote { path: path.to_path_buf(), object: stub.object, times };
