@@ -7,17 +7,17 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::container::is_shard;
-use crate::encode::StepResult;
+use crate::encode::{StepError, StepResult};
 use crate::store::durable::{CrashPoint, DeviceFile, Synced};
 use crate::store::object::Id;
 use crate::store::{Stub, beneath, recalled_from};
 
-use super::Archive;
 use super::catalog::{Closed, Sealed, State, Task, modified_ns};
 use super::resident::ResidentReason;
 use super::scan;
 use super::threads::Pause;
 use super::together::is_passing;
+use super::{Archive, FileId, Outcome};
 
 impl Archive {
     /// What each sealer does until the archive stops.
@@ -34,15 +34,19 @@ impl Archive {
     /// Makes a closed file durable, and finds its tensors and its lineage.
     pub(super) fn seal(&self, task: &Task) -> StepResult<()> {
         let began = Instant::now();
-        let file = self.open_closed(&task.path)?;
+        let file = self.open_closed(task)?;
         let synced = self.sync_bytes(&file).and_then(|()| self.sync_names(&task.path));
         self.synced(task, &file, synced, began)
     }
 
     /// Opens a file that a program has closed.
-    pub(super) fn open_closed(&self, path: &Path) -> StepResult<DeviceFile> {
+    pub(super) fn open_closed(&self, task: &Task) -> StepResult<DeviceFile> {
+        let path = task.path.as_path();
         // Not found: removed meanwhile, or renamed, and the note of it is on its way.
         let file = self.open_file(path)?;
+        if Stub::looks_like_one(&file)? && !self.is_still_closed(task, &file)? {
+            return Err(StepError::Superseded);
+        }
         // A program wrote it, whatever it looks like.
         match Stub::disown(&file, CrashPoint::FileSealed) {
             Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
@@ -54,6 +58,16 @@ impl Archive {
             result => result?,
         }
         Ok(file)
+    }
+
+    /// Whether an opened file is the one that was closed. A released file may have taken the name since, and the note of
+    /// that be on its way: its stub must never be marked as a program's bytes. A thread that changes names holds the
+    /// file system's lock until its note is made, and this takes that lock once.
+    fn is_still_closed(&self, task: &Task, file: &DeviceFile) -> StepResult<bool> {
+        let opened = FileId::of(&file.metadata()?);
+        let namespace = self.namespace();
+        let has_changed = namespace.is_some_and(|names| names.idle(&task.path, opened) == Outcome::Changed);
+        Ok(!has_changed && self.catalog().get(&task.path).is_some_and(|entry| entry.version == task.version))
     }
 
     /// A closed file and its names were synced, or an attempt failed: finds its tensors and its lineage.

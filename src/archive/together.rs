@@ -40,7 +40,7 @@ impl Archive {
     /// Takes the step of each of these files.
     fn make_all_durable(&self, tasks: &[Task]) -> Vec<StepResult<()>> {
         let began = Instant::now();
-        let opened: Vec<_> = tasks.iter().map(|task| self.open_closed(&task.path)).collect();
+        let opened: Vec<_> = tasks.iter().map(|task| self.open_closed(task)).collect();
         for file in opened.iter().flatten() {
             if let Err(error) = file.begin_sync() {
                 // The kernel may not report it again. `sync_bytes` fails for a file that has this note.

@@ -124,17 +124,24 @@ impl Stub {
         Ok(decoded?)
     }
 
+    /// Whether a file has a stub's bytes, of any store, without the mark of a program's bytes.
+    ///
+    /// # Errors
+    /// Device errors.
+    pub fn looks_like_one(file: &DeviceFile) -> io::Result<bool> {
+        match Stub::of_any(file, file.as_file(), file.metadata()?.len()) {
+            Err(error) if error.kind() != io::ErrorKind::InvalidData => Err(error),
+            stub => Ok(!matches!(stub, Ok(None))),
+        }
+    }
+
     /// Marks a program's bytes so that they are never taken for a stub of any store. Otherwise the next mount could
     /// only judge by the bytes. Call it before the file is made durable.
     ///
     /// # Errors
     /// `EOPNOTSUPP` on a file system without xattrs; device errors.
     pub fn disown(file: &DeviceFile, at: CrashPoint) -> io::Result<()> {
-        match Stub::of_any(file, file.as_file(), file.metadata()?.len()) {
-            Ok(None) => Ok(()),
-            Err(error) if error.kind() != io::ErrorKind::InvalidData => Err(error),
-            _ => marks::mark_plain(file, at),
-        }
+        if Stub::looks_like_one(file)? { marks::mark_plain(file, at) } else { Ok(()) }
     }
 }
 

@@ -2,10 +2,10 @@
 
 use std::fs;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 
-use stepfs::archive::{AtRest, FileId, Namespace, Outcome};
+use stepfs::archive::{Archive, AtRest, FileId, Namespace, Outcome};
 use stepfs::store::MAX_CHAIN;
 use stepfs::tile::Coding;
 
@@ -410,6 +410,68 @@ fn a_directory_that_goes_right_after_its_release_leaves_nothing_in_tmp() {
     archive.stop();
     let left: Vec<_> = fs::read_dir(rest.root().join("tmp")).unwrap().map(|left| left.unwrap().file_name()).collect();
     assert!(left.is_empty(), "{left:?}");
+}
+
+/// A mount in which a program has just renamed a file, and whose note of that comes when its lock is free again.
+struct JustRenamed {
+    rest: AtRest,
+    archive: Weak<Archive>,
+    names: Mutex<Option<(String, String)>>,
+}
+
+impl Namespace for JustRenamed {
+    fn idle(&self, path: &Path, expect: FileId) -> Outcome {
+        if let Some((from, to)) = self.names.lock().unwrap().take() {
+            self.archive.upgrade().unwrap().renamed(Path::new(&from), Path::new(&to));
+        }
+        self.rest.idle(path, expect)
+    }
+
+    fn exclusively(
+        &self,
+        path: &Path,
+        expect: FileId,
+        commit: &mut dyn FnMut(&Path) -> std::io::Result<bool>,
+    ) -> std::io::Result<Outcome> {
+        self.rest.exclusively(path, expect, commit)
+    }
+
+    fn remove(
+        &self,
+        path: &Path,
+        expect: FileId,
+        still: &mut dyn FnMut() -> std::io::Result<bool>,
+    ) -> std::io::Result<Outcome> {
+        self.rest.remove(path, expect, still)
+    }
+
+    fn remove_directory(&self, path: &Path, expect: FileId) -> std::io::Result<Outcome> {
+        self.rest.remove_directory(path, expect)
+    }
+}
+
+/// A mark of plain bytes on a stub would give its bytes to programs instead of the checkpoint's.
+#[test]
+fn a_stub_that_takes_the_name_of_a_closed_file_stays_a_stub() {
+    let mut rest = Rest::of(3);
+    let (released, latest) = (step(1), "run/latest.safetensors");
+    let before = rest.read(&released).unwrap();
+    let archive = rest.open();
+    archive.opened_for_writing(Path::new(latest));
+    rest.write(latest, &states(4)[3]);
+    archive.sealed(Path::new(latest));
+    fs::rename(rest.path(&released), rest.path(latest)).unwrap();
+    archive.start(Arc::new(JustRenamed {
+        rest: AtRest::of(archive.store()),
+        archive: Arc::downgrade(&archive),
+        names: Mutex::new(Some((released, latest.to_string()))),
+    }));
+    until(|| archive.queue().queued == 0);
+    assert_eq!(archive.attribute(Path::new(latest), "state").unwrap(), b"released");
+    archive.stop();
+    drop(archive);
+    assert!(xattr::get(rest.path(latest), "user.stepfs.plain").unwrap().is_none());
+    assert!(rest.stub(latest).is_some() && rest.read(latest).unwrap() == before);
 }
 
 #[test]

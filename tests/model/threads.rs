@@ -60,7 +60,13 @@ fn share(dir: &Path, seed: u64, over: &AtomicBool, met: &AtomicU64) {
             _ => match fs::read(&path) {
                 Ok(bytes) => {
                     let whole = bytes.first().is_some_and(|number| token(*number) == bytes);
-                    assert!(whole, "{}: {} bytes that are no file of ours", path.display(), bytes.len());
+                    assert!(
+                        whole,
+                        "{}: {} bytes that are no file of ours: {}",
+                        path.display(),
+                        bytes.len(),
+                        odd(&path, &bytes)
+                    );
                     met.fetch_add(1, Ordering::Relaxed);
                     Ok(())
                 }
@@ -74,6 +80,20 @@ fn share(dir: &Path, seed: u64, over: &AtomicBool, met: &AtomicU64) {
         // The archive needs its turn, too.
         std::thread::sleep(std::time::Duration::from_millis(2));
     }
+}
+
+/// Where bytes that are no token differ from the token that most of them are of.
+fn odd(path: &Path, bytes: &[u8]) -> String {
+    let number = *bytes.get(bytes.len() / 2).unwrap_or(&0);
+    let expected = token(number);
+    let differ: Vec<usize> = (0..bytes.len()).filter(|at| expected.get(*at) != bytes.get(*at)).collect();
+    let (first, last) = (differ.first().copied().unwrap_or(0), differ.last().copied().unwrap_or(0));
+    let some = &bytes[first..bytes.len().min(first + 40)];
+    let said = |name: &str| sys::getxattr(path, name).map(|value| String::from_utf8_lossy(&value).into_owned());
+    let about: Vec<_> =
+        ["state", "object", "why", "release"].iter().map(|name| said(&format!("user.stepfs.{name}"))).collect();
+    let ino = sys::lstat(path).map(|stat| stat.ino);
+    format!("{about:?} {ino:?} of {number} {} differ, from {first} to {last}, first {some:?}", differ.len())
 }
 
 /// All files are there, each as often as it has links.
