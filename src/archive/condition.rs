@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::container::describe_at;
+use crate::container::{cut_short, describe_at};
 use crate::store::object::Object;
 use crate::store::{Store, Stub, beneath};
 
@@ -69,9 +69,9 @@ pub fn condition_on_disk(store: &Store, path: &Path) -> Condition {
             return Ok(Condition::Whole { has_tensors: has_tensors(header.signature) });
         }
         let description = describe_at(path, &file, |beside| beneath::open_file(&tree, beside))?;
-        Ok::<_, std::io::Error>(match description.cut_short {
-            true => Condition::CutShort,
-            false => Condition::Whole { has_tensors: !description.tensors.is_empty() },
+        Ok::<_, std::io::Error>(match cut_short(path, &file, &description)? {
+            Some(_) => Condition::CutShort,
+            None => Condition::Whole { has_tensors: !description.tensors.is_empty() },
         })
     };
     look().unwrap_or(Condition::Damaged)

@@ -45,12 +45,6 @@ impl ResidentReason {
         }
     }
 
-    /// The file ends before its format says, if so.
-    pub(super) fn cut_short(file: &Description) -> Option<ResidentReason> {
-        let why = file.note.as_deref().unwrap_or("cut short");
-        file.cut_short.then(|| ResidentReason::CutShort(why.into()))
-    }
-
     /// The reason of a file of so few bytes.
     pub(super) fn small(len: u64) -> ResidentReason {
         if len == 0 { ResidentReason::Empty } else { ResidentReason::Small }

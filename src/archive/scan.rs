@@ -1,12 +1,12 @@
 //! Examines a file: its state after a mount, its tensors and lineage after the last close.
 
-use std::fs::{self, File, Metadata};
+use std::fs::{self, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::container::{Description, InOrder, Kind, ReadAt, describe_at};
+use crate::container::{Description, InOrder, Kind, ReadAt, cut_short, describe};
 use crate::encode::{fingerprint, runs};
 use crate::hash::{Xxh3Of128, xxh3_64};
 use crate::store::object::path_of;
@@ -106,7 +106,12 @@ fn state_of(store: &Store, path: &Path) -> io::Result<State> {
         // Whether it counts is asked of files in checkpoint directories only, and no others are read here.
         let counts = len > 0 && step_pattern::group(path).is_some();
         return Ok(State::Resident(match counts {
-            true => of_small(&store.io().open_beneath(&tree, path, 0)?, path)?,
+            true => {
+                store.io().open_beneath(&tree, path, 0).and_then(|file| of_small(&file, path)).unwrap_or_else(|error| {
+                    log::warn!("{}: {error}; it is taken for a whole file of its checkpoint", path.display());
+                    ResidentReason::small(len)
+                })
+            }
             false => ResidentReason::small(len),
         }));
     }
@@ -158,8 +163,9 @@ pub(super) fn examine(
     let words = words(&description);
     let says = best::said(file, path, Some(&description))?;
     let is_opaque = description.kind == Kind::Opaque;
-    if let Some(why) = ResidentReason::cut_short(&description) {
-        return Ok(Examined { state: State::Resident(why), words, says, is_opaque, has_tensors: Some(false) });
+    if let Some(why) = cut_short(path, file, &description)? {
+        let state = State::Resident(ResidentReason::CutShort(why.into()));
+        return Ok(Examined { state, words, says, is_opaque, has_tensors: Some(false) });
     }
     if is_opaque && !compressible(file)? {
         let state = State::Resident(ResidentReason::incompressible(&description));
@@ -182,9 +188,8 @@ pub(super) fn examine(
 
 /// The reason of a file below the size of files that are released.
 fn of_small(file: &dyn ReadAt, path: &Path) -> io::Result<ResidentReason> {
-    // No files beside it are asked: none says more than that a file is opaque.
-    let description = describe_at(path, file, |_| Err::<File, _>(io::ErrorKind::NotFound.into()))?;
-    Ok(ResidentReason::cut_short(&description).unwrap_or(ResidentReason::small(file.size())))
+    let why = cut_short(path, file, &describe(file)?)?;
+    Ok(why.map_or(ResidentReason::small(file.size()), |why| ResidentReason::CutShort(why.into())))
 }
 
 fn compressible(file: &dyn ReadAt) -> io::Result<bool> {

@@ -335,9 +335,6 @@ pub fn describe_at<T: ReadAt>(
         let mut description = describe(src)?;
         universal::relate(path, &mut description, &open);
         return Ok(match description.kind {
-            Kind::Opaque if json::is_json(path) && json::is_cut_short(src)? => {
-                Description::of_cut_short("JSON: cut short; a list or an object in it has no end".into())
-            }
             Kind::Opaque => zarr::describe(path, src.size(), &open).unwrap_or(description),
             _ => description,
         });
@@ -349,6 +346,22 @@ pub fn describe_at<T: ReadAt>(
         }
         Err(error) => Err(error),
     }
+}
+
+/// How a file shows that it ends before its format says, if it does: its writer may have died. `description`: that of
+/// the file. JSON is judged by its name.
+///
+/// # Errors
+/// Those of `src`.
+pub fn cut_short(path: &Path, src: &dyn ReadAt, description: &Description) -> io::Result<Option<String>> {
+    // Its own rules say when a file of chunks is finished.
+    if is_of_chunks(path) {
+        return Ok(None);
+    }
+    if description.kind == Kind::Opaque && json::is_json(path) && json::is_cut_short(src)? {
+        return Ok(Some("JSON: cut short; a list or an object in it has no end".into()));
+    }
+    Ok(description.note.clone().filter(|_| description.cut_short))
 }
 
 /// Whether other files say what the tensors in a file are. Equal files may then be of different tensors.

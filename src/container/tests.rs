@@ -102,11 +102,27 @@ fn a_file_without_its_end_is_cut_short() {
         let whole = check(&bytes);
         assert!(!whole.cut_short, "{name}");
         if [Hdf5, Keras, Npz, Safetensors, TorchLegacy, TorchZip].contains(&whole.kind) {
-            assert!(check(&bytes[..bytes.len() - 1]).cut_short, "{name}");
+            for len in [bytes.len() - 1, bytes.len() * 2 / 3, bytes.len() / 3] {
+                let cut = check(&bytes[..len]);
+                assert!(cut.cut_short, "{name}, {len} of {}: {:?}", bytes.len(), cut.note);
+            }
             kinds.insert(whole.kind);
         }
     }
     assert_eq!(kinds.len(), 6, "{kinds:?}");
+}
+
+#[test]
+fn a_whole_file_of_another_format_is_not_cut_short() {
+    let zip = files("good").remove("module.pth").unwrap();
+    // Readers that look for the end record backwards take these.
+    for behind in [&[0; 512][..], b"\n"] {
+        assert!(!check(&[&zip[..], behind].concat()).cut_short);
+    }
+    // A brace where safetensors has one.
+    for other in [&b"{\"rng\": {\"a\": 1}}"[..], b"\x9f\x03\x11\x80\xff\x00\x12\x99{ and so on"] {
+        assert!(!check(other).cut_short, "{other:?}");
+    }
 }
 
 /// Compares the descriptions of a folder's files with Python's. Returns the files' names.

@@ -160,7 +160,7 @@ impl End {
                 return End::read(src, &tail[p..p + 22], tail_at + p as u64);
             }
         }
-        cut_short("zip: no end record; the file is cut short, or goes on after it")
+        goes_on_or_is_cut(src, size)
     }
 
     /// Reads the end record `e`, which is at `end_at`.
@@ -202,6 +202,18 @@ impl End {
 }
 
 const BEYOND: &str = "zip: the central directory is not where the end record says";
+
+/// Refuses a zip without an end record where one belongs. Readers that search backwards take one with bytes behind it.
+fn goes_on_or_is_cut<T>(src: &dyn ReadAt, size: u64) -> Result<T, Fail> {
+    let longest = size.min(MAX_TAIL);
+    let mut tail = vec![0; longest as usize];
+    src.read_exact_at(&mut tail, size - longest)?;
+    let ends = |p: usize| u32_at(&tail, p) == END && p + 22 + usize::from(u16_at(&tail, p + 20)) < tail.len();
+    match (0..tail.len().saturating_sub(21)).any(ends) {
+        true => bad("zip: the file goes on after its end record"),
+        false => cut_short("zip: no end record; the file is cut short"),
+    }
+}
 
 /// Offset of the Zip64 end record in the file, and in the zip as declared, if a locator stands before the end record.
 fn locate64(src: &dyn ReadAt, end_at: u64) -> Result<Option<(u64, u64)>, Fail> {

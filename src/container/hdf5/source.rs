@@ -63,7 +63,7 @@ impl<'a> Source<'a> {
             }
             // A program that writes, or that died while it wrote.
             if block[11] != 0 {
-                return bad("HDF5: not closed by its writer");
+                return cut_short("HDF5: not closed by its writer");
             }
             (u64_at(&block, 12), u64_at(&block, 28), NOWHERE, u64_at(&block, 36))
         };

@@ -1,7 +1,7 @@
 //! A pickle's bytes, through a window; nothing that is skipped is read.
 
 use super::super::ReadAt;
-use super::super::read::{Fail, bad};
+use super::super::read::{Fail, bad, cut_short};
 
 /// Bytes read at once: few system calls, and small beside everything else.
 const WINDOW: u64 = 64 << 10;
@@ -38,13 +38,18 @@ impl<'a> Input<'a> {
             return Ok(b);
         }
         if self.pos >= self.end {
-            return bad("pickle: ends in the middle");
+            return self.ends("pickle: ends in the middle");
         }
         self.window.resize((self.end - self.pos).min(WINDOW) as usize, 0);
         self.src.read_exact_at(&mut self.window, self.pos)?;
         self.window_at = self.pos;
         self.pos += 1;
         Ok(self.window[0])
+    }
+
+    /// The refusal of a pickle without its end. A record of a zip ends before its file does.
+    fn ends<T>(&self, why: &str) -> Result<T, Fail> {
+        if self.end == self.src.size() { cut_short(why) } else { bad(why) }
     }
 
     /// The next `N` bytes.
@@ -63,14 +68,14 @@ impl<'a> Input<'a> {
                 self.pos = p;
                 Ok(())
             }
-            _ => bad("pickle: a length goes beyond its end"),
+            _ => self.ends("pickle: a length goes beyond its end"),
         }
     }
 
     /// Appends the next `n` bytes to `out`; callers bound `n`.
     pub(in super::super) fn take(&mut self, n: usize, out: &mut Vec<u8>) -> Result<(), Fail> {
         if n as u64 > self.end - self.pos {
-            return bad("pickle: a length goes beyond its end");
+            return self.ends("pickle: a length goes beyond its end");
         }
         for _ in 0..n {
             out.push(self.byte()?);
