@@ -513,7 +513,12 @@ impl<'a> History<'a> {
         if let (Op::Pin(at) | Op::Unpin(at), Ok(())) = (op, said) {
             let node = self.model.existing(*at, false).map_err(|code| format!("errno {code}"))?;
             let pinned = matches!(op, Op::Pin(_));
-            let resident = super::support::state(&self.worlds[0].path(*at)) != "released";
+            let path = self.worlds[0].path(*at);
+            let resident = super::support::state(&path) != "released";
+            if pinned && resident && may_be_released(&self.model.nodes[node].data) {
+                // It may have been released before, and recalled, without a look at it since.
+                self.settle(node, &path, None)?;
+            }
             let inode = &mut self.model.nodes[node];
             inode.pinned = pinned;
             inode.fate.stays = pinned && (inode.fate.stays || resident) && inode.kind == Kind::File;
