@@ -348,8 +348,8 @@ pub fn describe_at<T: ReadAt>(
     }
 }
 
-/// How a file shows that it ends before its format says, if it does: its writer may have died. `description`: that of
-/// the file. JSON is judged by its name.
+/// Why a file counts as cut short: it ends before its format says, so its writer may have died. `None` if nothing shows
+/// that. `description` is the file's own. JSON is known by the file's name.
 ///
 /// # Errors
 /// Those of `src`.

@@ -134,8 +134,8 @@ fn keep_beside_newest(units: &[Unit], newer: &[Option<u64>], verdicts: &mut [Ver
     }
     let is_other = |of: &HashSet<&[u8]>, unit: &Unit| of.iter().any(|series| *series != unit.series);
     for ((unit, newer), verdict) in units.iter().zip(newer).zip(verdicts) {
-        let is_complete = verdict.removes() && newer.is_some();
-        if is_complete && key(unit).and_then(|key| series.get(&key)).is_some_and(|of| is_other(of, unit)) {
+        let goes = verdict.removes() && newer.is_some();
+        if goes && key(unit).and_then(|key| series.get(&key)).is_some_and(|of| is_other(of, unit)) {
             *verdict = Verdict::Keep("beside the newest complete one of another series, with its step".into());
         }
     }
