@@ -10,6 +10,8 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
+use crate::archive::rounded_up;
+
 use super::format::{causes, lines, name, size, table};
 use report::Report;
 
@@ -100,7 +102,7 @@ fn write(out: &mut dyn Write, report: &Report) -> Result<()> {
             row.offset.map(|offset| offset.to_string()).unwrap_or_default(),
             format!("{} {}", row.codec, row.kept),
             row.stored_bytes.map(size).unwrap_or_default(),
-            if row.bound == 0.0 { "exact".into() } else { format!("{:.1e}", row.bound) },
+            if row.bound == 0.0 { "exact".into() } else { rounded_up(row.bound) },
             match (&row.of, row.trained, row.role) {
                 (Some(of), ..) => format!("{}; of {}", row.why, name(of)),
                 (None, Some(trained), _) => format!("{}; {trained}", row.why),

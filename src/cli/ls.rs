@@ -6,6 +6,8 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
+use crate::archive::rounded_up;
+
 use super::format::{name, percent, size, table};
 use super::listing::{UNKNOWN, survey};
 use super::remote_url;
@@ -56,7 +58,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
             None if entry.lossy == UNKNOWN => "unknown".into(),
             None if entry.state == "remote" => "lossy".into(),
             None if entry.chain_len == 0 => "as read".into(),
-            None => format!("{:.1e}", entry.max_abs_error),
+            None => rounded_up(entry.max_abs_error),
         };
         let error = if entry.is_less_than_asked { format!("LOSSY {error}") } else { error };
         rows.push(vec![

@@ -35,8 +35,8 @@ class File:
         self.becomes = None  # the bytes of an old file once the change under way is complete
         self.gone = False  # an unlink is under way
 
-    def settle(self, data):
-        """Judge bytes that were read; remember the final ones. None: all is well."""
+    def settle(self, data, limit):
+        """Judge bytes that were read; remember the final ones. None: all is well. `limit`: the largest error that is stated."""
         if self.pending and self.pending(data):
             self.exact, self.final, self.pending = data, None, None
             return None
@@ -48,7 +48,7 @@ class File:
             return None
         # A kill may come after the last byte of a change, and before the call returns here. The changed file is not the newest, so
         # it may be quantized before anybody reads it.
-        problems = {bytes_: not_quantized(bytes_, data) for bytes_ in (self.exact, becomes) if bytes_ is not None}
+        problems = {bytes_: not_quantized(bytes_, data, limit) for bytes_ in (self.exact, becomes) if bytes_ is not None}
         possible = [bytes_ for bytes_, problem in problems.items() if not problem]
         if not possible:
             return "; ".join(problems.values())
@@ -68,8 +68,14 @@ def worst_error(exact, data):
     return max((difference(a[k], b[k]) for k in a if not bits_equal(a[k], b[k])), default=0.0)
 
 
-def not_quantized(exact, data):
-    """Why `data` cannot be the quantized form of `exact`; None if it can. The stated bound is checked after sync."""
+def stated(path):
+    """The largest error that a file states. Any, if it states none: it may be released right after."""
+    _, *kinds = os.getxattr(path, "user.stepfs.lossy").decode().replace(",", "").split()
+    return max(map(float, kinds[1::2]), default=float("inf"))
+
+
+def not_quantized(exact, data, limit):
+    """Why `data` cannot be the quantized form of `exact`; None if it can. The bound of each object is checked after sync."""
     if len(data) != len(exact):
         return describe(data, exact)
     try:
@@ -80,10 +86,8 @@ def not_quantized(exact, data):
         if not tensor.is_floating_point() or tensor.numel() < 2:
             if not bits_equal(tensor, b[name]):
                 return f"{name} must be exact"
-        # The walk moves by about 1e-3 a state. States an iteration apart get steps of 12 rms, so an error of 6 rms. The job skips
-        # states (it overwrites and deletes), so the update of a file may be several times as large.
-        elif difference(tensor, b[name]) > 3e-2:
-            return f"{name} is off by {difference(tensor, b[name])}"
+        elif difference(tensor, b[name]) > limit:
+            return f"{name} is off by {difference(tensor, b[name])}, stated {limit}"
     return None
 
 
@@ -165,9 +169,10 @@ class Job:
         if old:
             name = self.rng.choice(old)
             file = self.files[name]
+            limit = stated(self.mount / name)
             with open(self.mount / name, "r+b", buffering=0) as f:
                 data = f.readall()
-                if problem := file.settle(data):
+                if problem := file.settle(data, limit):
                     self.problems.append(f"{name}, opened for writing: {problem}")
                 if len(data) < 3000:
                     return  # a save that was cut off left no more
@@ -186,7 +191,8 @@ class Job:
     def read(self):
         name = self.rng.choice(sorted(self.files) or [None])
         if name and not self.files[name].pending:
-            if problem := self.files[name].settle((self.mount / name).read_bytes()):
+            data = (self.mount / name).read_bytes()
+            if problem := self.files[name].settle(data, stated(self.mount / name)):
                 self.problems.append(f"{name}, while mounted: {problem}")
             self.done.append("read")
 
@@ -232,7 +238,7 @@ def check_all(mount, files, when):
             assert file.gone or (file.pending and not file.exact), f"{when}: {name} is lost"
             del files[name]
             continue
-        problem = file.settle(data)
+        problem = file.settle(data, stated(mount / name))
         assert not problem, f"{when}: {name}: {problem}\n{mount.log_tail()}"
         file.gone = False
     there = {p.name for p in mount.dir.iterdir()}
