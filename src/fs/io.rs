@@ -28,6 +28,19 @@ thread_local! {
     static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
+/// Answers a read with the bytes that `read` puts into a buffer of this size, and counts.
+fn answer<E: Into<Fault>>(size: u32, reply: ReplyData, read: impl FnOnce(&mut [u8]) -> std::result::Result<usize, E>) {
+    BUFFER.with_borrow_mut(|buffer| {
+        if buffer.len() < size as usize {
+            buffer.resize(size as usize, 0);
+        }
+        match read(&mut buffer[..size as usize]) {
+            Ok(len) => reply.data(&buffer[..len]),
+            Err(error) => reply.error(error.into().into()),
+        }
+    });
+}
+
 /// Reads until `buf` is full or the file ends.
 fn read_full(file: &File, buf: &mut [u8], offset: u64) -> io::Result<usize> {
     let mut done = 0;
@@ -86,22 +99,9 @@ impl Core {
             _ => None,
         };
         match decoded.map_or(source, |file| Ok(Source::File(file))) {
-            Ok(Source::File(file)) => BUFFER.with_borrow_mut(|buffer| {
-                if buffer.len() < size as usize {
-                    buffer.resize(size as usize, 0);
-                }
-                match read_full(&file, &mut buffer[..size as usize], offset) {
-                    Ok(len) => reply.data(&buffer[..len]),
-                    Err(error) => reply.error(Fault::from(error).into()),
-                }
-            }),
+            Ok(Source::File(file)) => answer(size, reply, |buffer| read_full(&file, buffer, offset)),
             Ok(Source::Reader(reader)) => self.workers_of(&reader).submit(Box::new(move || {
-                let left = reader.len().saturating_sub(offset).min(u64::from(size));
-                let mut buffer = vec![0; left as usize];
-                match reader.read_at(offset, &mut buffer) {
-                    Ok(len) => reply.data(&buffer[..len]),
-                    Err(error) => reply.error(Fault::from(error).into()),
-                }
+                answer(size, reply, |buffer| reader.read_at(offset, buffer).map_err(Fault::from));
             })),
             Err(fault) => reply.error(fault.into()),
         }

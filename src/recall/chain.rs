@@ -136,14 +136,14 @@ impl Chain {
         &self.objects
     }
 
-    /// The memory, if it may hold anything; without a memory no thread waits for a claim.
+    /// The memory, if it may hold anything.
     pub(super) fn memory(&self) -> Option<&Memory> {
         self.memory.as_deref().filter(|memory| memory.is_used())
     }
 
-    /// True if this object's states should be kept, because the next state will be a difference to it.
-    pub(super) fn remembers(&self, id: Id) -> bool {
-        self.leaf != Leaf::Known && id == self.leaf().header().id
+    /// The memory that keeps the states of the object at this place, because the next state will be a difference to it.
+    pub(super) fn keeps(&self, place: usize) -> Option<&Memory> {
+        self.memory().filter(|_| place == 0 && self.leaf != Leaf::Known)
     }
 
     /// True if memory may provide states of this object.

@@ -10,7 +10,6 @@ use crate::store::object::{Object, TensorEntry};
 use crate::tile::{self, Bytes, Inputs, Link, State};
 
 use super::chain::Step;
-use super::memory::Claim;
 use super::{Chain, ReadError};
 
 /// Decodes tile `tile` of the leaf's tensor `tensor` and checks its bytes.
@@ -27,71 +26,32 @@ pub fn decode(chain: &Chain, tensor: usize, tile: usize) -> Result<Bytes, ReadEr
     }
 }
 
-/// Decodes tile `tile` of the leaf's tensor `tensor` to its [`State`]. Starts at the nearest ancestor in memory, and
-/// stores the super-steps on its way there.
+/// Decodes tile `tile` of the leaf's tensor `tensor` to its [`State`]. Starts at the nearest ancestor in memory.
 pub fn state(chain: &Chain, tensor: usize, tile: usize) -> Result<Arc<State>, ReadError> {
-    state_from(chain, 0, tensor, tile)
-}
-
-/// Decodes like [`state`], for the object at this place of the chain.
-fn state_from(chain: &Chain, place: usize, tensor: usize, tile: usize) -> Result<Arc<State>, ReadError> {
-    let path = chain.path_from(place, tensor)?;
-    let Begin { mut state, first, claim } = begin(chain, &path, tile)?;
-    for step in &path[first..] {
+    let path = chain.path_from(0, tensor)?;
+    let (mut state, steps) = begin(chain, &path, tile);
+    for step in steps {
         state = Some(forward(chain, state, step, tile)?);
     }
     let state = state.ok_or_else(|| ReadError::object(chain.leaf().header().id, NO_BASE))?;
-    if let (Some(claim), Some(kept)) = (claim, state.packed()) {
-        claim.fulfil(chain, kept);
+    if let Some(memory) = chain.keeps(0)
+        && let Some(kept) = state.packed()
+    {
+        memory.put(chain.leaf(), tensor, tile, kept);
     }
     Ok(state)
 }
 
 const NO_BASE: Damage = Damage("a tensor has no base");
 
-/// The start of a walk.
-struct Begin<'a> {
-    /// `None`: start at the object that decodes alone.
-    state: Option<Arc<State>>,
-    /// Index of the first step to take.
-    first: usize,
-    /// The right to put the last state into memory.
-    claim: Option<Claim<'a>>,
-}
-
-/// Finds the nearest state that memory has, or should have.
-///
-/// The search goes from the leaf to the keyframe. A thread that waits for a claim only holds claims nearer the leaf, so
-/// threads never wait in a circle. A companion counts as nearer the keyframe than the tensor that needs it, since it
-/// never needs that tensor.
-fn begin<'a>(chain: &'a Chain, path: &[Step], tile: usize) -> Result<Begin<'a>, ReadError> {
-    let Some(memory) = chain.memory() else { return Ok(Begin { state: None, first: 0, claim: None }) };
-    let mut claim = None;
-    for (at, step) in path.iter().enumerate().rev().filter(|(_, step)| chain.may_ask_for(step.object)) {
-        let is_last = at + 1 == path.len();
-        let keep = step.object.is_super_step() || is_last && chain.remembers(step.object.header().id);
-        let known = match keep && step.entry.coding.companion().is_none() {
-            true if is_last => match memory.claim(step.object, step.tensor, tile) {
-                Ok(known) => Some(known),
-                Err(right) => {
-                    claim = Some(right);
-                    None
-                }
-            },
-            true => {
-                let state = state_from(chain, step.place, step.tensor, tile)?;
-                memory.count_read(path.len() - (at + 1));
-                return Ok(Begin { state: Some(state), first: at + 1, claim });
-            }
-            false => memory.get(step.object, step.tensor, tile),
-        };
-        if known.is_some() {
-            memory.count(true, path.len() - (at + 1));
-            return Ok(Begin { state: known, first: at + 1, claim });
-        }
-    }
-    memory.count(false, path.len());
-    Ok(Begin { state: None, first: 0, claim })
+/// The nearest state that memory has, if any, and the steps to take from there.
+fn begin<'a, 'b>(chain: &Chain, path: &'b [Step<'a>], tile: usize) -> (Option<Arc<State>>, &'b [Step<'a>]) {
+    let Some(memory) = chain.memory() else { return (None, path) };
+    let asked = path.iter().enumerate().rev().filter(|(_, step)| chain.may_ask_for(step.object));
+    let known = asked.filter_map(|(at, step)| Some((at + 1, memory.get(step.object, step.tensor, tile)?))).next();
+    let (first, state) = known.map_or((0, None), |(first, state)| (first, Some(state)));
+    memory.count(state.is_some(), path.len() - first);
+    (state, &path[first..])
 }
 
 /// One step of the chain: the parent's state and this object's payload give this object's state.
@@ -161,9 +121,10 @@ fn bytes(chain: &Chain, place: usize, tensor: usize, tile: usize) -> Result<Byte
 /// Starts at the nearest state in memory, or at the keyframe, and takes the last steps in one pass over their payloads.
 fn bytes_from(chain: &Chain, place: usize, tensor: usize, tile: usize) -> Result<Bytes, ReadError> {
     let path = chain.path_from(place, tensor)?;
-    let Begin { mut state, first, claim } = begin(chain, &path, tile)?;
+    let (mut state, mut steps) = begin(chain, &path, tile);
     let last = path.last().ok_or_else(|| ReadError::object(chain.leaf().header().id, NO_BASE))?;
-    let mut steps = &path[first..];
+    // No state is a difference to a moment's ratios.
+    let keeps = chain.keeps(place).filter(|_| last.entry.coding.companion().is_none());
     while let Some((step, rest)) = steps.split_first() {
         if tile::is_run(state.as_deref(), steps.iter().map(|step| step.entry.coding)) {
             break;
@@ -175,10 +136,10 @@ fn bytes_from(chain: &Chain, place: usize, tensor: usize, tile: usize) -> Result
         Some(state) if steps.is_empty() && matches!(state, State::Moment { .. }) => {
             (state.bytes(last.entry.dtype).map_err(corrupt)?, None)
         }
-        base => run(chain, base, steps, last, tile, claim.is_some())?,
+        base => run(chain, base, steps, last, tile, keeps.is_some())?,
     };
-    if let (Some(claim), Some(kept)) = (claim, kept) {
-        claim.fulfil(chain, kept);
+    if let (Some(memory), Some(kept)) = (keeps, kept) {
+        memory.put(last.object, tensor, tile, kept);
     }
     Ok(bytes)
 }

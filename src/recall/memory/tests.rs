@@ -49,7 +49,7 @@ fn states_come_back_narrow_or_wide() {
         State::Log { factors, first: 9, unit, q: Integers::Wide(vec![3, -4, crate::codec::log::ZERO]) },
     ];
     for (tile, state) in states.iter().enumerate() {
-        memory.put(key(&object, 0, tile), Use::Read, kept(state));
+        memory.put(&object, 0, tile, kept(state));
     }
     for (tile, state) in states.iter().enumerate() {
         assert_eq!(memory.get(&object, 0, tile).as_deref(), Some(state));
@@ -71,71 +71,37 @@ fn states_come_back_narrow_or_wide() {
 }
 
 #[test]
-fn reading_never_drives_out_more_than_its_half() {
+fn the_object_used_longest_ago_makes_room() {
     let dir = tempfile::tempdir().unwrap();
     let memory = Memory::new(1000);
-    let put = |object: &Arc<Object>, tile, kind| {
-        let state = State::Bytes(Arc::new(vec![0; 100]));
-        memory.put(key(object, 0, tile), kind, kept(&state));
+    let put = |object: &Arc<Object>, tile| {
+        memory.put(object, 0, tile, kept(&State::Bytes(Arc::new(vec![0; 100]))));
         assert!(memory.status().bytes <= 1000);
         memory.get(object, 0, tile).is_some()
     };
-    let tip = object(dir.path());
-    assert!((0..4).all(|tile| put(&tip, tile, Use::Encode)));
-    let (first, second) = (object(dir.path()), object(dir.path()));
-    assert!((0..6).all(|tile| put(&first, tile, Use::Read)));
-    // More than fits: the older file's states are dropped, the tip's stay.
-    assert!((0..6).all(|tile| put(&second, tile, Use::Read)));
-    assert!(memory.get(&first, 0, 0).is_none());
-    assert!((0..4).all(|tile| memory.get(&tip, 0, tile).is_some()));
-    // An object does not drop its own beginning either, which the next reader of it would need first.
-    assert!(!put(&second, 6, Use::Read));
-    assert!((0..6).all(|tile| memory.get(&second, 0, tile).is_some()));
-    // The next tip takes the space beyond the readers' half, then the former tip's place.
-    let next = object(dir.path());
-    assert!((0..8).all(|tile| put(&next, tile, Use::Encode)), "{:?}", memory.status());
+    let (first, second, third) = (object(dir.path()), object(dir.path()), object(dir.path()));
+    assert!((0..4).all(|tile| put(&first, tile)));
+    assert!((0..4).all(|tile| put(&second, tile)));
+    assert!(memory.get(&first, 0, 0).is_some());
+    assert!((0..6).all(|tile| put(&third, tile)));
+    assert!(memory.get(&second, 0, 0).is_none());
+    assert!((0..4).all(|tile| memory.get(&first, 0, tile).is_some()));
+    // An object does not drop its own beginning.
+    assert!((6..10).all(|tile| put(&third, tile)) && !put(&third, 10));
+    assert!((0..10).all(|tile| memory.get(&third, 0, tile).is_some()));
 }
 
 #[test]
-fn a_tile_is_decoded_once_however_many_wait() {
+fn a_keyframe_is_counted_until_its_last_state_is_gone() {
     let dir = tempfile::tempdir().unwrap();
-    let (memory, object) = (Memory::new(1 << 20), object(dir.path()));
-    let decoded = AtomicU64::new(0);
-    std::thread::scope(|scope| {
-        for _ in 0..8 {
-            scope.spawn(|| match memory.claim(&object, 1, 2) {
-                Ok(found) => assert_eq!(*found, lattice(9, None)),
-                Err(claim) => {
-                    // The first two give up: the others must not wait for ever.
-                    if decoded.fetch_add(1, Ordering::Relaxed) < 2 {
-                        return;
-                    }
-                    std::thread::sleep(std::time::Duration::from_millis(20));
-                    memory.put(claim.key, Use::Read, kept(&lattice(9, None)));
-                }
-            });
-        }
-    });
-    assert_eq!(decoded.into_inner(), 3);
-}
-
-#[test]
-fn a_state_that_was_encoded_and_completed_by_a_reader_is_taken_off_the_right_accounts() {
-    let dir = tempfile::tempdir().unwrap();
-    let memory = Memory::new(1000);
-    let (tip, read) = (object(dir.path()), object(dir.path()));
-    let put = |object: &Arc<Object>, tile, kind| {
-        memory.put(key(object, 0, tile), kind, kept(&lattice(5, None)));
-    };
-    // A reader has its half. A large encoded state has all of the other half, and no room for its last tile.
-    (0..2).for_each(|tile| put(&read, tile, Use::Read));
-    (0..3).for_each(|tile| put(&tip, tile, Use::Encode));
-    assert!(memory.get(&tip, 0, 2).is_none());
-    // The object that was read is removed. Then the large state is read, as another one's super-step.
-    memory.forget(read.header().id);
-    put(&tip, 2, Use::Read);
-    assert!(memory.get(&tip, 0, 2).is_some());
-    memory.forget(tip.header().id);
+    let memory = Memory::new(10_000);
+    let (old, new, keyframe) = (object(dir.path()), object(dir.path()), Arc::new(vec![1; 400]));
+    memory.put(&old, 0, 0, kept(&lattice(5, Some(&keyframe))));
+    let alone = memory.status().bytes;
+    memory.put(&new, 0, 0, kept(&lattice(6, Some(&keyframe))));
+    assert_eq!(memory.status().bytes, 2 * alone - 400);
+    memory.forget(old.header().id);
+    assert_eq!(memory.status().bytes, alone);
+    memory.forget(new.header().id);
     assert_eq!(memory.status().bytes, 0);
-    assert_eq!(memory.lock().used, [0, 0]);
 }
