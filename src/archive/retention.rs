@@ -187,17 +187,17 @@ impl Archive {
                 return (removed, vec![error.to_string()]);
             }
         };
-        for (checkpoint, verdict) in planned {
-            let Verdict::Remove(why) = verdict else { continue };
+        for (checkpoint, verdict) in &planned {
+            let Verdict::Remove { why, newest } = verdict else { continue };
             if self.is_stopping() {
                 break;
             }
             let path = &checkpoint.unit.path;
-            match self.remove_checkpoint(namespace, &checkpoint) {
+            match self.remove_checkpoint(namespace, checkpoint, &planned[*newest].0) {
                 Ok(None) => {
                     log::info!("{}: removed by retention: {why}", path.display());
-                    let Unit { path, bytes, step, rule, .. } = checkpoint.unit;
-                    removed.push(Removed { path, bytes, step, rule, why });
+                    let Unit { bytes, step, rule, .. } = checkpoint.unit;
+                    removed.push(Removed { path: path.clone(), bytes, step, rule, why: why.clone() });
                 }
                 Ok(Some(because)) => {
                     log::info!("{}: stays: {because}", path.display());
@@ -215,15 +215,30 @@ impl Archive {
     }
 
     /// Removes a checkpoint: files first, the deepest first, then directories. If it changed since it was examined,
-    /// it stays, or the rest of it, and the reason is returned. A crash in between leaves some of its files; the next
-    /// run removes them (see `store/retention/plan.rs`).
-    fn remove_checkpoint(&self, namespace: &dyn Namespace, checkpoint: &Checkpoint) -> io::Result<Option<String>> {
+    /// it stays, or the rest of it, and the reason is returned. So it does if a file of `newest` is gone, the newest
+    /// complete one of its series: a plan takes long in a large tree, and a user may remove files meanwhile. A crash in
+    /// between leaves some of its files; the next run removes them (see `store/retention/plan.rs`).
+    fn remove_checkpoint(
+        &self,
+        namespace: &dyn Namespace,
+        checkpoint: &Checkpoint,
+        newest: &Checkpoint,
+    ) -> io::Result<Option<String>> {
         let tree = self.store.tree();
         let same = |member: &Member| -> io::Result<bool> {
             let found = found_at(&tree, &member.path)?;
             Ok(found
                 .is_some_and(|found| FileId::of(&found) == member.file && modified_ns(&found) == member.modified_ns))
         };
+        for member in &newest.members {
+            // A log in it may grow all the time.
+            if found_at(&tree, &member.path)?.is_none_or(|found| FileId::of(&found) != member.file) {
+                return Ok(Some(format!(
+                    "{} is not there any more, of the newest complete one",
+                    member.path.display()
+                )));
+            }
+        }
         // All files must be as they were examined before one of them goes. From here on a file is void if its version
         // changes: every note of an open, a write or a rename changes it.
         let mut members: Vec<(&Member, Option<u64>)> = Vec::with_capacity(checkpoint.members.len());

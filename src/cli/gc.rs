@@ -140,7 +140,7 @@ fn planned(target: &Target) -> Result<Report> {
         matched[unit.rule] = true;
         let (verdict, why) = match verdict {
             Verdict::Keep(why) => ("keep", why.into_owned()),
-            Verdict::Remove(why) => ("remove", why),
+            Verdict::Remove { why, .. } => ("remove", why),
         };
         checkpoints.push(Line {
             path: unit.path.to_string_lossy().into_owned(),

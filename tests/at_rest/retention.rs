@@ -376,6 +376,26 @@ fn what_is_opened_or_pinned_meanwhile_stays() {
 }
 
 #[test]
+fn nothing_goes_for_a_newest_one_that_went_meanwhile() {
+    let mut rest = with(&rule("checkpoint-*", "keep_last = 1"));
+    for at in [10, 20, 30, 40] {
+        rest.write(&format!("checkpoint-{at}/a.bin"), b"x");
+    }
+    // While the first one goes, a user removes the newest.
+    let said = meddle(&rest, |archive, _, count| match count {
+        0 => fs::remove_dir_all(archive.store().tree().join("checkpoint-40")),
+        _ => Ok(()),
+    });
+    assert_eq!((said.removed, said.failed.len()), (1, 2), "{said:?}");
+    assert!(said.failed[0].contains("checkpoint-40/a.bin is not there any more"), "{said:?}");
+    assert_eq!(names(&rest, "").len(), 2, "{:?}", names(&rest, ""));
+    // The next run knows better.
+    let said = meddle(&rest, |_, _, _| Ok(()));
+    assert_eq!((said.removed, said.failed.len()), (1, 0), "{said:?}");
+    assert_eq!(names(&rest, ""), ["checkpoint-30"]);
+}
+
+#[test]
 fn what_could_not_go_just_then_goes_soon_without_any_news() {
     let rest = two_directories();
     let archive = rest.open();

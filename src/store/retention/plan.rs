@@ -86,14 +86,19 @@ pub struct Unit {
 pub enum Verdict {
     /// It stays; the text gives the reason.
     Keep(Cow<'static, str>),
-    /// It is removed; the text names the limits it failed.
-    Remove(String),
+    /// It is removed.
+    Remove {
+        /// Names the limits it failed.
+        why: String,
+        /// Index of the newest complete one of its series, which stays.
+        newest: usize,
+    },
 }
 
 impl Verdict {
     /// True if it is removed.
     pub fn removes(&self) -> bool {
-        matches!(self, Verdict::Remove(_))
+        matches!(self, Verdict::Remove { .. })
     }
 }
 
@@ -151,8 +156,10 @@ fn one_pass(
 ) -> Option<Vec<usize>> {
     let judged = judge(units, rule, now_ns, members);
     let newest = judged.iter().rposition(|judged| judged.complete);
+    // Without a complete one nothing is removed.
+    let newest_at = newest.map_or(usize::MAX, |newest| members[newest]);
     let of_complete = members.iter().zip(&judged).filter(|(_, judged)| judged.complete).map(|(&at, _)| at);
-    let last_written = of_complete.max_by_key(|&at| (units[at].modified_ns, at == members[newest.unwrap_or(0)]));
+    let last_written = of_complete.max_by_key(|&at| (units[at].modified_ns, at == newest_at));
     // Number of complete ones that are newer than the current one.
     let mut newer = 0;
     let mut stay = Vec::new();
@@ -189,7 +196,7 @@ fn one_pass(
                 stay.push(at);
                 Verdict::Keep(keep)
             }
-            None => Verdict::Remove(unwanted(unit, rule, judged[place].complete)),
+            None => Verdict::Remove { why: unwanted(unit, rule, judged[place].complete), newest: newest_at },
         };
     }
     stay.reverse();

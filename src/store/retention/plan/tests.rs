@@ -263,7 +263,7 @@ fn a_run_that_goes_on_from_an_earlier_step_is_not_pruned_under_its_feet() {
 #[test]
 fn reasons_are_words() {
     let verdicts = plan(&units([7, 8, 9]), &[rule("keep_last = 2\nkeep_every = 5\nkeep_for = \"2h\"")], NOW);
-    let Verdict::Remove(why) = &verdicts[0] else { panic!("{verdicts:?}") };
+    let Verdict::Remove { why, .. } = &verdicts[0] else { panic!("{verdicts:?}") };
     assert_eq!(why, "not among the last 2, 7 is no multiple of 5, older than 2h");
     assert_eq!(verdicts[1], Verdict::Keep("among the last 2".into()));
 }
@@ -327,6 +327,9 @@ proptest! {
             let multiple = rules[0].keep_every.is_some_and(|n| unit.steps[0] % n == 0);
             let young = rules[0].keep_for.as_ref().is_some_and(|f| NOW - unit.modified_ns < f.0 as i64);
             prop_assert!(!verdict.removes() || !(multiple || young));
+            if let Verdict::Remove { newest, .. } = verdict {
+                prop_assert!(!verdicts[*newest].removes() && units[*newest].series == unit.series);
+            }
         }
         for members in ordered(&units) {
             let judged = judge(&units, &rules[0], NOW, &members);
@@ -365,7 +368,16 @@ proptest! {
         let rules = [rule];
         let by_path = |units: &[Unit]| {
             let verdicts = plan(units, &rules, NOW);
-            units.iter().map(|unit| unit.path.clone()).zip(verdicts).collect::<BTreeMap<_, _>>()
+            let why = |verdict: &Verdict| match verdict {
+                Verdict::Keep(why) => why.to_string(),
+                Verdict::Remove { why, .. } => why.clone(),
+            };
+            let newest = |verdict: &Verdict| match verdict {
+                Verdict::Keep(_) => None,
+                Verdict::Remove { newest, .. } => Some(units[*newest].path.clone()),
+            };
+            let said = verdicts.iter().map(|verdict| (why(verdict), newest(verdict)));
+            units.iter().map(|unit| unit.path.clone()).zip(said).collect::<BTreeMap<_, _>>()
         };
         let expected = by_path(&units);
         units.reverse();
