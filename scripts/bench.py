@@ -170,6 +170,10 @@ def bench_again(daemon, plain, arguments):
             torch.ones(3 * arguments.size * MB // 4)
             torch.save(state, folder / "first.pt")
             times[which].append(timed(lambda: torch.save(state, folder / "second.pt")))
+    for folder in (plain, daemon.dir):
+        for name in ("first", "second"):
+            (folder / f"{name}.pt").unlink(missing_ok=True)
+    daemon.sync()
     return ratio("again", *times, arguments.size, 0.8)
 
 

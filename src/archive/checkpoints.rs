@@ -35,11 +35,15 @@ pub(super) struct Member {
     pub(super) path: PathBuf,
     pub(super) file: FileId,
     pub(super) modified_ns: i64,
+    pub(super) len: u64,
+    /// It is one of [`Unit::files`].
+    pub(super) counts: bool,
 }
 
 impl Member {
     fn new(path: PathBuf, metadata: &Metadata) -> Member {
-        Member { path, file: FileId::of(metadata), modified_ns: modified_ns(metadata) }
+        let (file, modified_ns, len) = (FileId::of(metadata), modified_ns(metadata), metadata.len());
+        Member { path, file, modified_ns, len, counts: false }
     }
 }
 
@@ -198,7 +202,7 @@ impl Walk<'_> {
         gathered.modified_ns = gathered.modified_ns.max(Some(member.modified_ns));
         gathered.files += u64::from(counts);
         gathered.bytes += metadata.len();
-        gathered.members.push(member);
+        gathered.members.push(Member { counts, ..member });
     }
 
     fn add(&mut self, rule: usize, kind: Kind, path: PathBuf, gathered: Gathered) {

@@ -215,9 +215,9 @@ impl Archive {
     }
 
     /// Removes a checkpoint: files first, the deepest first, then directories. If it changed since it was examined,
-    /// it stays, or the rest of it, and the reason is returned. So it does if a file of `newest` is gone, the newest
-    /// complete one of its series: a plan takes long in a large tree, and a user may remove files meanwhile. A crash in
-    /// between leaves some of its files; the next run removes them (see `store/retention/plan.rs`).
+    /// it stays, or the rest of it, and the reason is returned. So it does if a file of `newest` is gone or written again,
+    /// the newest complete one of its series: a plan takes long in a large tree, and programs go on meanwhile. A crash
+    /// in between leaves some of its files; the next run removes them (see `store/retention/plan.rs`).
     fn remove_checkpoint(
         &self,
         namespace: &dyn Namespace,
@@ -230,13 +230,13 @@ impl Archive {
             Ok(found
                 .is_some_and(|found| FileId::of(&found) == member.file && modified_ns(&found) == member.modified_ns))
         };
-        for member in &newest.members {
-            // A log in it may grow all the time.
-            if found_at(&tree, &member.path)?.is_none_or(|found| FileId::of(&found) != member.file) {
-                return Ok(Some(format!(
-                    "{} is not there any more, of the newest complete one",
-                    member.path.display()
-                )));
+        for member in newest.members.iter().filter(|member| member.counts) {
+            // Its inode may be another one by now: that of its stub.
+            let found = found_at(&tree, &member.path)?;
+            let is_there = found.is_some_and(|found| found.is_file() && found.len() >= member.len);
+            if !is_there || !matches!(self.condition(&member.path), Condition::Whole { .. }) {
+                let path = member.path.display();
+                return Ok(Some(format!("{path} of the newest complete one was removed, or is being written")));
             }
         }
         // All files must be as they were examined before one of them goes. From here on a file is void if its version

@@ -51,7 +51,7 @@ pub(super) struct Args {
     /// published system such as lc-3. Rules there and `stepfs profile` take precedence.
     #[arg(long, value_name = "NAME")]
     profile: Option<Profile>,
-    /// Memory for decoded states, which speed up reads and the encoding of the next checkpoint: bytes, or with K, M, G.
+    /// Memory for decoded states, which speed up the encoding of the next checkpoint: bytes, or with K, M, G.
     /// 0 for none [default: a tenth of the machine's memory, at most 2G].
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     memory: Option<u64>,

@@ -24,7 +24,7 @@ const STEP: u64 = 8 << 20;
 /// Bytes a second of a program that does nothing but write. A program that fetches tensors from elsewhere is slower, and
 /// loses nothing to the device.
 const FAST: u64 = 320 << 20;
-/// Most bytes of a file that wait for a fast program: a device writes them within a second or two.
+/// Most bytes of a file that wait for a fast program. Most local disks write them within a second or two.
 const MOST: u64 = 1 << 30;
 
 /// A file that is open for writing.
@@ -40,8 +40,8 @@ struct Growing {
 }
 
 impl Growing {
-    fn new(file: &Arc<File>, now: Instant) -> Growing {
-        Growing { file: Arc::downgrade(file), sent: 0, seen: 0, looked: now }
+    fn new(file: Weak<File>, now: Instant) -> Growing {
+        Growing { file, sent: 0, seen: 0, looked: now }
     }
 
     /// A descriptor to send it by, if that is due. Open for reading only, so that it never counts as a writer.
@@ -83,6 +83,10 @@ impl Early {
     /// A program opened a node for writing.
     pub(super) fn add(&self, ino: u64, file: &Arc<File>) {
         let mut state = self.state();
+        let file = Arc::downgrade(file);
+        if state.files.get(&ino).is_some_and(|known| known.file.ptr_eq(&file)) {
+            return;
+        }
         state.files.insert(ino, Growing::new(file, Instant::now()));
         // With more files the thread is awake already.
         if state.files.len() == 1 {
@@ -150,7 +154,7 @@ mod tests {
         let path = tempfile::NamedTempFile::new().unwrap().into_temp_path();
         let file = Arc::new(File::options().write(true).open(&path).unwrap());
         let began = Instant::now();
-        let mut growing = Growing::new(&file, began);
+        let mut growing = Growing::new(Arc::downgrade(&file), began);
         let mut is_due_at = |length, seconds| {
             file.set_len(length).unwrap();
             growing.due(&file, began + Duration::from_secs(seconds)).unwrap().is_some()
@@ -158,7 +162,7 @@ mod tests {
         assert!(!is_due_at(FAST + 1, 1), "it grew fast");
         assert!(is_due_at(FAST + 1, 2), "it rests");
         assert!(is_due_at(FAST + 1 + STEP, 3), "it grows slowly");
-        assert!(!is_due_at(STEP + MOST, 4), "just less than what may wait");
+        assert!(!is_due_at(STEP + MOST, 4), "less than what may wait");
         assert!(is_due_at(STEP + MOST + FAST + 1, 5));
     }
 
