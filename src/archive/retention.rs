@@ -231,7 +231,7 @@ impl Archive {
                 .is_some_and(|found| FileId::of(&found) == member.file && modified_ns(&found) == member.modified_ns))
         };
         for member in newest.members.iter().filter(|member| member.counts) {
-            // Its inode may be another one by now: that of its stub.
+            // A release in between gives it another inode.
             let found = found_at(&tree, &member.path)?;
             let is_there = found.is_some_and(|found| found.is_file() && found.len() >= member.len);
             if !is_there || !matches!(self.condition(&member.path), Condition::Whole { .. }) {
