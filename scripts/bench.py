@@ -8,7 +8,7 @@ alike. All files are removed at the end.
 - `again`: torch.save right after another of the same size, which the device may still be writing
 - `load`: torch.load of the newest (resident) file, and of the same file in a plain directory
 - `writes`: a file written in pieces of 1 KiB to 64 MiB, with passthrough and served by the daemon
-- `chain`: whole released files of an AdamW series, from keyframe to the longest chain, with nothing cached
+- `chain`: whole released files of an AdamW series, from a keyframe to a chain of eight objects, with nothing cached
 - `cold`: one 1 MB tensor (safe_open) out of a released checkpoint with nothing cached, and the whole file
 - `memory`: the daemon's peak resident memory while it archives, reads and recalls that checkpoint
 - `codec`: encode and decode speed, from `cargo bench --bench codec`
@@ -241,7 +241,7 @@ def adamw_series(folder, megabytes, count):
 
 
 def bench_chain(daemon, plain, arguments):
-    """A chain has at most 12 objects, but eight without a second super-step are the usual longest."""
+    """Ten states: nine are released, in chains of one to eight objects. Longer series reach chains of twelve."""
     for path in adamw_series(daemon.dir, arguments.size // 2, 10):
         shutil.copy(path, plain)
         daemon.sync()

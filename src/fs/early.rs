@@ -4,7 +4,7 @@
 //! device needs for the whole file, and competes with the program's next save.
 //!
 //! But both change the pages of one file, so a program that only copies memory writes a quarter slower meanwhile
-//! (measured). The device waits for such a program, until much is dirty.
+//! (measured). Such a program is left alone until much is dirty.
 
 use std::collections::HashMap;
 use std::fs::File;
