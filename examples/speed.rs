@@ -17,7 +17,8 @@ use std::time::{Duration, SystemTime};
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use stepfs::archive::{Archive, AtRest};
 use stepfs::encode::STAGES;
-use stepfs::recall::{Cache, Chain, Layout, ReadError, Recall, stream, walk};
+use stepfs::recall::{Chain, Layout, Memory, ReadError, stream, walk};
+use stepfs::store::object::Object;
 use stepfs::store::{Objects, Store, Stub};
 use stepfs::tile::Coding;
 
@@ -204,7 +205,7 @@ fn memcpy(bytes: usize) -> f64 {
     copied.unwrap_or_default()
 }
 
-/// Decodes each released state: whole and by role, from the device, and on top of the keyframe in memory.
+/// Decodes each released state: whole and by role, from the device, and on top of its base in memory.
 fn decode(root: &Path, paths: &[PathBuf], memcpy: f64) -> Result<(), Box<dyn Error>> {
     let store = Store::look(root)?;
     let objects = Arc::new(Objects::load(&store.objects(), |id, error| eprintln!("object {id}: {error}"))?);
@@ -213,19 +214,25 @@ fn decode(root: &Path, paths: &[PathBuf], memcpy: f64) -> Result<(), Box<dyn Err
         let Some(stub) = Stub::read(&File::open(path)?, store.id())? else { continue };
         let stored = objects.get(stub.object).map_or(0, |(_, stored)| stored);
         println!("state {at}, decoded: {:.2}% stored", 100.0 * stored as f64 / stub.logical_len as f64);
-        let recall = Recall::new(Arc::clone(&objects), Cache::new(&store.cache(), 0)?, MEMORY, 1)?;
-        let cold = Chain::open(&objects, stub.object)?;
-        let warm = recall.chain(stub.object)?;
-        for (name, chain) in [("from the device", &cold), ("with memory", &warm)] {
-            let layout = Layout::of(chain.leaf());
-            let whole = |chain: &Chain| {
-                pool.install(|| {
-                    stream(chain, &layout, |_, _, bytes| {
-                        black_box(bytes);
-                        Ok::<(), ReadError>(())
-                    })
+        let whole = |chain: &Chain| {
+            pool.install(|| {
+                stream(chain, &Layout::of(chain.leaf()), |_, _, bytes| {
+                    black_box(bytes);
+                    Ok::<(), ReadError>(())
                 })
-            };
+            })
+        };
+        let cold = Chain::open(&objects, stub.object)?;
+        let mut chains = vec![("from the device", cold.clone())];
+        if let Some(base) = cold.leaf().header().parent {
+            // Only the archive keeps states in memory: those of an object that it just wrote.
+            let memory = Arc::new(Memory::new(MEMORY));
+            let bases =
+                cold.from_ancestor(base).and_then(|chain| chain.from_ancestor(chain.objects().get(1)?.header().id));
+            whole(&Chain::of_new(Object::open(&store.objects(), base)?, bases.as_ref(), &memory, false))?;
+            chains.push(("with its base in memory", cold.with_memory(&memory)));
+        }
+        for (name, chain) in &chains {
             whole(chain)?;
             // The clock is the thread's, so it must be read in the pool.
             let speed = pool.install(|| best(stub.logical_len, || whole(chain)))?;
