@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Compare this tree with another revision: both run in turns, so that a noisy machine disturbs both alike.
 
-- `codec`: `examples/speed.rs` of each revision. Each figure is a ratio to the memcpy of the same run, on one core.
+- `codec`: `examples/speed` of each revision, for several profiles and types. Each figure is a ratio to the memcpy of the same run,
+  on one core.
 - `save`, `again`, `load`: `scripts/bench.py` with the program of each revision. Each figure is a ratio to a plain directory.
 
 Each row has the median of all rounds, the least and the largest. `change` is this tree's median over that of the other revision.
@@ -11,7 +12,6 @@ import argparse
 import json
 import os
 import platform
-import re
 import shutil
 import statistics
 import subprocess
@@ -21,6 +21,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("codec", "save", "again", "load")
+
+# What the codec is measured on.
+VARIANTS = (("balanced", "f32"), ("compact", "f32"), ("exact", "f32"), ("balanced", "bf16"))
 
 
 def run(*command, cwd=ROOT, env=None):
@@ -46,9 +49,10 @@ class Tree:
     def add(self, name, value):
         self.rows.setdefault(name, []).append(value)
 
-    def codec(self, profile, mib):
-        for name, ratio in rows_of(run(self.target / "release/examples/speed", profile, mib)):
-            self.add(name, ratio)
+    def codec(self, mib):
+        for profile, dtype in VARIANTS:
+            for name, ratio in speed(self.target / "release/examples/speed", profile, dtype, mib)["ratios"].items():
+                self.add(f"{profile}, {dtype}: {name}", ratio)
 
     def mounted(self, part, arguments):
         """The program of this revision under the benchmark of this tree."""
@@ -58,19 +62,11 @@ class Tree:
             self.add(f"{row['name']}, to plain", row["ratio"])
 
 
-def rows_of(text):
-    """The figures of one run of `examples/speed`, each as a share of its memcpy."""
-    memcpy, state, source = None, "", ""
-    for line in text.splitlines():
-        if found := re.match(r"memcpy ([\d.]+)", line):
-            memcpy = float(found[1])
-        elif found := re.match(r"(state \d+)(, decoded)?:", line):
-            state, source = found[1] + (found[2] or ""), ""
-        elif found := re.match(r"  +(\S.*?) {2,}([\d.]+)(?: |$)", line):
-            name, depth = found[1], len(line) - len(line.lstrip())
-            if depth == 2:
-                source = name
-            yield f"{state}: {source}{'' if depth == 2 else ', ' + name}", float(found[2]) / memcpy
+def speed(program, profile, dtype, mib, cores=1):
+    """The report of one run of `examples/speed`: each figure as a share of its memcpy."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as report:
+        run(program, "--profile", profile, "--dtype", dtype, "--mib", mib, "--cores", cores, "--json", report.name)
+        return json.load(report)
 
 
 def spread(values):
@@ -81,8 +77,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", required=True, metavar="REV", help="a revision of git")
     parser.add_argument("--rounds", type=int, default=3, help="rounds; each runs both revisions")
-    parser.add_argument("--profile", default="balanced", help="for the codec")
-    parser.add_argument("--mib", type=int, default=128, help="checkpoint for the codec")
+    parser.add_argument("--mib", type=int, default=128, help="checkpoint for the codec, in fp32")
     parser.add_argument("--size", type=int, default=512, metavar="MB", help="state dict for save and load")
     parser.add_argument("--dir", default=None, help="where to save; decides the disk (default: the temporary directory)")
     parser.add_argument("--only", choices=PARTS, action="append", help="only this part; may be repeated")
@@ -97,7 +92,10 @@ def main():
         run("git", "worktree", "add", "--detach", other, revision)
         try:
             # One way to measure both.
-            shutil.copy(ROOT / "examples/speed.rs", other / "examples/speed.rs")
+            shutil.copytree(ROOT / "examples/speed", other / "examples/speed", dirs_exist_ok=True)
+            (other / "examples/speed.rs").unlink(missing_ok=True)
+            if not (other / "src/allocator.rs").exists():
+                shutil.copy(ROOT / "src/allocator.rs", other / "src/allocator.rs")
             # Its target stays, so that the next comparison with it builds nothing.
             trees = [Tree(revision[:10], other, ROOT / "target/against" / revision), Tree("this tree", ROOT, ROOT / "target")]
             for tree in trees:
@@ -106,7 +104,7 @@ def main():
                 print(f"round {number + 1} of {arguments.rounds} ...", file=sys.stderr, flush=True)
                 for tree in trees if number % 2 == 0 else trees[::-1]:
                     if "codec" in parts:
-                        tree.codec(arguments.profile, arguments.mib)
+                        tree.codec(arguments.mib)
                     for part in sorted(parts - {"codec"}):
                         tree.mounted(part, arguments)
         finally:

@@ -28,7 +28,7 @@ pub(crate) use error::{StepError, StepResult};
 pub(crate) use job::BATCH;
 pub(crate) use workers::Workers;
 
-/// Target of the notes, at level trace, that name the stage of encoding that a file ended. `examples/speed.rs` takes
+/// Target of the notes, at level trace, that name the stage of encoding that a file ended. `examples/speed` takes
 /// the time at each.
 pub const STAGES: &str = "stepfs::stages";
 

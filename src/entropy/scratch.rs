@@ -34,8 +34,13 @@ impl<T: Copy + Default> Shelf<T> {
     /// A shelf for a number of buffers per core, each of at most `largest` elements. Further or larger ones go back to
     /// the allocator.
     pub(crate) fn new(per_core: usize, largest: usize) -> Shelf<T> {
+        Shelf::with_least(0, per_core, largest)
+    }
+
+    /// The same, but for at least so many buffers.
+    fn with_least(least: usize, per_core: usize, largest: usize) -> Shelf<T> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Shelf { idle: Mutex::default(), kept: per_core * cores, largest }
+        Shelf { idle: Mutex::default(), kept: least.max(per_core * cores), largest }
     }
 
     /// A buffer of this length with arbitrary content: every element must be written before it is read.
@@ -94,8 +99,8 @@ impl<T: Copy + Default> Shelf<T> {
 static BYTES: LazyLock<Shelf<u8>> = LazyLock::new(|| Shelf::new(10, 1 << 20));
 
 /// The bytes and the integers of whole tiles while they are encoded. Those of a tile and of its companion are in use at
-/// once.
-static TILES: LazyLock<Shelf<u8>> = LazyLock::new(|| Shelf::new(16, 1 << 20));
+/// once. A read decodes 32 tiles ahead, and keeps 64 second moments until it has their first ones.
+static TILES: LazyLock<Shelf<u8>> = LazyLock::new(|| Shelf::with_least(32 + 64, 16, 1 << 20));
 static INTEGERS: LazyLock<Shelf<i32>> = LazyLock::new(|| Shelf::new(6, 1 << 18));
 
 /// Tiles with fewer bytes or integers get buffers of their own. An owner of many small ones must not hold large

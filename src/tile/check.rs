@@ -125,7 +125,7 @@ impl<'a> Check<'a> {
     fn error_of(&self, start: usize, written: &[u8], decoded: &[u8]) -> Result<Option<f64>, Corrupt> {
         let TileSpec { dtype, coding, mut rows, .. } = self.spec;
         let ratios = |rule, step, (before, after): Divisors| {
-            moment::largest_error((rule, dtype), written, before, decoded, after, step)
+            moment::error_at_most((rule, dtype), written, before, decoded, after, step)
         };
         Ok(match coding {
             Coding::Log { .. } | Coding::LogKey { .. } => log::largest_error(dtype, written, decoded),

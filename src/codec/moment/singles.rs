@@ -22,8 +22,9 @@ multiversion! {
         let (inverse, outward) = (1.0 / step.0, step.1);
         let (mut fits, mut without) = (true, false);
         let shrink = 1.0 - 4.0 * roundings::<F32>();
+        // Outside of the loop, which would clear them each time.
+        let (mut quotients, mut moments) = ([0f32; PASS], [0f32; PASS]);
         for ((m, v), a) in m.chunks(PASS).zip(v.chunks(PASS)).zip(a.chunks_mut(PASS)) {
-            let (mut quotients, mut moments) = ([0f32; PASS], [0f32; PASS]);
             let n = m.len().min(v.len()).min(a.len()).min(PASS);
             let (m_bytes, v_bytes, a) = (&m[..n], &v[..n], &mut a[..n]);
             #[allow(clippy::needless_range_loop)]
@@ -49,6 +50,44 @@ multiversion! {
 }
 
 multiversion! {
+    /// True if no quotient is off by more than `most`, all elements are finite, no sign flips, and no v is 0. With
+    /// products instead of quotients, this takes half as long as [`compare`].
+    pub(super) fn are_within<R: Divide>(
+        m: Singles<'_>,
+        v: Singles<'_>,
+        m_q: Singles<'_>,
+        v_q: Singles<'_>,
+        most: f64,
+    ) -> bool {
+        let mut sound = true;
+        let chunks = m.chunks(PASS).zip(v.chunks(PASS)).zip(m_q.chunks(PASS).zip(v_q.chunks(PASS)));
+        // Outside of the loop, which would clear them each time.
+        let (mut before, mut after) = ([0f32; PASS], [0f32; PASS]);
+        for ((m, v), (m_q, v_q)) in chunks {
+            let n = m.len().min(v.len()).min(m_q.len()).min(v_q.len()).min(PASS);
+            let (m, v, m_q, v_q) = (&m[..n], &v[..n], &m_q[..n], &v_q[..n]);
+            #[allow(clippy::needless_range_loop)]
+            for at in 0..n {
+                let (v, v_q) = (f32::from_le_bytes(v[at]), f32::from_le_bytes(v_q[at]));
+                sound &= (v > 0.0) & (v <= f32::MAX) & (v_q > 0.0) & (v_q <= f32::MAX);
+                before[at] = R::divisor::<F32>(v.into()) as f32;
+                after[at] = R::divisor::<F32>(v_q.into()) as f32;
+                let (m, m_q) = (f32::from_le_bytes(m[at]), f32::from_le_bytes(m_q[at]));
+                let flipped = (m_q != 0.0) & ((m > 0.0) != (m_q > 0.0));
+                sound &= (m.abs() <= f32::MAX) & (m_q.abs() <= f32::MAX) & !flipped;
+            }
+            for at in 0..n {
+                // The products of two f32 are exact.
+                let (d, d_q) = (f64::from(before[at]), f64::from(after[at]));
+                let (m, m_q) = (f64::from(f32::from_le_bytes(m[at])), f64::from(f32::from_le_bytes(m_q[at])));
+                sound &= (m_q * d - m * d_q).abs() <= most * (d * d_q);
+            }
+        }
+        sound
+    }
+}
+
+multiversion! {
     /// The largest error of a tile and whether it is sound, as [`super::compare`] finds them.
     pub(super) fn compare<R: Divide>(
         m: Singles<'_>,
@@ -60,9 +99,9 @@ multiversion! {
         let (mut largest, mut sound) = (0i64, true);
         let more = 1.0 + roundings::<F32>();
         let chunks = m.chunks(PASS).zip(v.chunks(PASS)).zip(m_q.chunks(PASS).zip(v_q.chunks(PASS)));
+        let (mut before, mut after) = ([0f32; PASS], [0f32; PASS]);
+        let (mut sizes, mut divisors) = ([0f32; PASS], [0f32; PASS]);
         for ((m, v), (m_q, v_q)) in chunks {
-            let (mut before, mut after) = ([0f32; PASS], [0f32; PASS]);
-            let (mut sizes, mut divisors) = ([0f32; PASS], [0f32; PASS]);
             let n = m.len().min(v.len()).min(m_q.len()).min(v_q.len()).min(PASS);
             let (m_bytes, v_bytes, m_q_bytes, v_q_bytes) = (&m[..n], &v[..n], &m_q[..n], &v_q[..n]);
             #[allow(clippy::needless_range_loop)]
@@ -147,6 +186,14 @@ mod tests {
                         let (own, is) = compare::<R>(level, &m, &v, m_q, &v_q, step.0);
                         prop_assert_eq!(is, sound);
                         prop_assert!(own.to_bits() == error.to_bits() || !sound);
+                        let most = step.0 * R::GROWS;
+                        if !R::INWARD && !R::SIGNS && are_within::<R>(level, &m, &v, m_q, &v_q, most) {
+                            let single = |x: &[u8; 4]| f64::from(f32::from_le_bytes(*x));
+                            let quotient = |(m, v)| R::exact(single(m), single(v)).abs();
+                            let largest = m.iter().zip(&v).map(quotient).fold(most, f64::max);
+                            prop_assert!(sound, "within, but not sound");
+                            prop_assert!(error <= most + largest * roundings::<F32>() || !error.is_finite());
+                        }
                     }
                 });
             }

@@ -200,7 +200,12 @@ fn what_cannot_be_is_unfit() {
 fn broken_invariants_are_seen() {
     let of = |values: &[f64]| tile(Dtype::F32, values);
     let error = |m: f64, v: f64, m_q: f64, v_q: f64| {
-        largest_error((Rule::Root, Dtype::F32), &of(&[m]), &of(&[v]), &of(&[m_q]), &of(&[v_q]), 1.0)
+        let of_both = [largest_error, error_at_most]
+            .map(|error| error((Rule::Root, Dtype::F32), &of(&[m]), &of(&[v]), &of(&[m_q]), &of(&[v_q]), 1.0));
+        // The bound is the share of a step, unless the error is larger.
+        let share = Rule::Root.steps();
+        assert_eq!(of_both[1], of_both[0].map(|error| if v == 0.0 { error } else { error.max(share) }));
+        of_both[0]
     };
     assert_eq!(error(1.0, 1.0, 2.0, 4.0), Some(0.0));
     assert_eq!(error(1.0, 1.0, 1.5, 1.0), Some(0.5));
@@ -209,6 +214,9 @@ fn broken_invariants_are_seen() {
     assert_eq!(error(0.2, 1.0, -0.1, 1.0), None, "flipped");
     assert_eq!(error(0.0, 1.0, 0.1, 1.0), None, "out of nothing");
     assert_eq!(error(1.0, 1.0, 1.0, 0.0), None, "v is lost");
+    assert_eq!(error(1.0, f64::INFINITY, 1.0, f64::INFINITY), None, "no divisor");
+    assert_eq!(error(f64::NAN, 1.0, 1.0, 1.0), None, "no number");
+    assert_eq!(error(1.0, -1.0, 1.0, -1.0), None, "no root");
     assert_eq!(error(1.0, 0.0, 1.0, 0.0), Some(0.0));
     assert_eq!(error(1.0, 0.0, 0.5, 0.0), None, "not exact");
     assert_eq!(error(0.0, 0.0, 0.0, 0.0), Some(0.0));
@@ -249,8 +257,10 @@ fn each_rule_keeps_what_its_optimizer_needs() {
             let (mut a, mut kept) = ([0; 6], Vec::new());
             quantize((rule, dtype), &was_m, &was_v, (0.25, 0.0), &mut a, &mut kept).unwrap();
             let m_q = decode((rule, dtype), &v_q, 0.25, &a, &kept);
-            let error = largest_error((rule, dtype), &was_m, &was_v, &m_q, &v_q, 0.25).unwrap();
-            assert!(error <= 0.25 * rule.steps() + 1e-5, "{rule:?}: {error}");
+            for error in [largest_error, error_at_most] {
+                let error = error((rule, dtype), &was_m, &was_v, &m_q, &v_q, 0.25).unwrap();
+                assert!(error <= 0.25 * rule.steps() + 1e-5, "{rule:?}: {error}");
+            }
             let of = |bytes: &[u8]| -> Vec<f64> {
                 for_float!(dtype, F => F::elements(bytes).iter().map(|&x| F::widen(x)).collect(), else unreachable!())
             };
@@ -273,7 +283,12 @@ fn inward_and_sign_are_checked_as_what_they_are() {
     let of = |values: &[f64]| tile(Dtype::F32, values);
     let error = |rule: Rule, m: f64, m_q: f64| {
         let one = of(&[1.0]);
-        largest_error((rule, Dtype::F32), &of(&[m]), &one, &of(&[m_q]), &one, 0.5)
+        let exact = largest_error((rule, Dtype::F32), &of(&[m]), &one, &of(&[m_q]), &one, 0.5);
+        assert_eq!(
+            exact.is_some(),
+            error_at_most((rule, Dtype::F32), &of(&[m]), &one, &of(&[m_q]), &one, 0.5).is_some()
+        );
+        exact
     };
     assert_eq!(error(Rule::Inward, 0.75, 0.5), Some(0.25));
     assert_eq!(error(Rule::Inward, 0.75, 0.75 + 1e-5), None, "it grew");
