@@ -9,8 +9,10 @@
 pub(crate) trait Float {
     /// Its bytes.
     type Bytes: Copy;
-    /// True for f32 alone.
-    const IS_F32: bool;
+    /// True if f32 holds every element exactly.
+    const IN_F32: bool;
+    /// True for f32 itself.
+    const IS_F32: bool = Self::IN_F32 && size_of::<Self::Bytes>() == 4;
     /// The bytes as whole elements; a remainder is left out.
     fn elements(data: &[u8]) -> &[Self::Bytes];
     /// The bytes as whole elements, mutable.
@@ -19,15 +21,15 @@ pub(crate) trait Float {
     fn singles(_elements: &[Self::Bytes]) -> Option<&[[u8; 4]]> {
         None
     }
-    /// The same, mutable.
-    fn singles_mut(_elements: &mut [Self::Bytes]) -> Option<&mut [[u8; 4]]> {
-        None
-    }
     /// Largest finite value.
     const LARGEST: f64;
     /// Smallest positive value, a subnormal. For f64 it is the smallest normal value, since only f64 itself could hold
     /// its subnormals.
     const LEAST: f64;
+    /// The value in f32: exact if [`Float::IN_F32`].
+    fn single(element: Self::Bytes) -> f32;
+    /// The element nearest to an f32, ties to even.
+    fn of_single(value: f32) -> Self::Bytes;
     /// The value, exactly.
     fn widen(element: Self::Bytes) -> f64;
     /// The nearest element, ties to even.
@@ -78,12 +80,13 @@ pub(super) use for_float;
 
 macro_rules! float {
     (
-        $name:ident, $is_f32:expr, $bits:ty, $least:expr, $largest:expr, $sqrt_in:ty,
+        $name:ident, $in_f32:expr, $bits:ty, $least:expr, $largest:expr, $sqrt_in:ty,
+        |$s:ident| $single:expr, |$narrow:ident| $of_single:expr,
         |$b:ident| $widen:expr, |$value:ident| $round:expr $(, { $($more:item)* })?
     ) => {
         impl Float for $name {
             type Bytes = [u8; size_of::<$bits>()];
-            const IS_F32: bool = $is_f32;
+            const IN_F32: bool = $in_f32;
             const LARGEST: f64 = $largest;
             const LEAST: f64 = f64::from_bits(((1023i64 + $least) as u64) << 52);
             #[inline(always)]
@@ -93,6 +96,16 @@ macro_rules! float {
             #[inline(always)]
             fn elements_mut(data: &mut [u8]) -> &mut [Self::Bytes] {
                 data.as_chunks_mut().0
+            }
+            #[inline(always)]
+            fn single(element: Self::Bytes) -> f32 {
+                let $s = <$bits>::from_le_bytes(element);
+                $single
+            }
+            #[inline(always)]
+            fn of_single($narrow: f32) -> Self::Bytes {
+                let bits: $bits = $of_single;
+                bits.to_le_bytes()
             }
             #[inline(always)]
             fn widen(element: Self::Bytes) -> f64 {
@@ -130,14 +143,27 @@ macro_rules! float {
     };
 }
 
-float!(F16, false, u16, -24, 65504.0, f32, |bits| f16_to_f32(bits).into(), |value| f32_to_f16(round_to_odd(value)));
+float!(
+    F16,
+    true,
+    u16,
+    -24,
+    65504.0,
+    f32,
+    |bits| f16_to_f32(bits),
+    |value| f32_to_f16(value),
+    |bits| f16_to_f32(bits).into(),
+    |value| f32_to_f16(round_to_odd(value))
+);
 float!(
     Bf16,
-    false,
+    true,
     u16,
     -133,
     f32::from_bits(0x7f7f_0000) as f64,
     f32,
+    |bits| f32::from_bits(u32::from(bits) << 16),
+    |value| f32_to_bf16(value),
     |bits| f32::from_bits(u32::from(bits) << 16).into(),
     |value| f32_to_bf16(round_to_odd(value))
 );
@@ -148,18 +174,28 @@ float!(
     -149,
     f32::MAX as f64,
     f32,
+    |bits| f32::from_bits(bits),
+    |value| value.to_bits(),
     |bits| f32::from_bits(bits).into(),
     |value| (value as f32).to_bits(),
     {
         fn singles(elements: &[Self::Bytes]) -> Option<&[[u8; 4]]> {
             Some(elements)
         }
-        fn singles_mut(elements: &mut [Self::Bytes]) -> Option<&mut [[u8; 4]]> {
-            Some(elements)
-        }
     }
 );
-float!(F64, false, u64, -1022, f64::MAX, f64, |bits| f64::from_bits(bits), |value| value.to_bits());
+float!(
+    F64,
+    false,
+    u64,
+    -1022,
+    f64::MAX,
+    f64,
+    |bits| f64::from_bits(bits) as f32,
+    |value| f64::from(value).to_bits(),
+    |bits| f64::from_bits(bits),
+    |value| value.to_bits()
+);
 
 /// The f32 at or next to `value` towards zero, with its last bit set if that was not exact.
 #[inline(always)]

@@ -152,7 +152,7 @@ pub fn log(
     let mut deltas = deltas?;
     // As for the lattice: one step from a state in memory.
     let once = match (from, payloads) {
-        (From::Integers(Integers::Narrow(q)), [_]) if dtype == Dtype::F32 && kept.is_none() && log::is_unit(unit) => {
+        (From::Integers(Integers::Narrow(q)), [_]) if dtype != Dtype::F64 && kept.is_none() && log::is_unit(unit) => {
             Some(q)
         }
         _ => None,
@@ -168,7 +168,7 @@ pub fn log(
         for blocks in &mut deltas {
             let symbols = blocks.next(&mut symbols[..length])?;
             if let (Some(q), Symbols::Small(classes)) = (once, symbols)
-                && log::add_and_reconstruct(here, unit, &q[start..][..length], classes, out)
+                && log::add_and_reconstruct(dtype, here, unit, &q[start..][..length], classes, out)
             {
                 continue 'blocks;
             }

@@ -27,7 +27,7 @@ pub use factors::{ALL_ZERO, Factors, FactorsBuilder, Grid, LONG};
 pub(super) use tile::{GONE, apply_symbols, is_step_of_q};
 pub use tile::{Parent, decode_tile, encode_tile};
 
-use super::float::{F32, Float, for_float};
+use super::float::{Float, for_float};
 use super::lattice::Unfit;
 use super::{Corrupt, Dtype};
 use crate::entropy::ints::Symbol;
@@ -150,10 +150,7 @@ fn quantize_tile<F: Float>(
         let (p, v) = (&mut predictions[..q.len()], &v[start..][..q.len()]);
         let keep = keep.map(|keep| &keep[start..][..q.len()]);
         grid.predict(level, start, p);
-        let narrow = match (F::singles(v), F::singles_mut(out)) {
-            (Some(v), Some(out)) => singles::quantize(level, v, p, steps, keep, q, out),
-            _ => None,
-        };
+        let narrow = F::IN_F32.then(|| singles::quantize::<F>(level, v, p, steps, keep, q, out)).flatten();
         let (mut error, fits) = match narrow {
             Some(error) => (error, true),
             None => quantize_chunk::<F>(level, v, p, steps, keep, q, out),
@@ -257,7 +254,7 @@ pub(super) fn reconstruct_symbols<S: Symbol>(
         for (number, (q, out)) in q.chunks(CHUNK).zip(out.chunks_mut(CHUNK * size)).enumerate() {
             let p = &mut predictions[..q.len()];
             grid.predict(level, number * CHUNK, p);
-            if !F::IS_F32 || !reconstruct_single(level, p, steps, q, F32::elements_mut(out)) {
+            if !F::IN_F32 || !reconstruct_single::<F, S>(level, p, steps, q, F::elements_mut(out)) {
                 reconstruct_chunk::<F, S>(level, p, steps, q, F::elements_mut(out));
             }
         }
@@ -293,21 +290,38 @@ multiversion! {
     }
 }
 
-/// [`reconstruct_symbols`] of a block of f32, whose q are the parent's and these classes of small symbols. False if
-/// symbols are no plain differences, a q is beyond its range, or an element is a subnormal; `out` is useless then.
-pub(super) fn add_and_reconstruct(grid: Grid<'_>, unit: u32, q: &[i16], classes: &[u8], out: &mut [u8]) -> bool {
-    let (level, steps) = (Level::detect(), Steps::new::<F32>(unit));
-    let mut predictions = [0; CHUNK];
-    let chunks = q.chunks(CHUNK).zip(classes.chunks(CHUNK)).zip(F32::elements_mut(out).chunks_mut(CHUNK));
-    chunks.enumerate().all(|(number, ((q, classes), out))| {
-        let p = &mut predictions[..q.len()];
-        grid.predict(level, number * CHUNK, p);
-        add_and_reconstruct_chunk(level, p, steps, q, classes, out)
-    })
+/// [`reconstruct_symbols`] of a block whose q are the parent's and these classes of small symbols. False if symbols are
+/// no plain differences, a q is beyond its range, an element is a subnormal of f32, or the type is beyond f32; `out` is
+/// useless then.
+pub(super) fn add_and_reconstruct(
+    dtype: Dtype,
+    grid: Grid<'_>,
+    unit: u32,
+    q: &[i16],
+    classes: &[u8],
+    out: &mut [u8],
+) -> bool {
+    fn all<F: Float>(grid: Grid<'_>, unit: u32, q: &[i16], classes: &[u8], out: &mut [F::Bytes]) -> bool {
+        let (level, steps) = (Level::detect(), Steps::new::<F>(unit));
+        let mut predictions = [0; CHUNK];
+        let chunks = q.chunks(CHUNK).zip(classes.chunks(CHUNK)).zip(out.chunks_mut(CHUNK));
+        chunks.enumerate().all(|(number, ((q, classes), out))| {
+            let p = &mut predictions[..q.len()];
+            grid.predict(level, number * CHUNK, p);
+            add_and_reconstruct_chunk::<F>(level, p, steps, q, classes, out)
+        })
+    }
+    for_float!(dtype, F => F::IN_F32 && all::<F>(grid, unit, q, classes, F::elements_mut(out)), else false)
 }
 
 multiversion! {
-    fn add_and_reconstruct_chunk(p: &[i32], steps: Steps, q: &[i16], classes: &[u8], out: &mut [[u8; 4]]) -> bool {
+    fn add_and_reconstruct_chunk<F: Float>(
+        p: &[i32],
+        steps: Steps,
+        q: &[i16],
+        classes: &[u8],
+        out: &mut [F::Bytes],
+    ) -> bool {
         let mut sound = true;
         for (((&p, &q), class), out) in p.iter().zip(q).zip(classes).zip(out) {
             let (parent, symbol) = (i32::from(q), class.value());
@@ -315,7 +329,7 @@ multiversion! {
             let log = steps.log(p, q) - REBIAS;
             // A parent of 0 is below the range.
             sound &= (parent.abs() <= MAX_Q) & (q.abs() <= MAX_Q) & (symbol < GONE) & (log >= 1 << FRACTION_BITS);
-            *out = ((log as u32) << (f32::MANTISSA_DIGITS - 1 - FRACTION_BITS)).to_le_bytes();
+            *out = F::of_single(f32::from_bits((log as u32) << (f32::MANTISSA_DIGITS - 1 - FRACTION_BITS)));
         }
         sound
     }
@@ -325,15 +339,15 @@ multiversion! {
 const REBIAS: i32 = (1023 - 127) << FRACTION_BITS;
 
 multiversion! {
-    /// [`reconstruct_chunk`] of f32. Its fraction holds the fraction of a pseudo-logarithm, so only the exponent's bias
-    /// changes. False if an element is a subnormal, which needs rounding.
-    fn reconstruct_single<S: Symbol>(p: &[i32], steps: Steps, q: &[S], out: &mut [[u8; 4]]) -> bool {
+    /// [`reconstruct_chunk`] of types within f32. Its fraction holds the fraction of a pseudo-logarithm, so only the
+    /// exponent's bias changes. False if an element is a subnormal of f32, which needs rounding.
+    fn reconstruct_single<F: Float, S: Symbol>(p: &[i32], steps: Steps, q: &[S], out: &mut [F::Bytes]) -> bool {
         let mut normal = true;
         for ((&p, q), out) in p.iter().zip(q).zip(out) {
             let (log, is_zero) = (steps.log(p, q.value()) - REBIAS, q.value() == ZERO);
             normal &= is_zero | (log >= 1 << FRACTION_BITS);
             let bits = (log as u32) << (f32::MANTISSA_DIGITS - 1 - FRACTION_BITS);
-            *out = (if is_zero { 0 } else { bits }).to_le_bytes();
+            *out = F::of_single(f32::from_bits(if is_zero { 0 } else { bits }));
         }
         normal
     }
@@ -346,7 +360,7 @@ pub fn largest_error(dtype: Dtype, v: &[u8], decoded: &[u8]) -> Option<f64> {
     let level = Level::detect();
     let (largest, sound) = for_float!(dtype, F => {
         let (v, decoded) = (F::elements(v), F::elements(decoded));
-        let narrow = F::singles(v).zip(F::singles(decoded)).and_then(|(v, decoded)| singles::compare(level, v, decoded));
+        let narrow = F::IN_F32.then(|| singles::compare::<F>(level, v, decoded)).flatten();
         narrow.map_or_else(|| compare::<F>(level, v, decoded), |largest| (largest, true))
     }, else (0, false));
     sound.then(|| f64::from(largest) / f64::from(1 << FRACTION_BITS))

@@ -75,9 +75,9 @@ fn quantize_tile<F: Float, R: Divide>(
 ) -> Result<(), Unfit> {
     let level = Level::detect();
     for (number, ((a, m), v)) in a.chunks_mut(CHUNK).zip(m.chunks(CHUNK)).zip(v.chunks(CHUNK)).enumerate() {
-        let (fits, without) = match (F::singles(m), F::singles(v)) {
-            (Some(m), Some(v)) => singles::quantize::<R>(level, m, v, step, a),
-            _ => quantize_chunk::<F, R>(level, m, v, step, a),
+        let (fits, without) = match F::IN_F32 {
+            true => singles::quantize::<F, R>(level, m, v, step, a),
+            false => quantize_chunk::<F, R>(level, m, v, step, a),
         };
         if !fits {
             return Err(Unfit("not finite, or too many steps"));
@@ -206,27 +206,28 @@ pub fn largest_error((rule, dtype): (Rule, Dtype), m: &[u8], v: &[u8], m_q: &[u8
     (alike && is_quotient_step(g)).then_some(())?;
     let level = Level::detect();
     let (largest, sound) = for_float!(dtype, F => {
-        let all = [m, v, m_q, v_q].map(F::elements);
-        let [m, v, m_q, v_q] = all;
-        match all.map(F::singles) {
-            [Some(m), Some(v), Some(m_q), Some(v_q)] => {
-                for_rule!(rule, R => singles::compare::<R>(level, m, v, m_q, v_q, g))
-            }
-            _ => for_rule!(rule, R => compare::<F, R>(level, m, v, m_q, v_q, g)),
+        let [m, v, m_q, v_q] = [m, v, m_q, v_q].map(F::elements);
+        match F::IN_F32 {
+            true => for_rule!(rule, R => singles::compare::<F, R>(level, m, v, m_q, v_q, g)),
+            false => for_rule!(rule, R => compare::<F, R>(level, m, v, m_q, v_q, g)),
         }
     }, else (0.0, false));
     sound.then_some(largest)
 }
 
 /// An upper bound of [`largest_error`], and `None` where that is `None`: the rule's share of a step if no error is
-/// larger. Most tiles of f32 are, and products show that faster than quotients.
+/// larger. Most tiles are, and products show that faster than quotients.
 pub fn error_at_most(of: (Rule, Dtype), m: &[u8], v: &[u8], m_q: &[u8], v_q: &[u8], g: f64) -> Option<f64> {
     let (rule, dtype) = of;
     let alike = [v, m_q, v_q].iter().all(|of| of.len() == m.len());
-    if alike && is_quotient_step(g) && dtype == Dtype::F32 && matches!(rule, Rule::Root | Rule::Norm) {
-        let [m, v, m_q, v_q] = [m, v, m_q, v_q].map(F32::elements);
-        let most = g * rule.steps();
-        if for_rule!(rule, R => singles::are_within::<R>(Level::detect(), m, v, m_q, v_q, most)) {
+    if alike && is_quotient_step(g) && matches!(rule, Rule::Root | Rule::Norm) {
+        let (most, level) = (g * rule.steps(), Level::detect());
+        let within = for_float!(dtype, F => {
+            let [m, v, m_q, v_q] = [m, v, m_q, v_q].map(F::elements);
+            // The rounding of narrower types alone is often more than what a step leaves.
+            F::IS_F32 && for_rule!(rule, R => singles::are_within::<F, R>(level, m, v, m_q, v_q, most))
+        }, else false);
+        if within {
             return Some(most);
         }
     }

@@ -1,12 +1,12 @@
-//! The logarithmic lattice of fp32 in 32-bit integers alone. The pseudo-logarithm of a normal f32 is its own bits,
-//! shifted and with another bias. So nothing here needs an f64, and a vector holds twice as many elements.
+//! The logarithmic lattice of fp32, bf16 and fp16 in 32-bit integers alone. The pseudo-logarithm of a normal f32 is its
+//! own bits, shifted and with another bias. So nothing here needs an f64, and a vector holds twice as many elements.
 //!
 //! Only zeros and normal numbers have that form. For any other element a function returns `None`, and the caller takes
 //! the general way, which gives the same bits.
 
 use super::factors::{self, Columns, Logarithm, Sum};
 use super::{FRACTION_BITS, Steps, ZERO};
-use crate::codec::float::F32;
+use crate::codec::float::{F32, Float};
 use crate::entropy::simd::{Level, multiversion};
 
 /// Low bits of an f32 that its pseudo-logarithm drops.
@@ -18,64 +18,84 @@ const NORMAL: u32 = 1 << 23;
 const NORMALS: u32 = 254 << 23;
 
 /// Quantizes up to one chunk; returns the largest error.
-pub(super) fn quantize(
+pub(super) fn quantize<F: Float>(
     level: Level,
-    v: &[[u8; 4]],
+    v: &[F::Bytes],
     p: &[i32],
     steps: Steps,
     keep: Option<&[i32]>,
     q: &mut [i32],
-    out: &mut [[u8; 4]],
+    out: &mut [F::Bytes],
 ) -> Option<i32> {
-    let (largest, sound) = quantize_all(level, v, p, steps, keep, q, out);
-    sound.then_some(largest)
+    let (largest, sound) = quantize_all::<F>(level, v, p, steps, keep, q, out);
+    (F::IN_F32 && sound).then_some(largest)
 }
 
 /// The largest difference of the pseudo-logarithms of two tiles, with zeros in the same places.
-pub(super) fn compare(level: Level, v: &[[u8; 4]], decoded: &[[u8; 4]]) -> Option<i32> {
-    let (largest, sound) = compare_all(level, v, decoded);
-    sound.then_some(largest)
+pub(super) fn compare<F: Float>(level: Level, v: &[F::Bytes], decoded: &[F::Bytes]) -> Option<i32> {
+    let (largest, sound) = compare_all::<F>(level, v, decoded);
+    (F::IN_F32 && sound).then_some(largest)
+}
+
+/// The bits of an element in f32.
+#[inline(always)]
+fn bits_of<F: Float>(element: F::Bytes) -> u32 {
+    F::single(element).to_bits()
+}
+
+/// Quantizes an element whose prediction is `p` to `q` and `out`. Returns its error, and whether it is a zero or a
+/// normal number as its result.
+#[inline(always)]
+fn quantize_one<F: Float>(
+    v: F::Bytes,
+    (p, kept): (i32, Option<i32>),
+    steps: Steps,
+    q: &mut i32,
+    out: &mut F::Bytes,
+) -> (i32, bool) {
+    let (half, quarter) = (1 << steps.shift >> 1, 1 << steps.shift >> 2);
+    let bits = bits_of::<F>(v);
+    let zero = bits == 0;
+    let log = (bits >> DROPPED) as i32 + BIAS;
+    let mut new = (log - p + half) >> steps.shift;
+    if let Some(kept) = kept {
+        // A distance of 3/4 of a unit from a neighbouring q is 1/4 from this one's middle.
+        let (beside, off) = (kept.wrapping_sub(new), log - p - (new << steps.shift));
+        new += i32::from((beside == 1) & (off >= quarter)) - i32::from((beside == -1) & (off <= -quarter));
+    }
+    let back = steps.log(p, new);
+    let normal = (bits.wrapping_sub(NORMAL) < NORMALS) & (back >= BIAS + (1 << FRACTION_BITS));
+    *q = if zero { ZERO } else { new };
+    *out = F::of_single(f32::from_bits(if zero { 0 } else { (back.wrapping_sub(BIAS) as u32) << DROPPED }));
+    // In f32 itself, nothing was rounded.
+    let back = if F::IS_F32 { back } else { (bits_of::<F>(*out) >> DROPPED) as i32 + BIAS };
+    (if zero { 0 } else { (back - log).abs() }, zero | normal)
 }
 
 multiversion! {
     /// The largest error, and whether all elements and results are zeros or normal numbers.
-    fn quantize_all(
-        v: &[[u8; 4]],
+    fn quantize_all<F: Float>(
+        v: &[F::Bytes],
         p: &[i32],
         steps: Steps,
         keep: Option<&[i32]>,
         q: &mut [i32],
-        out: &mut [[u8; 4]],
+        out: &mut [F::Bytes],
     ) -> (i32, bool) {
         // Not a truth value: those of a vector would be packed into bytes.
         let (mut largest, mut special) = (0, 0u32);
-        let (half, quarter) = (1 << steps.shift >> 1, 1 << steps.shift >> 2);
-        let mut one = |v: [u8; 4], p: i32, kept: Option<i32>, q: &mut i32, out: &mut [u8; 4]| {
-            let bits = u32::from_le_bytes(v);
-            let zero = bits == 0;
-            let log = (bits >> DROPPED) as i32 + BIAS;
-            let mut new = (log - p + half) >> steps.shift;
-            if let Some(kept) = kept {
-                // A distance of 3/4 of a unit from a neighbouring q is 1/4 from this one's middle.
-                let (beside, off) = (kept.wrapping_sub(new), log - p - (new << steps.shift));
-                new += i32::from((beside == 1) & (off >= quarter)) - i32::from((beside == -1) & (off <= -quarter));
-            }
-            let back = steps.log(p, new);
-            let normal = (bits.wrapping_sub(NORMAL) < NORMALS) & (back >= BIAS + (1 << FRACTION_BITS));
-            special |= u32::from(!(zero | normal));
-            largest = largest.max(if zero { 0 } else { (back - log).abs() });
-            *q = if zero { ZERO } else { new };
-            *out = (if zero { 0 } else { (back.wrapping_sub(BIAS) as u32) << DROPPED }).to_le_bytes();
-        };
+        let both = v.iter().zip(p).zip(q.iter_mut().zip(out.iter_mut()));
         match keep {
             Some(keep) => {
-                for ((((&v, &p), &kept), q), out) in v.iter().zip(p).zip(keep).zip(q.iter_mut()).zip(out.iter_mut()) {
-                    one(v, p, Some(kept), q, out);
+                for (((&v, &p), (q, out)), &kept) in both.zip(keep) {
+                    let (error, sound) = quantize_one::<F>(v, (p, Some(kept)), steps, q, out);
+                    (largest, special) = (largest.max(error), special | u32::from(!sound));
                 }
             }
             None => {
-                for (((&v, &p), q), out) in v.iter().zip(p).zip(q.iter_mut()).zip(out.iter_mut()) {
-                    one(v, p, None, q, out);
+                for ((&v, &p), (q, out)) in both {
+                    let (error, sound) = quantize_one::<F>(v, (p, None), steps, q, out);
+                    (largest, special) = (largest.max(error), special | u32::from(!sound));
                 }
             }
         }
@@ -85,10 +105,10 @@ multiversion! {
 
 multiversion! {
     /// The largest difference of pseudo-logarithms, and whether all pairs are two zeros or two normal numbers.
-    fn compare_all(v: &[[u8; 4]], decoded: &[[u8; 4]]) -> (i32, bool) {
+    fn compare_all<F: Float>(v: &[F::Bytes], decoded: &[F::Bytes]) -> (i32, bool) {
         let (mut largest, mut special) = (0, 0u32);
         for (&v, &decoded) in v.iter().zip(decoded) {
-            let (v, decoded) = (u32::from_le_bytes(v), u32::from_le_bytes(decoded));
+            let (v, decoded) = (bits_of::<F>(v), bits_of::<F>(decoded));
             let normal = (v.wrapping_sub(NORMAL) < NORMALS) & (decoded.wrapping_sub(NORMAL) < NORMALS);
             special |= u32::from(!(normal | (v | decoded == 0)));
             largest = largest.max(((v >> DROPPED) as i32 - (decoded >> DROPPED) as i32).abs());
@@ -182,8 +202,9 @@ multiversion! {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Steps, compare, quantize_chunk};
+    use super::super::{Steps, compare as general_compare, quantize_chunk};
     use super::*;
+    use crate::codec::float::{Bf16, F16};
     use proptest::prelude::*;
 
     /// Mostly normal values, and all kinds of others.
@@ -196,6 +217,45 @@ mod tests {
         ]
     }
 
+    /// Elements with these bits of f32, or near them.
+    type Element = (u32, u32, i32, i32);
+
+    fn is_the_general_way<F: Float>(elements: &[Element], shift: u32, kept: bool) -> Result<(), TestCaseError>
+    where
+        F::Bytes: PartialEq + std::fmt::Debug,
+    {
+        let n = elements.len();
+        let of = |bits: u32| F::of_single(f32::from_bits(bits));
+        let v: Vec<F::Bytes> = elements.iter().map(|e| of(e.0)).collect();
+        let other: Vec<F::Bytes> = elements.iter().map(|e| of(e.1)).collect();
+        let log = |v: F::Bytes| (bits_of::<F>(v) >> DROPPED) as i32;
+        // Some predictions are near, others anywhere.
+        let near = |e: &Element, v: F::Bytes| if e.3 == 0 { e.2 } else { (log(v) / 2 + BIAS).clamp(0, 1 << 27) };
+        let p: Vec<i32> = elements.iter().zip(&v).map(|(e, v)| near(e, *v)).collect();
+        let keep: Vec<i32> =
+            elements.iter().zip(&v).zip(&p).map(|((e, v), p)| ((log(*v) + BIAS - p) >> shift) + e.3).collect();
+        let keep = kept.then_some(keep.as_slice());
+        let steps = Steps::new::<F>(1 << shift);
+        let (mut q, mut out) = (vec![7; n], vec![of(7 << 23); n]);
+        let (error, fits) = quantize_chunk::<F>(Level::PORTABLE, &v, &p, steps, keep, &mut q, &mut out);
+        for level in Level::available() {
+            let (mut own_q, mut own_out) = (vec![9; n], vec![of(9 << 23); n]);
+            if let Some(own) = quantize::<F>(level, &v, &p, steps, keep, &mut own_q, &mut own_out) {
+                prop_assert_eq!((own, true, &own_q, &own_out), (error, fits, &q, &out));
+            }
+            for decoded in [&out, &other, &v] {
+                if let Some(own) = super::compare::<F>(level, &v, decoded) {
+                    prop_assert_eq!((own, true), general_compare::<F>(level, &v, decoded));
+                }
+            }
+        }
+        // Normal values near their predictions need no other way.
+        if v.iter().all(|v| (1 << 23..255 << 23).contains(&bits_of::<F>(*v))) {
+            prop_assert!(super::compare::<F>(Level::detect(), &v, &v) == Some(0));
+        }
+        Ok(())
+    }
+
     proptest! {
         #[test]
         fn they_are_those_of_the_general_way(
@@ -203,34 +263,9 @@ mod tests {
             shift in 14..=20u32,
             kept: bool,
         ) {
-            let n = elements.len();
-            let v: Vec<[u8; 4]> = elements.iter().map(|e| e.0.to_le_bytes()).collect();
-            let other: Vec<[u8; 4]> = elements.iter().map(|e| e.1.to_le_bytes()).collect();
-            // Some predictions are near, others anywhere.
-            let near = |e: &(u32, u32, i32, i32)| (e.0 >> DROPPED) as i32 / 2 + BIAS;
-            let p: Vec<i32> = elements.iter().map(|e| if e.3 == 0 { e.2 } else { near(e).clamp(0, 1 << 27) }).collect();
-            let keep: Vec<i32> = elements.iter().zip(&v).zip(&p).map(|((e, v), p)| {
-                (((u32::from_le_bytes(*v) >> DROPPED) as i32 + BIAS - p) >> shift) + e.3
-            }).collect();
-            let keep = kept.then_some(keep.as_slice());
-            let steps = Steps::new::<F32>(1 << shift);
-            let (mut q, mut out) = (vec![7; n], vec![[7; 4]; n]);
-            let (error, fits) = quantize_chunk::<F32>(Level::PORTABLE, &v, &p, steps, keep, &mut q, &mut out);
-            for level in Level::available() {
-                let (mut own_q, mut own_out) = (vec![9; n], vec![[9; 4]; n]);
-                if let Some(own) = quantize(level, &v, &p, steps, keep, &mut own_q, &mut own_out) {
-                    prop_assert_eq!((own, true, &own_q, &own_out), (error, fits, &q, &out));
-                }
-                for decoded in [&out, &other, &v] {
-                    if let Some(own) = super::compare(level, &v, decoded) {
-                        prop_assert_eq!((own, true), compare::<F32>(level, &v, decoded));
-                    }
-                }
-            }
-            // Normal values near their predictions need no other way.
-            if v.iter().all(|v| (1 << 23..254 << 23).contains(&u32::from_le_bytes(*v))) {
-                prop_assert!(super::compare(Level::detect(), &v, &v) == Some(0));
-            }
+            is_the_general_way::<F32>(&elements, shift, kept)?;
+            is_the_general_way::<Bf16>(&elements, shift, kept)?;
+            is_the_general_way::<F16>(&elements, shift, kept)?;
         }
 
         #[test]
