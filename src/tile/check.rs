@@ -38,7 +38,8 @@ pub struct Checked {
     pub hash: u64,
     /// The checksums of a container: as written and as decoded, if requested.
     pub crc: Option<[Checksum; 2]>,
-    /// The largest error in the units of the codec.
+    /// The largest error in the units of the codec. For first moments it is an upper bound, at least the rule's share of a
+    /// step.
     pub error: f64,
     /// The largest |R - W|; infinite if it cannot be stated.
     pub max_abs_error: f64,

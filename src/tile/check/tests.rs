@@ -79,7 +79,8 @@ fn second_moments_that_become_zero_and_ratios_that_grow_are_found() {
         check.add_all(&m, decoded).unwrap();
         check.finish()
     };
-    assert_eq!(compare(&m).unwrap().error, 0.0);
+    let share = 0.015_625 * Rule::Root.steps();
+    assert!(compare(&m).unwrap().error <= share, "the share of a step, unless an error is larger");
     assert!(compare(&with(&m, N - 1, 1e-3)).is_none());
     assert!(compare(&with(&m, N - 4, -1e-5)).is_none(), "another sign");
     assert!(Check::new(spec(coding), None, None).add_all(&m, &m).is_err(), "no second moment");
