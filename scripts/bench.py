@@ -11,7 +11,8 @@ alike. All files are removed at the end.
 - `chain`: whole released files of an AdamW series, from a keyframe to a chain of eight objects, with nothing cached
 - `cold`: one 1 MB tensor (safe_open) out of a released checkpoint with nothing cached, and the whole file
 - `memory`: the daemon's peak resident memory while it archives, reads and recalls that checkpoint
-- `codec`: encode and decode speed, from `cargo bench --bench codec`
+- `codec`: a whole AdamW checkpoint encoded and decoded on one core (`examples/speed`), as ratios to memcpy, for several profiles and
+  types; and the speed on two cores, divided by that on one
 """
 
 import argparse
@@ -32,6 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests/real/support"))
 
 import harness  # noqa: E402
+import speed  # noqa: E402
 import torch  # noqa: E402
 from safetensors import safe_open  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
@@ -325,10 +327,32 @@ def bench_cold(daemon, plain, arguments):
     return [cold, memory]
 
 
-def bench_codec():
-    """What the Rust benchmark prints."""
-    done = subprocess.run(["cargo", "bench", "--locked", "--bench", "codec"], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    return {"name": "codec", "text": f"cargo bench failed:\n{done.stderr[-2000:]}" if done.returncode else done.stdout.strip()}
+def bench_codec(arguments):
+    """Ratios to memcpy by profile, type and row."""
+    program = speed.build(ROOT, ROOT / "target")
+    mib = 32 if arguments.quick else 128
+    found = {}
+    for _ in range(min(arguments.runs, 3)):
+        for profile, dtype in speed.VARIANTS:
+            run = speed.report(program, profile, dtype, mib)
+            found.setdefault("memcpy, GB/s", []).append(run["memcpy"])
+            for name, ratio in run["ratios"].items():
+                found.setdefault(f"{profile}, {dtype}: {name}", []).append(ratio)
+    results = [{"name": "codec", "rows": {name: speed.spread(values) for name, values in found.items()}}]
+    if os.cpu_count() > 1:
+        results += [{"name": "scaling", "variant": f"{profile}, {dtype}", "rows": speed.scaling(program, profile, dtype, mib, min(arguments.runs, 3))}
+                    for profile, dtype in speed.VARIANTS]
+    return results
+
+
+def revision():
+    """The commit that is measured, for a later comparison with it."""
+    return speed.run("git", "rev-parse", "HEAD", cwd=ROOT).strip()
+
+
+def processor():
+    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
+    return found[1] if found else platform.machine()
 
 
 def table(results):
@@ -354,9 +378,11 @@ def table(results):
         elif r["name"] == "memory":
             for during, peak in r["peak_mb"].items():
                 yield line(f"daemon's peak memory, {during}", "", f"{peak:.0f} MB", "", "< 600 MB", "ok" if peak < 600 else "MISSED")
-        elif r["name"] == "codec":
+        elif r["name"] in ("codec", "scaling"):
             yield ""
-            yield r["text"]
+            yield "ratio to memcpy: median (spread)" if r["name"] == "codec" else f"two cores against one, {r['variant']}: median (spread)"
+            for name, row in r["rows"].items():
+                yield f"{name:84}{row['median']:>7.3f} ({row['least']:.3f}-{row['largest']:.3f})"
 
 
 def main():
@@ -369,6 +395,7 @@ def main():
     parser.add_argument("--quick", action="store_true", help="small sizes, best of two: does it run at all")
     parser.add_argument("--only", choices=PARTS, action="append", help="only this part; may be repeated")
     parser.add_argument("--json", metavar="FILE", help="write the numbers here; - for stdout")
+    parser.add_argument("--picture", metavar="FILE", help="draw the ratios here, as PNG")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.size, arguments.big, arguments.runs = min(arguments.size, 64), min(arguments.big, 256), min(arguments.runs, 2)
@@ -395,19 +422,23 @@ def main():
                     results += found if isinstance(found, list) else [found]
         if "codec" in parts:
             print("measuring codec ...", file=sys.stderr, flush=True)
-            results.append(bench_codec())
+            results += bench_codec(arguments)
     finally:
         daemon.close()
         if left := harness.mounts_below(base):
             sys.exit(f"bench.py: {left} could not be unmounted; files left in {base}")
         shutil.rmtree(base)
-    report = {"cores": os.cpu_count(), "kernel": platform.release(), "torch": torch.__version__, "runs": arguments.runs, "results": results}
+    report = {"revision": revision(), "processor": processor(), "cores": os.cpu_count(), "kernel": platform.release(), "torch": torch.__version__, "runs": arguments.runs, "results": results}
     if arguments.json == "-":
         print(json.dumps(report, indent=2))
     else:
         if arguments.json:
             Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n")
         print("\n".join(table(results)))
+    if arguments.picture:
+        import bench_picture  # scripts/bench.sh installs matplotlib for it
+
+        bench_picture.draw(report, arguments.picture)
 
 
 if __name__ == "__main__":

@@ -14,24 +14,16 @@ import os
 import platform
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+import speed
+from speed import run, spread
+
 ROOT = Path(__file__).resolve().parent.parent
+RELEASE = ROOT / "docs/bench.json"
 PARTS = ("codec", "save", "again", "load")
-
-# What the codec is measured on.
-VARIANTS = (("balanced", "f32"), ("compact", "f32"), ("exact", "f32"), ("balanced", "bf16"))
-
-
-def run(*command, cwd=ROOT, env=None):
-    done = subprocess.run([str(word) for word in command], cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{' '.join(map(str, command))}: exit code {done.returncode}\n{done.stderr[-4000:]}")
-    return done.stdout
-
 
 class Tree:
     """A built revision: its program and its `examples/speed`."""
@@ -42,16 +34,17 @@ class Tree:
 
     def build(self, parts):
         print(f"building {self.name} ...", file=sys.stderr, flush=True)
-        what = ["--bins"] if parts - {"codec"} else []
-        what += ["--example", "speed"] if "codec" in parts else []
-        run("cargo", "build", "--release", "--locked", "--quiet", *what, cwd=self.folder, env={**os.environ, "CARGO_TARGET_DIR": str(self.target)})
+        if "codec" in parts:
+            speed.build(self.folder, self.target)
+        if parts - {"codec"}:
+            run("cargo", "build", "--release", "--locked", "--quiet", cwd=self.folder, env={**os.environ, "CARGO_TARGET_DIR": str(self.target)})
 
     def add(self, name, value):
         self.rows.setdefault(name, []).append(value)
 
     def codec(self, mib):
-        for profile, dtype in VARIANTS:
-            for name, ratio in speed(self.target / "release/examples/speed", profile, dtype, mib)["ratios"].items():
+        for profile, dtype in speed.VARIANTS:
+            for name, ratio in speed.report(self.target / "release/examples/speed", profile, dtype, mib)["ratios"].items():
                 self.add(f"{profile}, {dtype}: {name}", ratio)
 
     def mounted(self, part, arguments):
@@ -62,34 +55,24 @@ class Tree:
             self.add(f"{row['name']}, to plain", row["ratio"])
 
 
-def speed(program, profile, dtype, mib, cores=1):
-    """The report of one run of `examples/speed`: each figure as a share of its memcpy."""
-    with tempfile.NamedTemporaryFile(suffix=".json") as report:
-        run(program, "--profile", profile, "--dtype", dtype, "--mib", mib, "--cores", cores, "--json", report.name)
-        return json.load(report)
-
-
-def spread(values):
-    return {"median": statistics.median(values), "least": min(values), "largest": max(values)}
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--against", required=True, metavar="REV", help="a revision of git")
+    parser.add_argument("--against", metavar="REV", help="a revision of git (default: that of docs/bench.json, the last release)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds; each runs both revisions")
     parser.add_argument("--mib", type=int, default=128, help="checkpoint for the codec, in fp32")
     parser.add_argument("--size", type=int, default=512, metavar="MB", help="state dict for save and load")
     parser.add_argument("--dir", default=None, help="where to save; decides the disk (default: the temporary directory)")
     parser.add_argument("--only", choices=PARTS, action="append", help="only this part; may be repeated")
     parser.add_argument("--json", metavar="FILE", help="write the numbers here; - for stdout")
-    parser.add_argument("--fail-below", type=float, metavar="SHARE", help="exit code 1 if a row's median falls below this share of the other's")
+    parser.add_argument("--fail-below", type=float, metavar="SHARE", help="exit code 1 if a row is below this share of the other's in every round")
     arguments = parser.parse_args()
     parts = set(arguments.only or PARTS)
 
-    revision = run("git", "rev-parse", "--verify", f"{arguments.against}^{{commit}}").strip()
+    against = arguments.against or json.loads(RELEASE.read_text())["revision"]
+    revision = run("git", "rev-parse", "--verify", f"{against}^{{commit}}", cwd=ROOT).strip()
     with tempfile.TemporaryDirectory(prefix="stepfs-against-") as folder:
         other = Path(folder) / "tree"
-        run("git", "worktree", "add", "--detach", other, revision)
+        run("git", "worktree", "add", "--detach", other, revision, cwd=ROOT)
         try:
             # One way to measure both.
             shutil.copytree(ROOT / "examples/speed", other / "examples/speed", dirs_exist_ok=True)
@@ -108,11 +91,12 @@ def main():
                     for part in sorted(parts - {"codec"}):
                         tree.mounted(part, arguments)
         finally:
-            run("git", "worktree", "remove", "--force", other)
+            run("git", "worktree", "remove", "--force", other, cwd=ROOT)
 
     before, now = (tree.rows for tree in trees)
     rows = [{"name": name, "against": spread(before[name]), "this": spread(now[name]),
-             "change": statistics.median(now[name]) / statistics.median(before[name])} for name in now if name in before]
+             "change": statistics.median(now[name]) / statistics.median(before[name]),
+             "best_change": max(mine / other for mine, other in zip(now[name], before[name]))} for name in now if name in before]
     report = {"against": revision, "rounds": arguments.rounds, "cores": os.cpu_count(), "machine": platform.machine(), "rows": rows}
     if arguments.json == "-":
         print(json.dumps(report, indent=2))
@@ -124,7 +108,9 @@ def main():
         print(line("ratio to memcpy or to a plain directory: median (spread)", revision[:10], "this tree", "change"))
         for row in rows:
             print(line(row["name"][:57], cell(row["against"]), cell(row["this"]), f"{row['change']:.2f}"))
-    if arguments.fail_below and any(row["change"] < arguments.fail_below for row in rows):
+    if slower := [row for row in rows if row["best_change"] < (arguments.fail_below or 0)]:
+        for row in slower:
+            print(f"slower in every round: {row['name']}, at best {row['best_change']:.2f} of {revision[:10]}", file=sys.stderr)
         sys.exit(1)
 
 

@@ -24,6 +24,7 @@ jobs=(
     "frameworks"
     "clients"
     "ceph"
+    "bench --gate"
     "fuzz 120"
     "corrupt"
     "soak"
