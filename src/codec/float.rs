@@ -30,6 +30,9 @@ pub(crate) trait Float {
     fn single(element: Self::Bytes) -> f32;
     /// The element nearest to an f32, ties to even.
     fn of_single(value: f32) -> Self::Bytes;
+    /// True if an f32 lies in the middle of two elements, or may. If the f32 was rounded, [`Float::of_single`] may then
+    /// differ from [`Float::round`] of the number before.
+    fn may_be_tie(value: f32) -> bool;
     /// The value, exactly.
     fn widen(element: Self::Bytes) -> f64;
     /// The nearest element, ties to even.
@@ -81,7 +84,7 @@ pub(super) use for_float;
 macro_rules! float {
     (
         $name:ident, $in_f32:expr, $bits:ty, $least:expr, $largest:expr, $sqrt_in:ty,
-        |$s:ident| $single:expr, |$narrow:ident| $of_single:expr,
+        |$s:ident| $single:expr, |$narrow:ident| $of_single:expr, |$tie:ident| $may_be_tie:expr,
         |$b:ident| $widen:expr, |$value:ident| $round:expr $(, { $($more:item)* })?
     ) => {
         impl Float for $name {
@@ -106,6 +109,10 @@ macro_rules! float {
             fn of_single($narrow: f32) -> Self::Bytes {
                 let bits: $bits = $of_single;
                 bits.to_le_bytes()
+            }
+            #[inline(always)]
+            fn may_be_tie($tie: f32) -> bool {
+                $may_be_tie
             }
             #[inline(always)]
             fn widen(element: Self::Bytes) -> f64 {
@@ -152,6 +159,7 @@ float!(
     f32,
     |bits| f16_to_f32(bits),
     |value| f32_to_f16(value),
+    |_value| true,
     |bits| f16_to_f32(bits).into(),
     |value| f32_to_f16(round_to_odd(value))
 );
@@ -164,6 +172,7 @@ float!(
     f32,
     |bits| f32::from_bits(u32::from(bits) << 16),
     |value| f32_to_bf16(value),
+    |value| value.to_bits() & 0xffff == 0x8000,
     |bits| f32::from_bits(u32::from(bits) << 16).into(),
     |value| f32_to_bf16(round_to_odd(value))
 );
@@ -176,6 +185,7 @@ float!(
     f32,
     |bits| f32::from_bits(bits),
     |value| value.to_bits(),
+    |_value| false,
     |bits| f32::from_bits(bits).into(),
     |value| (value as f32).to_bits(),
     {
@@ -193,6 +203,7 @@ float!(
     f64,
     |bits| f64::from_bits(bits) as f32,
     |value| f64::from(value).to_bits(),
+    |_value| true,
     |bits| f64::from_bits(bits),
     |value| value.to_bits()
 );

@@ -4,7 +4,7 @@
 //! of [`log`] and [`moment`]).
 
 use super::exception::{Exception, apply_exceptions, take_exceptions};
-use super::float::{F32, Float};
+use super::float::{Float, for_float};
 use super::log::Grid;
 use super::moment::Rule;
 use super::narrow::{Sums, Width};
@@ -96,14 +96,10 @@ pub fn lattice(
         for (blocks, step) in &mut deltas {
             let symbols = blocks.next(&mut symbols[..length])?;
             if let (Some((a, g)), Symbols::Small(classes)) = (once, symbols)
-                && add_and_reconstruct(
-                    level,
-                    k.map(F32::elements),
-                    g,
-                    &a[start..][..length],
-                    classes,
-                    F32::elements_mut(out),
-                )
+                && for_float!(dtype, F => {
+                    let (k, a) = (k.map(F::elements), &a[start..][..length]);
+                    add_and_reconstruct::<F>(level, k, g, a, classes, F::elements_mut(out))
+                }, else false)
             {
                 continue 'blocks;
             }

@@ -16,9 +16,9 @@
 //! then [`reconstruct`], then [`apply_exceptions`]. [`choose_g`] picks the step.
 
 use super::exception::{put_exceptions, take_exceptions};
-use super::float::{F32, Float, for_float};
+use super::float::{Float, for_float};
 use super::geometry::Rows;
-use super::single::in_single;
+use super::single::{in_single, sum};
 use super::{Dtype, lossless, small};
 use crate::entropy::ints::Symbol;
 use crate::entropy::simd::{Level, multiversion};
@@ -184,12 +184,15 @@ pub(super) fn reconstruct_symbols<S: Symbol>(
         return Err(Corrupt("step of the lattice"));
     }
     let level = Level::detect();
-    if let (true, Some(g)) = (S::IS_NARROW, in_single(dtype, g)) {
-        reconstruct_single(level, k.map(F32::elements), g, a, F32::elements_mut(out));
-        return Ok(());
-    }
+    let single = in_single(dtype, g).filter(|_| S::IS_NARROW);
     for_float!(dtype, F => {
-        reconstruct_elements::<F, S>(level, k.map(F::elements), g, a, F::elements_mut(out));
+        let (k, out) = (k.map(F::elements), F::elements_mut(out));
+        for (number, (a, out)) in a.chunks(CHUNK).zip(out.chunks_mut(CHUNK)).enumerate() {
+            let k = k.map(|k| &k[number * CHUNK..][..a.len()]);
+            if single.is_none_or(|g| !reconstruct_single::<F, S>(level, k, g, a, out)) {
+                reconstruct_elements::<F, S>(level, k, g, a, out);
+            }
+        }
         Ok(())
     }, else Err(Corrupt("element type of the lattice")))
 }
@@ -217,20 +220,19 @@ multiversion! {
 }
 
 multiversion! {
-    /// [`reconstruct_elements`] of f32, with a step of [`in_single`].
-    fn reconstruct_single<S: Symbol>(k: Option<&[[u8; 4]]>, g: f32, a: &[S], out: &mut [[u8; 4]]) {
+    /// [`reconstruct_elements`] with a step of [`in_single`]. False if a result may be wrong.
+    fn reconstruct_single<F: Float, S: Symbol>(k: Option<&[F::Bytes]>, g: f32, a: &[S], out: &mut [F::Bytes]) -> bool {
+        let mut sound = true;
+        let mut one = |k: f32, a: i32, out: &mut F::Bytes| {
+            let in_doubt;
+            (*out, in_doubt) = sum::<F>(k, g * a as f32);
+            sound &= !in_doubt;
+        };
         match k {
-            Some(k) => {
-                for ((r, a), &k) in out.iter_mut().zip(a).zip(k) {
-                    *r = (f32::from_le_bytes(k) + g * a.value() as f32).to_le_bytes();
-                }
-            }
-            None => {
-                for (r, a) in out.iter_mut().zip(a) {
-                    *r = (0.0 + g * a.value() as f32).to_le_bytes();
-                }
-            }
+            Some(k) => out.iter_mut().zip(a).zip(k).for_each(|((out, a), &k)| one(F::single(k), a.value(), out)),
+            None => out.iter_mut().zip(a).for_each(|(out, a)| one(0.0, a.value(), out)),
         }
+        sound
     }
 }
 

@@ -19,7 +19,7 @@ mod singles;
 use rule::{Divide, for_rule};
 pub use rule::{OUTWARD, Rule};
 
-use super::float::{F32, Float, for_float};
+use super::float::{Float, for_float};
 use super::lattice::{Exception, MAX_A, ROUNDER, Unfit, is_step};
 use super::single::in_single;
 use super::{Corrupt, Dtype};
@@ -142,14 +142,16 @@ pub(super) fn reconstruct_symbols<S: Symbol>(
         return Err(Corrupt("lengths of first and second moments differ"));
     }
     let level = Level::detect();
-    let sound = if let (true, false, Some(g)) = (S::IS_NARROW, rule == Rule::Sign, in_single(dtype, g)) {
-        let (v, out) = (F32::elements(v_q), F32::elements_mut(out));
-        for_rule!(rule, R => reconstruct_single::<R, S>(level, v, g, a, out))
-    } else {
-        for_float!(dtype, F => for_rule!(rule, R =>
-        reconstruct_elements::<F, R, S>(level, F::elements(v_q), g, a, F::elements_mut(out))),
-        else return Err(Corrupt("element type of first moments")))
-    };
+    let single = in_single(dtype, g).filter(|_| S::IS_NARROW && rule != Rule::Sign);
+    let sound = for_float!(dtype, F => {
+        let all = a.chunks(CHUNK).zip(F::elements(v_q).chunks(CHUNK)).zip(F::elements_mut(out).chunks_mut(CHUNK));
+        for_rule!(rule, R => all.into_iter().all(|((a, v), out)| {
+            match single.map(|g| reconstruct_single::<F, R, S>(level, v, g, a, out)) {
+                Some((sound, false)) => sound,
+                _ => reconstruct_elements::<F, R, S>(level, v, g, a, out),
+            }
+        }))
+    }, else return Err(Corrupt("element type of first moments")));
     if sound { Ok(()) } else { Err(Corrupt("invalid second moments")) }
 }
 
@@ -175,18 +177,26 @@ multiversion! {
 }
 
 multiversion! {
-    /// [`reconstruct_elements`] of f32, with a step of [`in_single`] and a rule that keeps products as they are.
-    fn reconstruct_single<R: Divide, S: Symbol>(v_q: &[[u8; 4]], g: f32, a: &[S], out: &mut [[u8; 4]]) -> bool {
-        let mut sound = true;
+    /// [`reconstruct_elements`] with a step of [`in_single`] and a rule that keeps products as they are. Also returns
+    /// whether a result may be wrong.
+    fn reconstruct_single<F: Float, R: Divide, S: Symbol>(
+        v_q: &[F::Bytes],
+        g: f32,
+        a: &[S],
+        out: &mut [F::Bytes],
+    ) -> (bool, bool) {
+        let (mut sound, mut in_doubt) = (true, false);
+        let most = F::LARGEST as f32;
         for ((out, &v), a) in out.iter_mut().zip(v_q).zip(a) {
-            let v = f32::from_le_bytes(v);
-            sound &= (0.0..=f32::MAX).contains(&v);
+            let v = F::single(v);
+            sound &= (0.0..=most).contains(&v);
             let value = (g * a.value() as f32) * if R::SQUARE { v.sqrt() } else { v };
-            let value = if value > f32::MAX { f32::MAX } else { value };
-            let value = if value < -f32::MAX { -f32::MAX } else { value };
-            *out = value.to_le_bytes();
+            let value = if value > most { most } else { value };
+            let value = if value < -most { -most } else { value };
+            in_doubt |= F::may_be_tie(value);
+            *out = F::of_single(value);
         }
-        sound
+        (sound, in_doubt)
     }
 }
 

@@ -1,4 +1,5 @@
 use super::*;
+use crate::codec::float::{Bf16, F32};
 use crate::codec::log::{Factors, FactorsBuilder, Parent, ZERO};
 use proptest::prelude::*;
 
@@ -59,13 +60,50 @@ proptest! {
             lattice::reconstruct(Dtype::F32, k, g, &sums, &mut double).unwrap();
             for level in Level::available() {
                 let (k, out) = (k.map(F32::elements), F32::elements_mut(&mut single));
-                prop_assert!(add_and_reconstruct(level, k, g as f32, &half, &classes(steps.iter().copied()), out));
+                prop_assert!(add_and_reconstruct::<F32>(level, k, g as f32, &half, &classes(steps.iter().copied()), out));
                 prop_assert_eq!(&single, &double);
             }
         }
         for rule in Rule::ALL {
             moment::reconstruct_symbols((rule, Dtype::F32), &v, g, &a, &mut single).unwrap();
             moment::reconstruct((rule, Dtype::F32), &v, g, &wide, &mut double).unwrap();
+            prop_assert_eq!(&single, &double);
+        }
+    }
+
+    /// The same for bf16, whose sums often lie in the middle of two elements.
+    #[test]
+    fn single_precision_gives_the_bits_of_double_in_bf16(
+        elements in prop::collection::vec((any::<u16>(), -300..300i16, any::<bool>(), -15..=15i32), 1..700),
+        fraction in 1..512u32,
+        exponent in -30..30i32,
+        around in -8..=8i32,
+    ) {
+        let g = f64::from(fraction) * f64::from(exponent).exp2();
+        // Keyframes near the step, where sums need rounding.
+        let near = (127 + exponent + around) as u16;
+        let of = |bits: u16| bits & 0x807f | near << 7;
+        let k: Vec<u8> = elements.iter().flat_map(|(bits, ..)| of(*bits).to_le_bytes()).collect();
+        let v: Vec<u8> = elements.iter().flat_map(|(bits, ..)| (of(*bits) & 0x7fff).to_le_bytes()).collect();
+        let a: Vec<i16> = elements.iter().map(|(_, a, large, _)| if *large { a * 100 } else { *a }).collect();
+        let wide: Vec<i32> = a.iter().map(|&a| a.into()).collect();
+        let (mut single, mut double) = (vec![1; k.len()], vec![2; k.len()]);
+        for k in [None, Some(k.as_slice())] {
+            lattice::reconstruct_symbols(Dtype::Bf16, k, g, &a, &mut single).unwrap();
+            lattice::reconstruct(Dtype::Bf16, k, g, &wide, &mut double).unwrap();
+            prop_assert_eq!(&single, &double);
+            let (half, steps): (Vec<i16>, Vec<i32>) = elements.iter().map(|(_, a, _, step)| (*a, *step)).unzip();
+            let sums: Vec<i32> = half.iter().zip(&steps).map(|(&a, step)| i32::from(a) + step).collect();
+            lattice::reconstruct(Dtype::Bf16, k, g, &sums, &mut double).unwrap();
+            for level in Level::available() {
+                let (k, out) = (k.map(Bf16::elements), Bf16::elements_mut(&mut single));
+                let sure = add_and_reconstruct::<Bf16>(level, k, g as f32, &half, &classes(steps.iter().copied()), out);
+                prop_assert!(!sure || single == double);
+            }
+        }
+        for rule in Rule::ALL {
+            moment::reconstruct_symbols((rule, Dtype::Bf16), &v, g, &a, &mut single).unwrap();
+            moment::reconstruct((rule, Dtype::Bf16), &v, g, &wide, &mut double).unwrap();
             prop_assert_eq!(&single, &double);
         }
     }
