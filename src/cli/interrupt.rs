@@ -4,12 +4,14 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-/// How often to remove a directory that other threads write to.
-const REMOVALS: usize = 20;
+/// How often to try to remove a directory that other threads write to, and the pause in between: at most a second.
+const REMOVALS: usize = 200;
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// What goes when the command is interrupted. `None` while nobody waits for a signal.
 static HELD: Mutex<Option<Vec<Held>>> = Mutex::new(None);
@@ -27,26 +29,33 @@ pub(super) struct Temporary(PathBuf);
 impl Temporary {
     /// From now on a signal removes the file at `path` and ends the process. It removes no directory.
     pub(super) fn file(path: PathBuf) -> io::Result<Temporary> {
-        Temporary::new(path, |path| fs::remove_file(path))
+        let mut held = waiting()?;
+        Ok(hold(&mut held, path, |path| fs::remove_file(path)))
     }
 
-    /// From now on a signal removes the directory at `path` and ends the process.
-    pub(super) fn directory(path: PathBuf) -> io::Result<Temporary> {
-        Temporary::new(path, |path| fs::remove_dir_all(path))
+    /// A new directory for temporary files that begins with `prefix`. A signal removes it and ends the process.
+    pub(super) fn directory(prefix: &str) -> io::Result<(tempfile::TempDir, Temporary)> {
+        // Under the lock: no signal is answered between the two.
+        let mut held = waiting()?;
+        let directory = tempfile::Builder::new().prefix(prefix).tempdir()?;
+        let temporary = hold(&mut held, directory.path().to_path_buf(), |path| fs::remove_dir_all(path));
+        Ok((directory, temporary))
     }
+}
 
-    fn new(path: PathBuf, remove: fn(&Path) -> io::Result<()>) -> io::Result<Temporary> {
-        let mut held = held();
-        let paths = match &mut *held {
-            Some(paths) => paths,
-            none => {
-                wait_for_signals()?;
-                none.insert(Vec::new())
-            }
-        };
-        paths.push((path.clone(), remove));
-        Ok(Temporary(path))
+/// The lock, once a thread waits for signals.
+fn waiting() -> io::Result<MutexGuard<'static, Option<Vec<Held>>>> {
+    let mut held = held();
+    if held.is_none() {
+        wait_for_signals()?;
+        *held = Some(Vec::new());
     }
+    Ok(held)
+}
+
+fn hold(held: &mut Option<Vec<Held>>, path: PathBuf, remove: fn(&Path) -> io::Result<()>) -> Temporary {
+    held.get_or_insert_default().push((path.clone(), remove));
+    Temporary(path)
 }
 
 impl Drop for Temporary {
@@ -63,7 +72,13 @@ fn wait_for_signals() -> io::Result<()> {
         let held = held();
         for (path, remove) in held.iter().flatten() {
             // Other threads may add files meanwhile.
-            (0..REMOVALS).any(|_| remove(path).is_ok() || !path.exists());
+            (0..REMOVALS).any(|_| {
+                let gone = remove(path).is_ok() || !path.exists();
+                if !gone {
+                    std::thread::sleep(PAUSE);
+                }
+                gone
+            });
         }
         eprintln!("interrupted");
         std::process::exit(128 + signal);

@@ -65,9 +65,8 @@ pub(super) fn bring(path: &Path, wanted: &Path) -> Result<Brought> {
         return Ok(Brought { path: wanted, ..Brought::of(target.store, Missing::default()) });
     };
     let place = existing(url)?;
-    let copy = tempfile::Builder::new().prefix(COPY).tempdir()?;
     // It may be large.
-    let temporary = Temporary::directory(copy.path().to_path_buf())?;
+    let (copy, temporary) = Temporary::directory(COPY)?;
     let root = copy.path().join("store");
     let wanted = inside(&Target { store: root.clone(), mount: None, path: PathBuf::new() }, path, wanted)?;
     let from = remote::Origin { place: &place, name: (url, "copy"), watch: Arc::new(|_| true) };
