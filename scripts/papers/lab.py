@@ -89,7 +89,7 @@ class Lab:
         if not self.series(task):
             return None
         name = f"{task.name}-{profile}-R{restores}-seed{seed}{'-fixed' if settings else ''}"
-        run = self.get(name, task, lambda: protocol.interrupted(task, seed, profile, restores, self.raw, self.where, settings))
+        run = self.get(name, task, lambda: protocol.interrupted(task, seed, profile, protocol.places(task, restores), task.length, self.raw, self.where, settings))
         return run and {**gaps.of_runs(task, [run], [self.base(task, seed)]), "run": run}
 
     def figures(self, task, *words, places=None):
