@@ -177,8 +177,13 @@ multiversion! {
 
 /// Fills `out` from the payload of exactly that many values.
 pub fn decode(payload: &[u8], out: &mut [i32]) -> Result<(), Corrupt> {
-    out.fill(0);
-    decode_add(payload, out)
+    let mut blocks = Blocks::new(payload, out.len())?;
+    for values in out.chunks_mut(BLOCK) {
+        if let Some(classes) = blocks.write(values)? {
+            small_values(Level::detect(), classes, values);
+        }
+    }
+    Ok(())
 }
 
 /// Adds the values of a payload to `acc`. A sum beyond 32 bits is an error; `acc` is useless then.
@@ -306,6 +311,14 @@ impl<'a> Blocks<'a> {
     /// The next values: [`BLOCK`], or fewer at the end, as many as `values` has room for. If some are large, they are
     /// written there; otherwise `values` stays unchanged.
     pub(crate) fn next<'b>(&'b mut self, values: &'b mut [i32]) -> Result<Symbols<'b>, Corrupt> {
+        Ok(match self.write(values)? {
+            Some(classes) => Symbols::Small(classes),
+            None => Symbols::Any(values),
+        })
+    }
+
+    /// Writes the next values, or returns their classes and writes nothing if that tells all.
+    fn write(&mut self, values: &mut [i32]) -> Result<Option<&[u8]>, Corrupt> {
         let classes = self.classes.get(self.done..self.done + values.len()).ok_or(Corrupt("values after the last"))?;
         self.done += values.len();
         if !are_small(self.level, classes) {
@@ -316,7 +329,7 @@ impl<'a> Blocks<'a> {
                 }
             }
         } else if self.width == 0 {
-            return Ok(Symbols::Small(classes));
+            return Ok(Some(classes));
         } else {
             small_values(self.level, classes, values);
         }
@@ -325,7 +338,7 @@ impl<'a> Blocks<'a> {
             packed::join(values, self.width, low)?;
             self.low = rest;
         }
-        Ok(Symbols::Any(values))
+        Ok(None)
     }
 }
 

@@ -11,7 +11,9 @@
 use super::super::Dtype;
 use super::super::ordered::{Order, Word};
 use super::Corrupt;
-use crate::entropy::{ints, varint};
+use crate::entropy::scratch::{self, Scratch};
+use crate::entropy::simd::{Level, multiversion};
+use crate::entropy::{ints, symbols, varint};
 
 /// Exponents with a section each: a tensor's weights spread over less than 2^16.
 const SECTIONS: usize = 16;
@@ -19,6 +21,9 @@ const SECTIONS: usize = 16;
 /// The first section begins where this many elements of a tile are above it: a section of a few elements does not pay
 /// for its code.
 const ABOVE: usize = 256;
+
+/// Parts of a tile that are sorted side by side: each element waits for the cursor that the one before it moved.
+const LANES: usize = 4;
 
 /// The position of the exponent in a parent's element. Only for types whose differences fit 32 bits.
 #[derive(Clone, Copy)]
@@ -39,22 +44,15 @@ fn exponent(dtype: Dtype) -> Option<Exponent> {
 
 impl Exponent {
     #[inline(always)]
-    fn of(self, parent: u32) -> u32 {
-        parent >> self.shift & self.mask
-    }
-
-    #[inline(always)]
-    fn section(self, parent: u32, top: u32) -> usize {
-        (top.saturating_sub(self.of(parent)) as usize).min(SECTIONS - 1)
+    fn of(self, parent: u32) -> u8 {
+        (parent >> self.shift & self.mask) as u8
     }
 
     /// Turns the direction to away from zero, or back.
     #[inline(always)]
     fn away(self, difference: i32, parent: u32) -> i32 {
-        match parent >> self.sign & 1 {
-            0 => difference,
-            _ => difference.wrapping_neg(),
-        }
+        let negative = -((parent >> self.sign & 1) as i32);
+        (difference ^ negative).wrapping_sub(negative)
     }
 }
 
@@ -116,44 +114,105 @@ fn sort(dtype: Dtype, data: &[u8], parent: &[u8]) -> Option<Sorted> {
 }
 
 fn sorted<T: Narrow>(exponent: Exponent, data: &[T::Bytes], parent: &[T::Bytes]) -> Sorted {
-    let mut exponents = [0usize; 256];
-    parent.iter().for_each(|&p| exponents[exponent.of(T::from_bytes(p).wide()) as usize] += 1);
-    let (mut above, mut top) = (0, 255);
-    for (e, count) in exponents.iter().enumerate().rev() {
-        above += count;
-        top = e as u32;
+    let level = Level::detect();
+    let mut sections = Scratch::new(data.len());
+    exponents::<T>(level, exponent, parent, &mut sections);
+    let counts = counts(&sections);
+    let (mut above, mut top) = (0, u8::MAX);
+    for e in (0..=u8::MAX).rev() {
+        above += counts.iter().map(|lane| lane[usize::from(e)] as usize).sum::<usize>();
+        top = e;
         if above * ABOVE >= data.len() {
             break;
         }
     }
-    let counts = counts(exponents, top);
-    let mut at = starts(&counts);
-    let mut values = vec![0; data.len()];
-    for (&x, &p) in data.iter().zip(parent) {
-        let (x, p) = (T::from_bytes(x), T::from_bytes(p));
-        let bits = p.wide();
-        let cursor = &mut at[exponent.section(bits, top)];
-        values[*cursor] = exponent.away(x.signed(p), bits);
-        *cursor += 1;
-    }
-    Sorted { top: top as u8, values, counts }
+    let (counts, mut cursors) = cursors(&counts, top);
+    below(level, top, &mut sections);
+    let mut differences = scratch::integers(data.len());
+    subtract::<T>(level, exponent, data, parent, &mut differences);
+    let mut values = scratch::integers(data.len());
+    in_lanes(&sections, &mut cursors, |at, cursor| values[cursor] = differences[at]);
+    scratch::give_integers(differences);
+    Sorted { top, values, counts }
 }
 
-fn counts(exponents: [usize; 256], top: u32) -> [usize; SECTIONS] {
-    let mut counts = [0; SECTIONS];
-    for (e, count) in exponents.iter().enumerate() {
-        counts[(top.saturating_sub(e as u32) as usize).min(SECTIONS - 1)] += count;
+multiversion! {
+    /// Writes the exponents of a parent's elements.
+    fn exponents<T: Narrow>(exponent: Exponent, parent: &[T::Bytes], out: &mut [u8]) {
+        out.iter_mut().zip(parent).for_each(|(out, &p)| *out = exponent.of(T::from_bytes(p).wide()));
     }
-    counts
 }
 
-/// The start of each section.
-fn starts(counts: &[usize; SECTIONS]) -> [usize; SECTIONS] {
-    let mut at = 0;
-    counts.map(|count| {
-        at += count;
-        at - count
+multiversion! {
+    /// Turns exponents into the numbers of their sections.
+    fn below(top: u8, exponents: &mut [u8]) {
+        exponents.iter_mut().for_each(|e| *e = top.saturating_sub(*e).min(SECTIONS as u8 - 1));
+    }
+}
+
+multiversion! {
+    /// Writes the differences, away from zero.
+    fn subtract<T: Narrow>(exponent: Exponent, data: &[T::Bytes], parent: &[T::Bytes], out: &mut [i32]) {
+        for ((out, &x), &p) in out.iter_mut().zip(data).zip(parent) {
+            let p = T::from_bytes(p);
+            *out = exponent.away(T::from_bytes(x).signed(p), p.wide());
+        }
+    }
+}
+
+multiversion! {
+    /// Undoes [`subtract`].
+    fn add<T: Narrow>(exponent: Exponent, differences: &[i32], parent: &[T::Bytes], out: &mut [T::Bytes]) {
+        for ((out, &difference), &p) in out.iter_mut().zip(differences).zip(parent) {
+            let p = T::from_bytes(p);
+            *out = T::plus(exponent.away(difference, p.wide()), p).to_bytes();
+        }
+    }
+}
+
+/// The number of each exponent in each lane. The last lane also has the elements that are left over.
+fn counts(exponents: &[u8]) -> [[u32; 256]; LANES] {
+    let lane = exponents.len() / LANES;
+    std::array::from_fn(|number| {
+        let end = if number + 1 == LANES { exponents.len() } else { lane * (number + 1) };
+        symbols::histogram(&exponents[lane * number..end])
     })
+}
+
+/// The length of each section, and where each lane's elements of it begin.
+fn cursors(exponents: &[[u32; 256]; LANES], top: u8) -> ([usize; SECTIONS], [[usize; SECTIONS]; LANES]) {
+    let mut cursors = exponents.map(|lane| {
+        let mut counts = [0; SECTIONS];
+        for (e, count) in (0..=u8::MAX).zip(lane) {
+            counts[usize::from(top.saturating_sub(e)).min(SECTIONS - 1)] += count as usize;
+        }
+        counts
+    });
+    let mut counts = [0; SECTIONS];
+    let mut at = 0;
+    for section in 0..SECTIONS {
+        for lane in &mut cursors {
+            let count = std::mem::replace(&mut lane[section], at);
+            counts[section] += count;
+            at += count;
+        }
+    }
+    (counts, cursors)
+}
+
+/// Calls `each` with an element's place in the tile and its place in the sections.
+#[inline(always)]
+fn in_lanes(sections: &[u8], cursors: &mut [[usize; SECTIONS]; LANES], mut each: impl FnMut(usize, usize)) {
+    let lane = sections.len() / LANES;
+    let mut next = |lane: usize, at: usize| {
+        let cursor = &mut cursors[lane][usize::from(sections[at]) % SECTIONS];
+        each(at, *cursor);
+        *cursor += 1;
+    };
+    for at in 0..lane {
+        (0..LANES).for_each(|number| next(number, number * lane + at));
+    }
+    (LANES * lane..sections.len()).for_each(|at| next(LANES - 1, at));
 }
 
 impl Sorted {
@@ -176,7 +235,9 @@ pub(super) fn bits(dtype: Dtype, data: &[u8], parent: &[u8], share: f64) -> f64 
         [] => 8.0,
         values => share * ints::estimate_bits(values) + CODE_BITS,
     };
-    sorted.sections().map(section).sum()
+    let bits = sorted.sections().map(section).sum();
+    scratch::give_integers(sorted.values);
+    bits
 }
 
 /// Appends the payload. `false` if sections do not suit the data; nothing was appended then.
@@ -190,6 +251,7 @@ pub(super) fn encode(dtype: Dtype, data: &[u8], parent: &[u8], out: &mut Vec<u8>
             }
         });
     }
+    scratch::give_integers(sorted.values);
     true
 }
 
@@ -215,11 +277,12 @@ fn join<T: Narrow>(
     out: &mut [T::Bytes],
 ) -> Result<(), Corrupt> {
     let (&top, mut payload) = payload.split_first().ok_or(Corrupt("no sections"))?;
-    let top = u32::from(top);
-    let mut exponents = [0usize; 256];
-    parent.iter().for_each(|&p| exponents[exponent.of(T::from_bytes(p).wide()) as usize] += 1);
-    let counts = counts(exponents, top);
-    let mut values = vec![0; out.len()];
+    let level = Level::detect();
+    let mut sections = Scratch::new(out.len());
+    exponents::<T>(level, exponent, parent, &mut sections);
+    let (counts, mut cursors) = cursors(&counts(&sections), top);
+    below(level, top, &mut sections);
+    let mut values = scratch::integers(out.len());
     let mut rest = values.as_mut_slice();
     for count in counts {
         let section = varint::take_bytes(&mut payload)?;
@@ -234,13 +297,9 @@ fn join<T: Narrow>(
     if !payload.is_empty() {
         return Err(Corrupt("bytes after the sections"));
     }
-    let mut at = starts(&counts);
-    for (to, &p) in out.iter_mut().zip(parent) {
-        let p = T::from_bytes(p);
-        let bits = p.wide();
-        let cursor = &mut at[exponent.section(bits, top)];
-        *to = T::plus(exponent.away(values[*cursor], bits), p).to_bytes();
-        *cursor += 1;
-    }
+    let mut differences = scratch::integers(out.len());
+    in_lanes(&sections, &mut cursors, |at, cursor| differences[at] = values[cursor]);
+    add::<T>(level, exponent, &differences, parent, out);
+    [values, differences].into_iter().for_each(scratch::give_integers);
     Ok(())
 }
