@@ -24,6 +24,9 @@ from speed import run, spread
 ROOT = Path(__file__).resolve().parent.parent
 RELEASE = ROOT / "docs/bench.json"
 PARTS = ("codec", "save", "again", "load")
+# `--fail-below` passes over stages that wait for the device, and over those of a few milliseconds: faster than memcpy.
+DEVICE = ("make durable",)
+FASTEST = 1
 
 class Tree:
     """A built revision: its program and its `examples/speed`."""
@@ -64,7 +67,7 @@ def main():
     parser.add_argument("--dir", default=None, help="where to save; decides the disk (default: the temporary directory)")
     parser.add_argument("--only", choices=PARTS, action="append", help="only this part; may be repeated")
     parser.add_argument("--json", metavar="FILE", help="write the numbers here; - for stdout")
-    parser.add_argument("--fail-below", type=float, metavar="SHARE", help="exit code 1 if a row is below this share of the other's in every round")
+    parser.add_argument("--fail-below", type=float, metavar="SHARE", help="exit code 1 if a row is below this share of the other's in every round; rows that wait for the device do not count")
     arguments = parser.parse_args()
     parts = set(arguments.only or PARTS)
 
@@ -108,7 +111,8 @@ def main():
         print(line("ratio to memcpy or to a plain directory: median (spread)", revision[:10], "this tree", "change"))
         for row in rows:
             print(line(row["name"][:57], cell(row["against"]), cell(row["this"]), f"{row['change']:.2f}"))
-    if slower := [row for row in rows if row["best_change"] < (arguments.fail_below or 0)]:
+    judged = [row for row in rows if not row["name"].endswith(DEVICE) and row["against"]["median"] < FASTEST]
+    if slower := [row for row in judged if row["best_change"] < (arguments.fail_below or 0)]:
         for row in slower:
             print(f"slower in every round: {row['name']}, at best {row['best_change']:.2f} of {revision[:10]}", file=sys.stderr)
         sys.exit(1)

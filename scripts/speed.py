@@ -1,5 +1,6 @@
 """Runs of `examples/speed`: each figure is a ratio to the memcpy of the same run."""
 
+import concurrent.futures
 import json
 import os
 import statistics
@@ -25,11 +26,18 @@ def build(root, target, **more):
     return target / "release/examples/speed"
 
 
-def report(program, profile, dtype, mib, cores=1):
-    """The report of one run: `memcpy` in GB/s, and by row the ratio to it."""
+def report(program, profile, dtype, mib, cores=1, only=None):
+    """The report of one run: `memcpy` in GB/s, and by row the ratio to it. `only`: the core that it may use."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        run(program, "--profile", profile, "--dtype", dtype, "--mib", mib, "--cores", cores, "--json", file.name)
+        pinned = () if only is None else ("taskset", "-c", only)
+        run(*pinned, program, "--profile", profile, "--dtype", dtype, "--mib", mib, "--cores", cores, "--json", file.name)
         return json.load(file)
+
+
+def speeds(report):
+    """GB/s by wall clock, by row."""
+    clock = "all states, wall clock: "
+    return {name.removeprefix(clock): ratio * report["memcpy"] for name, ratio in report["ratios"].items() if name.startswith(clock)}
 
 
 def spread(values):
@@ -37,11 +45,16 @@ def spread(values):
 
 
 def scaling(program, profile, dtype, mib, rounds):
-    """Speed by wall clock on two cores, divided by that on one; both run in turns."""
+    """Speed by wall clock on two cores, divided by that on one; both run in turns. The control is two programs at once, on a core
+    each: the sum of their speeds, divided by that of one alone. A machine gives no more than that.
+    """
     rows = {}
+    of = lambda **more: speeds(report(program, profile, dtype, mib, **more))
     for _ in range(rounds):
-        one, two = (report(program, profile, dtype, mib, cores) for cores in (1, 2))
-        for name, ratio in two["ratios"].items():
-            speeds = ratio * two["memcpy"], one["ratios"][name] * one["memcpy"]
-            rows.setdefault(name.removeprefix("all states, wall clock: "), []).append(speeds[0] / speeds[1])
-    return {name: spread(values) for name, values in rows.items()}
+        one, two = of(), of(cores=2)
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            pair = list(pool.map(lambda core: of(only=core), (0, 1)))
+        for name, alone in one.items():
+            rows.setdefault(name, []).append(two[name] / alone)
+            rows.setdefault(f"control: {name}", []).append(sum(each[name] for each in pair) / alone)
+    return {name: spread(values) for name, values in sorted(rows.items())}
