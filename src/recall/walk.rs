@@ -7,7 +7,7 @@ use crate::codec::{Dtype, TILE_BYTES};
 use crate::hash::xxh3_64;
 use crate::store::Damage;
 use crate::store::object::{Object, TensorEntry};
-use crate::tile::{self, Bytes, Inputs, Link, State};
+use crate::tile::{self, Bytes, Coding, Inputs, Link, State};
 
 use super::chain::Step;
 use super::{Chain, ReadError};
@@ -123,8 +123,7 @@ fn bytes_from(chain: &Chain, place: usize, tensor: usize, tile: usize) -> Result
     let path = chain.path_from(place, tensor)?;
     let (mut state, mut steps) = begin(chain, &path, tile);
     let last = path.last().ok_or_else(|| ReadError::object(chain.leaf().header().id, NO_BASE))?;
-    // No state is a difference to a moment's ratios.
-    let keeps = chain.keeps(place).filter(|_| last.entry.coding.companion().is_none());
+    let keeps = chain.keeps(place).filter(|_| may_be_a_base(last));
     while let Some((step, rest)) = steps.split_first() {
         if tile::is_run(state.as_deref(), steps.iter().map(|step| step.entry.coding)) {
             break;
@@ -142,6 +141,14 @@ fn bytes_from(chain: &Chain, place: usize, tensor: usize, tile: usize) -> Result
         memory.put(last.object, tensor, tile, kept);
     }
     Ok(bytes)
+}
+
+/// Whether the next state of a tensor may be a difference to this one. None is to a moment's ratios. A lossless tensor
+/// that is stored alone beside a base found that base no help, so its next state hardly wants it.
+fn may_be_a_base(step: &Step) -> bool {
+    let has_base = step.object.header().parent.is_some();
+    let coding = step.entry.coding;
+    coding.companion().is_none() && !(has_base && matches!(coding, Coding::Lossless))
 }
 
 /// Takes the last steps together: a tile's bytes, and its state if memory should keep it.

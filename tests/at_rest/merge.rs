@@ -371,6 +371,33 @@ fn the_next_state_is_encoded_without_reading_its_parent() {
 }
 
 #[test]
+fn memory_keeps_no_states_that_helped_nothing() {
+    let bytes = |with_numbers: bool| {
+        let mut random = Random(21);
+        let mut model = vec![Tensor::new("w", Dtype::F32, &[512, 1024], &mut random)];
+        let mut rest = Rest::new();
+        let archive = rest.open();
+        work(&archive);
+        for at in 1..=6 {
+            train(&mut model, 1e-3, &mut random);
+            model.truncate(1);
+            if with_numbers {
+                model.push(Tensor::new("numbers", Dtype::I64, &[256, 512], &mut random));
+            }
+            archive.opened_for_writing(Path::new(&step(at)));
+            rest.write(&step(at), &safetensors(&model));
+            archive.sealed(Path::new(&step(at)));
+            until(|| archive.queue().queued == 0);
+        }
+        archive.stop();
+        archive.status().memory.bytes
+    };
+    // Each state has a MiB of numbers to which the one before is no help. Only the keyframe did not know that.
+    let more = bytes(true) - bytes(false);
+    assert!((1 << 20..3 << 19).contains(&more), "{more}");
+}
+
+#[test]
 fn without_memory_it_works_as_well() {
     let (rest, read) = series(20, 14);
     remove(&rest, (1..20).filter(|at| at % 2 == 0));
