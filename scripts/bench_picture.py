@@ -33,7 +33,7 @@ def of_disk(results):
             size = f"{r['piece'] >> 20} MiB" if r["piece"] >= 1 << 20 else f"{r['piece'] >> 10} KiB"
             yield f"writes of {size}, {r['how']}", r["ratio"]
         elif r["name"] == "chain":
-            yield f"cold read, chain of {r['objects']}", r["ratio"]
+            yield f"cold read, chain of {r['objects']}" + (f", disk of {r['disk'] / 1e9} GB/s" if "disk" in r else ""), r["ratio"]
 
 
 def draw(report, path):
