@@ -26,11 +26,11 @@ def build(root, target, **more):
     return target / "release/examples/speed"
 
 
-def report(program, profile, dtype, mib, cores=1, only=None):
+def report(program, profile, dtype, mib, cores=1, states=4, only=None):
     """The report of one run: `memcpy` in GB/s, and by row the ratio to it. `only`: the core that it may use."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         pinned = () if only is None else ("taskset", "-c", only)
-        run(*pinned, program, "--profile", profile, "--dtype", dtype, "--mib", mib, "--cores", cores, "--json", file.name)
+        run(*pinned, program, "--profile", profile, "--dtype", dtype, "--mib", mib, "--cores", cores, "--states", states, "--json", file.name)
         return json.load(file)
 
 
@@ -46,10 +46,11 @@ def spread(values):
 
 def scaling(program, profile, dtype, mib, rounds):
     """Speed by wall clock on two cores, divided by that on one; both run in turns. The control is two programs at once, on a core
-    each: the sum of their speeds, divided by that of one alone. A machine gives no more than that.
+    each: the sum of their speeds, divided by that of one alone. A machine gives no more than that. The series is twice as long as for
+    the other rows: its first and its last state have no other beside them.
     """
     rows = {}
-    of = lambda **more: speeds(report(program, profile, dtype, mib, **more))
+    of = lambda **more: speeds(report(program, profile, dtype, mib, states=8, **more))
     for _ in range(rounds):
         one, two = of(), of(cores=2)
         with concurrent.futures.ThreadPoolExecutor() as pool:

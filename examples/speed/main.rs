@@ -80,7 +80,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         training.step();
         training.save(path)?;
         let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000 + 60 * at as u64);
-        File::options().write(true).open(path)?.set_modified(time)?;
+        let file = File::options().write(true).open(path)?;
+        file.set_modified(time)?;
+        // The device's time for the original is no part of archiving.
+        file.sync_all()?;
     }
     drop(training);
     let bytes = paths.first().map_or(Ok(0), |path| fs::metadata(path).map(|metadata| metadata.len()))?;
