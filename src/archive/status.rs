@@ -75,6 +75,9 @@ pub struct Queue {
     pub stalled: Option<String>,
     /// Files that could not be archived, each with the reason; they stay as they were written.
     pub failed: Vec<String>,
+    /// Files that are open for writing, or whose close the kernel has not told yet.
+    #[serde(default)]
+    pub open: u64,
     /// Grows with every change of a file or its name.
     #[serde(default)]
     pub newest: u64,
@@ -143,7 +146,8 @@ impl Archive {
         let (newest, opened, oldest) = catalog.progress();
         let gone = |entry: &Entry| entry.failed.as_ref().filter(|failed| failed.retry.is_none()).map(|f| f.why.clone());
         let failed = catalog.entries().filter_map(|(_, entry)| gone(entry)).collect();
-        Queue { queued, stalled, failed, newest, opened, oldest }
+        let open = catalog.entries().filter(|(_, entry)| matches!(entry.state, State::Staged)).count() as u64;
+        Queue { queued, stalled, failed, open, newest, opened, oldest }
     }
 
     /// Steps to take, and why one could not be taken.

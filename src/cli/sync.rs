@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
@@ -12,10 +13,16 @@ use super::status::queue_of_mount;
 use super::target::Target;
 use super::wait::wait_until;
 
+/// How long to wait for files that are open: a program may have closed them just now. The kernel tells of that after
+/// `close` has returned, and a busy machine passes it on late.
+const CLOSING: Duration = Duration::from_millis(500);
+/// How often to ask whether some are open.
+const INTERVAL: Duration = Duration::from_millis(5);
+
 /// Wait until all files that can be are archived and released.
 ///
 /// The newest checkpoint of each lineage and all open files stay as written. Files that programs save meanwhile do not
-/// extend the wait.
+/// extend the wait. Where files are open, the wait takes half a second at least.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// The mount, or a path in it.
@@ -34,6 +41,10 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
 /// # Errors
 /// The work cannot go on, or some files stay as they are; the message gives the reason.
 pub(super) fn sync(mount: &Path, remote: bool) -> Result<ExitCode> {
+    let asked_at = Instant::now();
+    while asked_at.elapsed() < CLOSING && queue_of_mount(mount)?.open > 0 {
+        std::thread::sleep(INTERVAL);
+    }
     xattr::set(mount, "user.stepfs.sync", b"1").with_context(|| format!("{}", mount.display()))?;
     let asked = queue_of_mount(mount)?.newest;
     let done = wait_until(|| queue_of_mount(mount), || Ok(None), |now| now.has_done(asked))?;

@@ -397,3 +397,19 @@ def test_commands_on_the_wrong_thing_say_so(plain, command):
     done = run(*(word.replace("PLAIN", str(plain)) for word in command), check=False)
     assert done.returncode == FAILURE and done.stderr.strip() and "panicked" not in done.stderr, (done.returncode, done.stderr)
     assert os.listdir(plain) == []
+
+
+def test_sync_knows_of_a_close_just_before_it(mount):
+    """The kernel tells of a close late where the machine is busy. Here the close itself is late, by less than the wait."""
+    path = mount / "late.bin"
+    file = open(path, "w+b", buffering=0)
+    file.write(os.urandom(1 << 20))
+    late = threading.Timer(0.1, file.close)
+    late.start()
+    mount.sync()
+    late.join()
+    assert os.getxattr(path, "user.stepfs.state") == b"sealed"
+    # A file that stays open holds nothing up for ever.
+    with open(path, "r+b"):
+        mount.sync(timeout=60)
+        assert os.getxattr(path, "user.stepfs.state") == b"staged"
