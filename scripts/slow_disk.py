@@ -21,16 +21,18 @@ def disk_of(folder):
 
 @contextlib.contextmanager
 def reads_limited(folder, bytes_per_second):
-    """Limit reads of the disk below `folder`. Fails with OSError where that is not possible; nothing is changed then.
+    """Limit reads of the disk below `folder`. Fails with OSError where that is not possible; no reads are limited then.
 
-    Programs that still run at the end leave the group as well.
+    At the end this process returns to the group that it came from, and so do programs that still run.
     """
     disk = disk_of(folder)
+    of_process = [entry.split(":", 2) for entry in Path("/proc/self/cgroup").read_text().splitlines()]
     if (GROUPS / "blkio").is_dir():
-        parent, limit, line = GROUPS / "blkio", "blkio.throttle.read_bps_device", f"{disk} {bytes_per_second}"
+        parent, controllers, limit, line = GROUPS / "blkio", "blkio", "blkio.throttle.read_bps_device", f"{disk} {bytes_per_second}"
     else:
-        parent, limit, line = GROUPS, "io.max", f"{disk} rbps={bytes_per_second}"
+        parent, controllers, limit, line = GROUPS, "", "io.max", f"{disk} rbps={bytes_per_second}"
         (GROUPS / "cgroup.subtree_control").write_text("+io")
+    home = parent / next((path for _, names, path in of_process if names == controllers), "/").lstrip("/")
     group = parent / f"stepfs-bench-{os.getpid()}"
     group.mkdir()
     try:
@@ -40,5 +42,5 @@ def reads_limited(folder, bytes_per_second):
     finally:
         for process in (group / "cgroup.procs").read_text().split():
             with contextlib.suppress(ProcessLookupError):
-                (parent / "cgroup.procs").write_text(process)
+                (home / "cgroup.procs").write_text(process)
         group.rmdir()
