@@ -17,6 +17,7 @@ alike; whole cold reads by the medians. All files are removed at the end.
 """
 
 import argparse
+import contextlib
 import gc
 import json
 import os
@@ -256,7 +257,7 @@ def bench_chain(daemon, plain, arguments):
         shutil.copy(path, plain / "whole.pt")
         daemon.sync()
     released = sorted((row for row in daemon.ls() if row["state"] == "released"), key=lambda row: row["chain_len"])
-    chosen = released[:: len(released) // 2][:2] + released[-1:]
+    chosen = [released[at] for at in (0, len(released) // 2, -1)]
 
     def between():
         daemon.cold()
@@ -269,11 +270,13 @@ def bench_chain(daemon, plain, arguments):
         return {**ratio("chain", *times, row["logical_bytes"] / MB, 0.8, statistics.median), "objects": row["chain_len"]}
 
     results = [measured(row) for row in chosen]
-    try:
-        with slow_disk.reads_limited(daemon.store, SLOW_DISK):
+    with contextlib.ExitStack() as limits:
+        try:
+            limits.enter_context(slow_disk.reads_limited(daemon.store, SLOW_DISK))
+        except OSError as why:
+            print(f"bench.py: no reads from a slower disk: {why}", file=sys.stderr)
+        else:
             results += [{**measured(row), "disk": SLOW_DISK} for row in chosen]
-    except OSError as why:
-        print(f"bench.py: no reads from a slower disk: {why}", file=sys.stderr)
     for path in (*plain.iterdir(), *daemon.dir.iterdir()):
         path.unlink()
     daemon.sync()

@@ -76,6 +76,11 @@ impl Pool {
         self.0.in_place_scope(work)
     }
 
+    /// The same, where tasks begin in their order, and those of others between them.
+    pub(crate) fn scope_fifo<'scope, T>(&self, work: impl FnOnce(&rayon::ScopeFifo<'scope>) -> T) -> T {
+        self.0.in_place_scope_fifo(work)
+    }
+
     /// Runs `work` on one of the threads, soon.
     pub(crate) fn spawn(&self, work: impl FnOnce() + Send + 'static) {
         #[cfg(feature = "shuttle")]

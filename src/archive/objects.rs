@@ -4,7 +4,7 @@ use std::io;
 
 use crate::container::{InOrder, describe};
 use crate::encode::{StepResult, original};
-use crate::recall::{Chain, check_hash};
+use crate::recall::{Chain, check_hash_on};
 use crate::store::durable::DeviceFile;
 use crate::store::object::{Header, Id};
 use crate::store::{Profile, Profiles};
@@ -89,7 +89,7 @@ impl Archive {
     pub(super) fn decodes(&self, header: &Header) -> bool {
         // From the device, never from memory.
         let decoded = Chain::open(&self.objects, header.id)
-            .and_then(|chain| self.workers.install(|| check_hash(&chain, header.decoded_hash)));
+            .and_then(|chain| check_hash_on(Some(self.workers.pool()), &chain, header.decoded_hash));
         if let Err(error) = &decoded {
             // No new object may use its states from memory.
             [error.object, header.id].into_iter().for_each(|id| self.recall.memory().forget(id));

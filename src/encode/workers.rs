@@ -92,6 +92,11 @@ impl Workers {
         Ok(Workers { pool: Pool::new(builder)?, free: Mutex::new(free) })
     }
 
+    /// The threads.
+    pub(crate) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
     /// Runs `work` on one of the threads; its parallel parts take all of them.
     pub(crate) fn install<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         self.pool.install(work)

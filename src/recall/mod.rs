@@ -33,8 +33,8 @@ pub use layout::Layout;
 pub use memory::{Memory, MemoryStatus, usual_memory};
 pub use order::order;
 pub use reader::Reader;
-pub(crate) use stream::decode_unit;
 pub use stream::{check_hash, stream};
+pub(crate) use stream::{check_hash_on, decode_unit};
 
 /// The shared data of all readers of a store.
 #[derive(Debug)]
@@ -115,7 +115,7 @@ impl Recall {
     /// [`ReadError`]; an error of `put` is reported as one of the object.
     pub fn copy(&self, id: Id, put: &(dyn Fn(&[u8], u64) -> io::Result<()> + Sync)) -> Result<(), ReadError> {
         let chain = self.chain(id)?;
-        self.pool.install(|| copy(&chain, put))
+        copy_on(Some(&self.pool), &chain, put)
     }
 
     /// Drops everything kept about an object that is gone.
@@ -156,8 +156,17 @@ fn leave_room(recall: &Arc<Recall>) -> io::Result<()> {
 /// # Errors
 /// [`ReadError`]; an error of `put` is reported as one of the object.
 pub fn copy(chain: &Chain, put: &(dyn Fn(&[u8], u64) -> io::Result<()> + Sync)) -> Result<(), ReadError> {
+    copy_on(None, chain, put)
+}
+
+/// The same on a pool's threads, see [`stream::stream_on`].
+fn copy_on(
+    pool: Option<&Pool>,
+    chain: &Chain,
+    put: &(dyn Fn(&[u8], u64) -> io::Result<()> + Sync),
+) -> Result<(), ReadError> {
     let (layout, order) = (Layout::of(chain.leaf()), order(chain)?);
-    stream(chain, &layout, |offset, _, bytes| {
+    stream::stream_on(pool, chain, &layout, |offset, _, bytes| {
         order.runs(offset..offset + bytes.len() as u64, |range, place| {
             let run = &bytes[(range.start - offset) as usize..(range.end - offset) as usize];
             put(run, place).map_err(|error| ReadError::object(chain.leaf().header().id, error))

@@ -3,11 +3,12 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, mpsc};
 
-use rayon::Yield;
+use rayon::{ScopeFifo, Yield};
 
 use crate::entropy::scratch;
 use crate::hash::Xxh3Of128;
 use crate::store::Damage;
+use crate::sync::Pool;
 
 use super::layout::{Layout, Unit};
 use super::{Chain, ReadError, walk};
@@ -32,6 +33,30 @@ pub(crate) fn decode_unit(chain: &Chain, unit: Unit) -> Result<Arc<Vec<u8>>, Rea
 pub fn stream<E: From<ReadError>>(
     chain: &Chain,
     layout: &Layout,
+    sink: impl FnMut(u64, Unit, &[u8]) -> Result<(), E>,
+) -> Result<(), E> {
+    stream_on(None, chain, layout, sink)
+}
+
+/// The same on the threads of `pool`, of which this one is none. Other tasks of the pool then wait behind [`IN_FLIGHT`]
+/// tiles at most. Tiles that a pool's own thread spawns would go before all of them, for as long as the file is.
+pub(crate) fn stream_on<E: From<ReadError>>(
+    pool: Option<&Pool>,
+    chain: &Chain,
+    layout: &Layout,
+    sink: impl FnMut(u64, Unit, &[u8]) -> Result<(), E>,
+) -> Result<(), E> {
+    match pool {
+        Some(pool) => pool.scope_fifo(|scope| pass_on(scope, chain, layout, sink)),
+        None => rayon::in_place_scope_fifo(|scope| pass_on(scope, chain, layout, sink)),
+    }
+}
+
+/// Spawns tiles in `scope`, and passes them to `sink` on this thread.
+fn pass_on<'scope, E: From<ReadError>>(
+    scope: &ScopeFifo<'scope>,
+    chain: &'scope Chain,
+    layout: &Layout,
     mut sink: impl FnMut(u64, Unit, &[u8]) -> Result<(), E>,
 ) -> Result<(), E> {
     let mut chunk: Option<(usize, Arc<Vec<u8>>)> = None;
@@ -55,30 +80,28 @@ pub fn stream<E: From<ReadError>>(
         chunk = Some((segment.unit, bytes));
         Ok(())
     };
-    rayon::in_place_scope_fifo(|scope| {
-        let mut in_flight = VecDeque::new();
-        for at in 0..layout.segments.len() {
-            while in_flight.len() < IN_FLIGHT && at + in_flight.len() < layout.segments.len() {
-                let unit = layout.units[layout.segments[at + in_flight.len()].unit];
-                in_flight.push_back(matches!(unit, Unit::Tile { .. }).then(|| {
-                    let (send, decoded) = mpsc::sync_channel::<Decoded>(1);
-                    // Nobody takes it if the file was given up.
-                    scope.spawn_fifo(move |_| drop(send.send(decode_unit(chain, unit))));
-                    decoded
-                }));
-            }
-            let tile = match in_flight.pop_front().flatten() {
-                // The decoder panicked, and the end of this scope says so.
-                Some(decoded) => match take(&decoded) {
-                    None => return Ok(()),
-                    some => some,
-                },
-                None => None,
-            };
-            write(at, tile)?;
+    let mut in_flight = VecDeque::new();
+    for at in 0..layout.segments.len() {
+        while in_flight.len() < IN_FLIGHT && at + in_flight.len() < layout.segments.len() {
+            let unit = layout.units[layout.segments[at + in_flight.len()].unit];
+            in_flight.push_back(matches!(unit, Unit::Tile { .. }).then(|| {
+                let (send, decoded) = mpsc::sync_channel::<Decoded>(1);
+                // Nobody takes it if the file was given up.
+                scope.spawn_fifo(move |_| drop(send.send(decode_unit(chain, unit))));
+                decoded
+            }));
         }
-        Ok(())
-    })
+        let tile = match in_flight.pop_front().flatten() {
+            // The decoder panicked, and the end of this scope says so.
+            Some(decoded) => match take(&decoded) {
+                None => return Ok(()),
+                some => some,
+            },
+            None => None,
+        };
+        write(at, tile)?;
+    }
+    Ok(())
 }
 
 /// Waits for a tile. A thread of the pool decodes its other tiles meanwhile, so that a pool of one thread works too. It
@@ -106,8 +129,13 @@ pub(super) fn short(chain: &Chain) -> ReadError {
 /// # Errors
 /// It is another hash.
 pub fn check_hash(chain: &Chain, expected: u128) -> Result<(), ReadError> {
+    check_hash_on(None, chain, expected)
+}
+
+/// The same on a pool's threads, see [`stream_on`].
+pub(crate) fn check_hash_on(pool: Option<&Pool>, chain: &Chain, expected: u128) -> Result<(), ReadError> {
     let mut hash = Xxh3Of128::new();
-    stream(chain, &Layout::of(chain.leaf()), |_, _, bytes| {
+    stream_on(pool, chain, &Layout::of(chain.leaf()), |_, _, bytes| {
         hash.update(bytes);
         Ok::<(), ReadError>(())
     })?;

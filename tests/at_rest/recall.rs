@@ -2,10 +2,12 @@
 
 use std::fs;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use stepfs::recall::Reader;
+use safetensors::Dtype;
+use stepfs::recall::{Cache, Reader, Recall};
 
-use super::series::{Random, Rest, states, step};
+use super::series::{Random, Rest, Tensor, safetensors, states, step};
 
 /// Reads pieces of all sizes at random places, and compares them with the whole.
 fn random_reads(reader: &Reader, whole: &[u8], seed: u64, count: usize) {
@@ -126,4 +128,44 @@ fn a_file_brought_back_has_its_bytes_and_attributes() {
     assert_eq!(fs::read(&back).unwrap(), rest.read(&step(2)).unwrap());
     let (was, is) = (fs::metadata(&path).unwrap(), fs::metadata(&back).unwrap());
     assert_eq!((was.mode(), was.mtime(), was.mtime_nsec()), (is.mode(), is.mtime(), is.mtime_nsec()));
+}
+
+#[test]
+fn a_read_does_not_wait_for_the_end_of_a_recall() {
+    const ROWS: usize = 1 << 14;
+    let mut rest = Rest::under("exact");
+    let mut random = Random(5);
+    let mut large = [Tensor::new("a.weight", Dtype::F32, &[ROWS, 1024], &mut random)];
+    for at in 1..=2 {
+        large[0].values[at] += 1.0;
+        rest.write(&step(at), &safetensors(&large));
+    }
+    for (at, state) in states(2).into_iter().enumerate() {
+        rest.write(&format!("small/{}", step(at + 1)), &state);
+    }
+    rest.settle();
+    let (large, small) = (rest.id(&step(1)), rest.id(&format!("small/{}", step(1))));
+    let place = tempfile::tempdir().unwrap();
+    // Another program may hold this test up between the two, so once is enough.
+    let is_soon = || {
+        let cache = Cache::new(place.path(), 1 << 30).unwrap();
+        let recall = Recall::new(Arc::new(rest.objects()), cache, 0, 2).unwrap();
+        let (passed, at_read) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let put = |bytes: &[u8], _| {
+                    passed.fetch_add(bytes.len(), Ordering::Relaxed);
+                    Ok(())
+                };
+                recall.copy(large, &put).unwrap();
+            });
+            while passed.load(Ordering::Relaxed) == 0 {
+                std::thread::yield_now();
+            }
+            recall.reader(small).unwrap().read_at(0, &mut [0; 100_000]).unwrap();
+            at_read.store(passed.load(Ordering::Relaxed), Ordering::Relaxed);
+        });
+        at_read.into_inner() < passed.into_inner() * 2 / 3
+    };
+    assert!((0..5).any(|_| is_soon()), "the read came after two thirds of the recall, five times");
 }
