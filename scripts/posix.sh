@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs fsx, fio --verify and stress-ng's file-system stressors on a mount, with and without kernel passthrough. Then it runs
-# pjdfstest and xfstests, if their sources are at hand (see posix_suites.sh). A failing test also runs on a plain directory; if it
+# pjdfstest, and xfstests if its source is at hand (see posix_suites.sh). A failing test also runs on a plain directory; if it
 # fails there, stepfs is not at fault. Prints a table; exits with 1 if a test fails on the mount only.
 #   scripts/posix.sh [FSX_OPERATIONS] [SECONDS]     default: 100000 operations, and 5 seconds per stressor
 #   STEPFS_BIN=PROGRAM     use this program instead of building one
@@ -127,7 +127,7 @@ for mode in passthrough daemon; do
     "$STEPFS" verify "$scratch/$mode.store" >"$scratch/verify" || { failed=1; cat "$scratch/verify"; }
 done
 
-# --- pjdfstest and xfstests, if their sources are there; prints a note otherwise
+# --- pjdfstest, and xfstests if its source is there
 if [ -z "${STEPFS_POSIX_JOBS:-}" ]; then
     STEPFS_BIN=$STEPFS "$ROOT/scripts/posix_suites.sh" || failed=1
 fi
