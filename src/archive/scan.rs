@@ -10,7 +10,9 @@ use crate::container::{Description, InOrder, Kind, ReadAt, cut_short, describe};
 use crate::encode::{fingerprint, runs};
 use crate::hash::{Xxh3Of128, xxh3_64};
 use crate::store::object::path_of;
-use crate::store::{MIN_RELEASE_BYTES, Objects, STUB_BYTES, Store, Stub, beneath, in_parallel, step_pattern};
+use crate::store::{
+    Id, MIN_RELEASE_BYTES, Objects, STUB_BYTES, Store, Stub, beneath, in_parallel, recalled_from, step_pattern,
+};
 
 use super::FileId;
 use super::best::{self, Word};
@@ -27,6 +29,8 @@ const HASH_BYTES: usize = 1 << 20;
 pub(super) struct Found {
     /// Every regular file with its state.
     pub(super) files: Vec<(PathBuf, io::Result<State>)>,
+    /// Plain files that were decoded from an object, each with its length.
+    recalled: Vec<(PathBuf, Id, u64)>,
     /// The statements of small files and links about the best of a run.
     pub(super) words: Vec<Word>,
 }
@@ -48,9 +52,14 @@ pub(super) fn scan(store: &Store) -> io::Result<Found> {
     }
     let states = in_parallel(&files, |path| state_of(store, path));
     let files: Vec<_> = files.into_iter().zip(states).collect();
+    let recalled = in_parallel(&files, |(path, state)| match state {
+        Ok(State::Closed) => recalled(store, path),
+        _ => None,
+    });
+    let recalled = recalled.into_iter().flatten().collect();
     let mut words = best::of_small(store, &files);
     words.extend(best::of_links(store, &links));
-    Ok(Found { files, words })
+    Ok(Found { files, recalled, words })
 }
 
 /// Enters the found files into the catalog.
@@ -67,6 +76,14 @@ pub(super) fn enter(found: Found, objects: &Objects, catalog: &mut Catalog) {
             _ => {}
         }
         catalog.found(path, state);
+    }
+    // The sealer looks closer, at samples of the bytes. Until then such a file must not call itself exact.
+    for (path, id, len) in found.recalled {
+        let version = catalog.get(&path).map(|entry| entry.version);
+        let is_as_long = objects.get(id).is_some_and(|(header, _)| header.logical_len == len);
+        if let Some(version) = version.filter(|_| is_as_long) {
+            catalog.keep(&path, version, Some(id), objects);
+        }
     }
     for (path, says, modified_ns) in found.words {
         catalog.says(&path, Some((says, modified_ns)));
@@ -132,6 +149,12 @@ fn state_of(store: &Store, path: &Path) -> io::Result<State> {
         }
         Err(error) => Err(error),
     }
+}
+
+/// The object that a plain file was decoded from, and the file's length.
+fn recalled(store: &Store, path: &Path) -> Option<(PathBuf, Id, u64)> {
+    let file = store.io().open_beneath(&store.tree(), path, 0).ok()?;
+    Some((path.to_path_buf(), recalled_from(&file)?, file.metadata().ok()?.len()))
 }
 
 /// The result for a durable file.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use sha2::Digest as _;
 use stepfs::archive::Archive;
-use stepfs::store::PIN;
+use stepfs::store::{PIN, RECALLED};
 
 use super::elasticdl;
 use super::series::{Dtype, Random, Rest, Tensor, entry, safetensors, states, step, train, until, work};
@@ -405,6 +405,29 @@ fn a_copy_of_a_lossy_file_under_an_exact_name_says_what_it_is() {
     let archive = rest.open();
     work(&archive);
     assert_eq!(attribute(&archive, pinned, "lossy"), Some(of_original));
+    archive.stop();
+}
+
+/// A recall leaves a plain file with the object's mark. The next mount seals it only later.
+#[test]
+fn a_file_that_was_brought_back_says_so_before_it_is_sealed() {
+    let rest = Rest::of(4);
+    let (lossy, id) = (rest.read(&step(2)).unwrap(), rest.id(&step(2)));
+    let mark = |name: &str, bytes: &[u8]| {
+        fs::remove_file(rest.path(name)).unwrap();
+        fs::write(rest.path(name), bytes).unwrap();
+        xattr::set(rest.path(name), RECALLED, id.to_string().as_bytes()).unwrap();
+    };
+    let said = attribute(&rest.open(), &step(2), "lossy").unwrap();
+    assert!(said.starts_with("1 weight "), "{said}");
+    mark(&step(2), &lossy);
+    // A program made it longer since.
+    mark(&step(3), &[&lossy[..], b"more"].concat());
+    let archive = rest.open();
+    assert_eq!(attribute(&archive, &step(2), "lossy").unwrap(), said);
+    assert_eq!(attribute(&archive, &step(3), "lossy").unwrap(), "0");
+    work(&archive);
+    assert_eq!(attribute(&archive, &step(2), "lossy").unwrap(), said);
     archive.stop();
 }
 
