@@ -72,7 +72,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     }
     let series = Series::open(&args.files)?;
     for (path, why) in &series.skipped {
-        eprintln!("stepfs: left out: {}: {why}", path.display());
+        say_error!("stepfs: left out: {}: {why}", path.display());
     }
     let stop = super::interrupted()?;
     let parent = args.dir.unwrap_or_else(std::env::temp_dir);

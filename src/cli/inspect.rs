@@ -47,7 +47,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
                 Ok((report, file)) => (file, report),
                 Err(error) => {
                     failed = true;
-                    eprintln!("stepfs: {}", lines(&causes(&error)));
+                    say_error!("stepfs: {}", lines(&causes(&error)));
                     continue;
                 }
             };

@@ -80,7 +80,7 @@ fn wait_for_signals() -> io::Result<()> {
                 gone
             });
         }
-        eprintln!("interrupted");
+        say_error!("interrupted");
         std::process::exit(128 + signal);
     });
     Ok(())

@@ -9,6 +9,10 @@ macro_rules! say {
 macro_rules! say_part {
     ($($text:tt)*) => { crate::cli::output::say(format_args!($($text)*)) };
 }
+/// Prints a line to standard error. Nobody may read there: then the line is lost, and the command goes on.
+macro_rules! say_error {
+    ($($text:tt)*) => { crate::cli::output::say_error(format_args!("{}\n", format_args!($($text)*))) };
+}
 
 mod against;
 mod buffers;
@@ -160,7 +164,7 @@ fn run(command: Command) -> ExitCode {
         if error.chain().any(|cause| kind(cause) == Some(std::io::ErrorKind::BrokenPipe)) {
             return ExitCode::SUCCESS;
         }
-        eprintln!("stepfs: {}", format::lines(&format::causes(&error)));
+        say_error!("stepfs: {}", format::lines(&format::causes(&error)));
         ExitCode::from(FAILED)
     })
 }

@@ -142,7 +142,7 @@ pub(super) fn start(mounting: &Mounting) -> Result<()> {
             said.push_str(&String::from_utf8_lossy(&buf[..count]));
             if said.lines().next_back() == Some(READY) {
                 let warnings = said.lines().filter(|line| *line != READY);
-                warnings.for_each(|warning| eprintln!("stepfs: {warning}"));
+                warnings.for_each(|warning| say_error!("stepfs: {warning}"));
                 return Ok(());
             }
         }
@@ -225,7 +225,7 @@ fn open_after_the_last(path: &Path) -> Result<Store> {
         }
         if !std::mem::replace(&mut told, true) {
             let (store, most) = (path.display(), PATIENCE.as_secs());
-            eprintln!("stepfs: waiting for process {holder}, which still works on {store} (at most {most} s)");
+            say_error!("stepfs: waiting for process {holder}, which still works on {store} (at most {most} s)");
         }
     }
 }

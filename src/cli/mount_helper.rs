@@ -83,14 +83,14 @@ pub(super) fn run(args: Args) -> ExitCode {
     let options = match options(&args) {
         Ok(options) => options,
         Err(error) => {
-            eprintln!("{NAME}: {}", format::lines(&error));
+            say_error!("{NAME}: {}", format::lines(&error));
             return ExitCode::from(USAGE);
         }
     };
     match mount(&args, options) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{NAME}: {}", format::lines(&format::causes(&error)));
+            say_error!("{NAME}: {}", format::lines(&format::causes(&error)));
             ExitCode::from(FAILED)
         }
     }

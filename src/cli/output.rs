@@ -1,4 +1,5 @@
 //! Standard output that may be closed or full: the command ends, and what it has in temporary files goes with it.
+//! Standard error may be, too: the command goes on.
 
 use std::fmt::Arguments;
 use std::io::{ErrorKind, Write};
@@ -16,11 +17,16 @@ pub(super) fn say(text: Arguments) {
         // The reader has closed the pipe: `stepfs status | head -1`.
         ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         _ => {
-            eprintln!("stepfs: standard output: {error}");
+            say_error!("stepfs: standard output: {error}");
             ExitCode::from(super::FAILED)
         }
     };
     resume_unwind(Box::new(Ended(code)));
+}
+
+/// Prints a text to standard error, if somebody reads there. `eprintln` would panic.
+pub(super) fn say_error(text: Arguments) {
+    let _ = std::io::stderr().lock().write_fmt(text);
 }
 
 /// Runs a command, and ends it where its output cannot be written.

@@ -52,8 +52,8 @@ fn tell_lossy(shown: &Path, mount: &Path, path: &Path) {
     let shown = name(&shown.display().to_string());
     match files.iter().filter(|file| is_lossy(file)).count() {
         0 => {}
-        _ if files == [path] => eprintln!("stepfs: {shown} is {stays}"),
-        count => eprintln!("stepfs: {count} of {} files in {shown}: {stays}", files.len()),
+        _ if files == [path] => say_error!("stepfs: {shown} is {stays}"),
+        count => say_error!("stepfs: {count} of {} files in {shown}: {stays}", files.len()),
     }
 }
 

@@ -111,7 +111,7 @@ fn through(mount: &Path, wanted: &Path) -> Result<ExitCode> {
         if let Err(error) = read() {
             failed = true;
             let log = store.root().join(DAEMON_LOG);
-            eprintln!("{}: {error}; {} says why", name(&path.display().to_string()), log.display());
+            say_error!("{}: {error}; {} says why", name(&path.display().to_string()), log.display());
         }
     }
     bar.finish_and_clear();

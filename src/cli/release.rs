@@ -83,7 +83,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     // Files named only through a directory may stay because they are small, without a message.
     stays.retain(|file| file.named || file.reason != "small");
     for file in &stays {
-        eprintln!("stepfs: {} stays as it is: {}", name(&file.path.to_string_lossy()), file.reason);
+        say_error!("stepfs: {} stays as it is: {}", name(&file.path.to_string_lossy()), file.reason);
     }
     Ok(if stays.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
 }

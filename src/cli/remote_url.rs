@@ -48,8 +48,8 @@ impl Brought {
 
 /// Says what is missing; answers whether something is.
 fn tell(Missing { names, nodes, .. }: &Missing) -> bool {
-    names.iter().for_each(|(path, why)| eprintln!("{}: {}", name(&path.display().to_string()), name(why)));
-    nodes.iter().for_each(|why| eprintln!("part of a node cannot be read, which may have more files: {}", name(why)));
+    names.iter().for_each(|(path, why)| say_error!("{}: {}", name(&path.display().to_string()), name(why)));
+    nodes.iter().for_each(|why| say_error!("part of a node cannot be read, which may have more files: {}", name(why)));
     !names.is_empty() || !nodes.is_empty()
 }
 

@@ -129,7 +129,8 @@ fn at_rest(target: &Target) -> Result<Status> {
             None => status.resident_bytes += metadata.blocks() * 512,
         }
     }
-    let objects = crate::store::Objects::load(&store.objects(), |id, error| eprintln!("stepfs: object {id}: {error}"))?;
+    let objects =
+        crate::store::Objects::load(&store.objects(), |id, error| say_error!("stepfs: object {id}: {error}"))?;
     named.into_iter().for_each(|id| objects.name(id));
     status.restored = Restored::all(&store, &Restores::load(&store).unwrap_or_default());
     (status.object_bytes, status.unnamed_bytes) = (objects.stored(), objects.stored_unnamed());

@@ -71,3 +71,11 @@ def test_output_that_cannot_be_written_ends_a_command_in_words(plain, command):
         assert done.returncode == OK and not done.stderr, done
     finally:
         mount.close()
+
+
+def test_a_command_fails_in_order_when_nobody_reads_its_errors(plain):
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([BIN, "inspect", plain / "missing.pt"], stdout=subprocess.PIPE, stderr=write)
+    os.close(write)
+    assert done.returncode == FAILURE and not done.stdout, done
