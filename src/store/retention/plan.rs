@@ -7,8 +7,9 @@
 //! - the newest complete one;
 //! - one newer than that, since it may still be being written;
 //! - the complete one that was written last, in case steps began anew;
-//! - the last one with so many files, or with tensors in so many: a run may die at the same place again and again;
-//! - the first one with fewer that counts as complete, as long as fuller ones are there;
+//! - the last one with so many files, with tensors in so many, or with about so many bytes: a run may die at the same
+//!   place again and again, or save weights alone;
+//! - the first one with less that counts as complete, as long as fuller ones are there;
 //! - a file beside the newest complete file of another series with the same step: together they may be a checkpoint.
 
 use std::borrow::Cow;
@@ -16,7 +17,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use super::Rule;
-use super::complete::{fullness, judge};
+use super::complete::{Fullness, Lack, judge};
 
 /// No job pauses longer than this between two files of one checkpoint, nanoseconds. A checkpoint that did not change
 /// for an hour is not being written.
@@ -29,11 +30,14 @@ const FEWER: Cow<'static, str> = Cow::Borrowed(
 );
 const NO_TENSORS: Cow<'static, str> =
     Cow::Borrowed("stepfs finds no tensors in it, but in the complete one before: it may be cut short");
+const SMALLER: Cow<'static, str> = Cow::Borrowed(
+    "it has less than three quarters of the bytes of the complete one before: it may lack an optimizer's state",
+);
 /// Why a checkpoint stays that a run may go on from.
 const FULLEST: Cow<'static, str> =
-    Cow::Borrowed("it has more files, or more with tensors, than each newer complete one");
+    Cow::Borrowed("it has more files, more with tensors, or far more bytes than each newer complete one");
 const WITNESS: Cow<'static, str> = Cow::Borrowed(
-    "the first with fewer files than before, or fewer with tensors: it shows that newer ones are complete",
+    "the first with fewer files than before, fewer with tensors or far fewer bytes: it shows that newer ones are complete",
 );
 const NEWEST: Cow<'static, str> = Cow::Borrowed("the newest complete one");
 
@@ -183,11 +187,16 @@ fn one_pass(
                     false => wanted(unit, rule, newer, now_ns),
                 }
             }
-            Some(newest) if fullness(unit, rule) < fullness(&units[members[newest]], rule) => Some(match unit.kind {
-                Kind::File => NO_TENSORS,
-                Kind::Directory => FEWER,
-            }),
-            _ => Some(NOT_COMPLETE),
+            Some(newest) => {
+                let lack = Fullness::of(unit, rule).lack(Fullness::of(&units[members[newest]], rule));
+                Some(match (lack, unit.kind) {
+                    (Some(Lack::Files), Kind::File) => NO_TENSORS,
+                    (Some(Lack::Files), Kind::Directory) => FEWER,
+                    (Some(Lack::Bytes), _) => SMALLER,
+                    (None, _) => NOT_COMPLETE,
+                })
+            }
+            None => Some(NOT_COMPLETE),
         };
         newer_of[at] = judged[place].complete.then_some(newer);
         newer += u64::from(judged[place].complete);

@@ -196,6 +196,26 @@ fn a_cut_file_in_a_directory_takes_no_whole_one_with_it() {
     assert_eq!(gone(&[full(1, 2, 8), full(2, 1, 9)], "keep_last = 1"), [0; 0]);
 }
 
+/// A save of weights alone among whole states.
+#[test]
+fn weights_alone_take_no_whole_state_with_them() {
+    let of = |step, bytes| Unit { kind: Kind::File, files: 1, with_tensors: 1, bytes, ..unit(step) };
+    let (whole, weights) = (|step| of(step, 1200), |step| of(step, 400));
+    let keys = "keep_last = 1";
+    assert_eq!(gone(&[whole(1), whole(2), weights(3)], keys), [1]);
+    let verdicts = plan(&[whole(1), weights(2)], &[rule(keys)], NOW);
+    assert_eq!(verdicts[1], Verdict::Keep(SMALLER));
+    assert_eq!(gone(&[whole(1), weights(2), whole(3), weights(4)], keys), [1, 2]);
+    assert_eq!(gone(&[whole(1), weights(2), weights(3), weights(4)], keys), [3], "2 shows that 4 is meant so");
+    assert_eq!(gone(&[of(1, 1200), of(2, 900)], keys), [1], "a little less is no lack");
+    assert_eq!(gone(&[of(1, 1200), of(2, 899)], keys), [0; 0]);
+    // A series that shrinks slowly leaves the last with about so much.
+    assert_eq!(gone(&[of(1, 1000), of(2, 900), of(3, 800), of(4, 700), of(5, 600)], keys), [1, 3, 4]);
+    // The tables of a version may shrink.
+    let version = |step, bytes| Unit { bytes, ..unit(step) };
+    assert_eq!(gone(&[version(1, 1000), version(2, 100)], "keep_checkpoint_max = 1"), [1]);
+}
+
 /// A version may have fewer shards than the one before, but not one that is cut.
 #[test]
 fn a_cut_version_takes_no_whole_one_with_it() {
@@ -271,12 +291,20 @@ fn reasons_are_words() {
 fn any_unit() -> impl Strategy<Value = Unit> {
     let weird = (prop::bool::weighted(0.1), prop::bool::weighted(0.1), prop::bool::weighted(0.2), 0..4u64);
     let marked = (prop::bool::weighted(0.2), prop::bool::weighted(0.1));
-    let found = (prop::bool::weighted(0.3), 0..3u64);
+    let found = (prop::bool::weighted(0.3), 0..3u64, prop::sample::select(vec![300, 700, 900, 1000]));
     (0..30u64, 0..3u8, -3 * HOUR..48 * HOUR, weird, marked, found).prop_map(
-        |(step, series, age, (being_written, lacks, is_invalid, files), (pinned, best), (is_file, with_tensors))| {
+        |(
+            step,
+            series,
+            age,
+            (being_written, lacks, is_invalid, files),
+            (pinned, best),
+            (is_file, with_tensors, bytes),
+        )| {
             Unit {
                 kind: if is_file { Kind::File } else { Kind::Directory },
                 with_tensors: with_tensors.min(files),
+                bytes,
                 series: vec![series],
                 path: PathBuf::from(format!("{series}/{step}-{age}")),
                 modified_ns: NOW - age,
