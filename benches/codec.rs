@@ -157,8 +157,9 @@ impl Special {
         let (old, v, m) = (bytes_of(&old), bytes_of(&new), bytes_of(&m));
         let mut builder = FactorsBuilder::new(N / WIDTH, WIDTH);
         builder.add(Dtype::F32, 0, &old);
-        let u_step =
-            lattice::choose_g(Dtype::F32, &moment::ratios((Rule::Root, Dtype::F32), &m, &v), 1.0).expect("moments");
+        let samples = moment::samples((Rule::Root, Dtype::F32), &m, &v);
+        let u: Vec<f64> = samples.iter().map(|sample| sample.ratio).collect();
+        let u_step = lattice::choose_g(Dtype::F32, &u, 1.0).expect("moments");
         let mut it = Special {
             factors: builder.finish(0),
             v,

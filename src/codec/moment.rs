@@ -276,14 +276,40 @@ multiversion! {
     }
 }
 
-/// u = m / d of the samples, 0 where v is 0. [`super::lattice::choose_g`] chooses g as a multiple of their root mean
-/// square.
-pub fn ratios((rule, dtype): (Rule, Dtype), m: &[u8], v: &[u8]) -> Vec<f64> {
-    fn all<F: Float, R: Divide>(m: &[u8], v: &[u8]) -> Vec<f64> {
+/// A sample of a first moment: u = m / d, and |m|. Both are 0 where v is 0.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sample {
+    /// [`super::lattice::choose_g`] chooses g as a multiple of the root mean square of these.
+    pub ratio: f64,
+    /// What a move along u gains, to first order: m estimates the gradient.
+    pub weight: f64,
+}
+
+/// The samples of a tile's elements.
+pub fn samples((rule, dtype): (Rule, Dtype), m: &[u8], v: &[u8]) -> Vec<Sample> {
+    fn all<F: Float, R: Divide>(m: &[u8], v: &[u8]) -> Vec<Sample> {
         let pairs = F::elements(m).iter().zip(F::elements(v)).map(|(&m, &v)| (F::widen(m), F::widen(v)));
-        pairs.map(|(m, v)| if v == 0.0 { 0.0 } else { R::exact(m, v) }).collect()
+        let sample = |(m, v): (f64, f64)| match v == 0.0 {
+            true => Sample { ratio: 0.0, weight: 0.0 },
+            false => Sample { ratio: R::exact(m, v), weight: m.abs() },
+        };
+        pairs.map(sample).collect()
     }
     for_float!(dtype, F => for_rule!(rule, R => all::<F, R>(m, v)), else Vec::new())
+}
+
+/// The share of a momentum that a step keeps: sum of |m u_q| / sum of |m u|. `step` as in [`quantize`]; u is rounded to
+/// the nearest step. 1 if there is no momentum.
+///
+/// The root mean square of u says little where rows differ. In a table of embeddings rare rows have small v and large
+/// u. A step in units of these makes the u of frequent rows 0, which have most of the momentum.
+pub fn kept(samples: &[Sample], (g, outward): (f64, f64)) -> f64 {
+    let (mut kept, mut whole) = (0.0, 0.0);
+    for Sample { ratio, weight } in samples {
+        kept += weight * (ratio.abs() / g + outward).round() * g;
+        whole += weight * ratio.abs();
+    }
+    if whole > 0.0 { kept / whole } else { 1.0 }
 }
 
 #[cfg(test)]

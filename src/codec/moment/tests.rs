@@ -58,7 +58,7 @@ proptest! {
         let (mut a, mut exceptions) = (vec![7; triples.len()], Vec::new());
         if quantize((rule, dtype), &m, &v, (g, outward), &mut a, &mut exceptions).is_err() {
             // After rounding, a tiny v can make u of any size.
-            prop_assert!(ratios((rule, dtype), &m, &v).iter().any(|u| u.abs() / g > 1e9), "unfit without reason");
+            prop_assert!(samples((rule, dtype), &m, &v).iter().any(|s| s.ratio.abs() / g > 1e9), "unfit without reason");
             return Ok(());
         }
         let v_q = [Some(v.clone()), quantized(dtype, &v)];
@@ -234,7 +234,8 @@ fn quotients_of_order_one_cost_little() {
     let m: Vec<f64> =
         v.iter().map(|v| v.sqrt() * (0..12).map(|_| unit() / 4.0).sum::<f64>() - v.sqrt() * 1.5).collect();
     let (m, v) = (tile(Dtype::F32, &m), tile(Dtype::F32, &v));
-    let g = choose_g(Dtype::F32, &ratios((Rule::Root, Dtype::F32), &m, &v), 1.0).unwrap();
+    let u: Vec<f64> = samples((Rule::Root, Dtype::F32), &m, &v).iter().map(|sample| sample.ratio).collect();
+    let g = choose_g(Dtype::F32, &u, 1.0).unwrap();
     let mut a = vec![0; 20_000];
     quantize((Rule::Root, Dtype::F32), &m, &v, (g, 0.0), &mut a, &mut Vec::new()).unwrap();
     let mut payload = Vec::new();

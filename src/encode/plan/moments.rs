@@ -1,10 +1,11 @@
 //! Optimizer state: which codec, and its step.
 
+use std::f64::consts::FRAC_1_SQRT_2;
 use std::io;
 use std::sync::Arc;
 
 use crate::codec::log::{Factors, FactorsBuilder};
-use crate::codec::moment::Rule;
+use crate::codec::moment::{Rule, Sample};
 use crate::codec::{lattice, moment};
 use crate::container::{Role, Tensor, Use};
 use crate::recall::walk;
@@ -12,7 +13,7 @@ use crate::store::object::rows_and_width;
 use crate::tile::{self, Around, Coding, State};
 
 use super::lattice::{mean_square, read, root_mean_square, sample};
-use super::rates::VECTOR;
+use super::rates::{Rates, VECTOR};
 use super::{Choice, Plan, Subject, read_tile, tiles};
 
 /// The bits of a factor, about.
@@ -25,6 +26,9 @@ const LARGEST_QUOTIENT: f64 = 80.0;
 /// One sample in so many may be beyond it, because the smallest values of a type are imprecise.
 const FEW: usize = 1000;
 
+/// A first moment's step becomes finer at most so many times, each time by the root of 2.
+const FINER_STEPS: i32 = 6;
+
 /// A first moment, in units of the root of its second. `None` if the second is not in the file, or nothing has a
 /// ratio.
 pub(super) fn first(subject: &Subject) -> io::Result<Option<Choice>> {
@@ -35,19 +39,16 @@ pub(super) fn first(subject: &Subject) -> io::Result<Option<Choice>> {
         Use::Centered => Rule::Inward,
         _ => Rule::Root,
     };
-    let mut ratios = Vec::new();
+    let mut samples = Vec::new();
     sample(tensor, |range| {
         let (m, v) = (read(source, tensor, &range)?, read(source, second, &range)?);
-        ratios.extend(moment::ratios((rule, tensor.dtype), &m, &v));
+        samples.extend(moment::samples((rule, tensor.dtype), &m, &v));
         Ok(())
     })?;
-    if !are_quotients(&ratios) {
+    if !are_quotients(&samples) {
         return Ok(None);
     }
-    let rms = mean_square(&ratios).sqrt();
-    // Rounding toward 0 may be off by a whole step.
-    let share = if rule == Rule::Inward { 0.5 } else { 1.0 };
-    let step = lattice_step(rms, subject.rates.first_moment * share);
+    let step = first_step(&samples, rule, &subject.rates);
     // A first moment is never a difference, so it costs the same with and without a base.
     Ok(step.map(|step| {
         let coding = Coding::Moment { second: place, step, rule };
@@ -56,9 +57,29 @@ pub(super) fn first(subject: &Subject) -> io::Result<Option<Choice>> {
 }
 
 /// Whether these can be moments of Adam: then nearly none is beyond [`LARGEST_QUOTIENT`].
-fn are_quotients(ratios: &[f64]) -> bool {
-    let beyond = ratios.iter().filter(|ratio| ratio.abs() > LARGEST_QUOTIENT).count();
-    beyond <= ratios.len() / FEW
+fn are_quotients(samples: &[Sample]) -> bool {
+    let beyond = samples.iter().filter(|sample| sample.ratio.abs() > LARGEST_QUOTIENT).count();
+    beyond <= samples.len() / FEW
+}
+
+/// The step of a first moment: the profile's, or a finer one that keeps the momentum. `None` if nothing has a ratio.
+fn first_step(samples: &[Sample], rule: Rule, rates: &Rates) -> Option<f64> {
+    let ratios: Vec<f64> = samples.iter().map(|sample| sample.ratio).collect();
+    let rms = mean_square(&ratios).sqrt();
+    // Rounding toward 0 may be off by a whole step, and always loses momentum.
+    if rule == Rule::Inward {
+        return lattice_step(rms, 0.5 * rates.first_moment);
+    }
+    let mut multiple = rates.first_moment;
+    let mut step = lattice_step(rms, multiple)?;
+    for _ in 0..FINER_STEPS {
+        if moment::kept(samples, (step, rates.outward)) >= rates.least_kept {
+            break;
+        }
+        multiple *= FRAC_1_SQRT_2;
+        step = lattice_step(rms, multiple)?;
+    }
+    Some(step)
 }
 
 /// A step in ratios, which depends on no element type's grid.
@@ -171,4 +192,45 @@ pub(in super::super) fn has_factors(shape: &[u64]) -> Option<(usize, usize)> {
     let (rows, width) = rows_and_width(shape);
     (rows > 1 && width > 1).then_some(())?;
     Some((usize::try_from(rows).ok()?, usize::try_from(width).ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::encode::plan::rates::rates;
+    use crate::store::Profile;
+
+    /// Sums of uniform numbers: nearly normal, with a root mean square of 1.
+    fn normal(count: usize) -> impl Iterator<Item = f64> {
+        let mut state = 1u64;
+        let mut uniform = move || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 40) as f64 / (1u64 << 24) as f64 - 0.5
+        };
+        (0..count).map(move |_| (0..12).map(|_| uniform()).sum())
+    }
+
+    /// Rows of a table of embeddings: a tenth is frequent, with a thousand times the second moment of the rare ones.
+    fn table(size_of_frequent: f64) -> Vec<Sample> {
+        let rare = normal(9000).map(|u| Sample { ratio: u, weight: u.abs() * 1e-3 });
+        let frequent = normal(1000).map(|u| Sample { ratio: size_of_frequent * u, weight: size_of_frequent * u.abs() });
+        rare.chain(frequent).collect()
+    }
+
+    #[test]
+    fn momentum_stays_where_rare_rows_have_the_larger_ratios() {
+        for profile in [Profile::Balanced, Profile::Compact] {
+            let rates = rates(profile).unwrap();
+            let step = |samples: &[Sample]| first_step(samples, Rule::Root, &rates).unwrap();
+            let usual = step(&table(1.0));
+            assert!((0.9..1.1).contains(&(usual / rates.first_moment)), "one step suits all rows: {usual}");
+            let skewed = table(0.2);
+            let lost = moment::kept(&skewed, (0.9 * rates.first_moment, rates.outward));
+            assert!(lost < 0.5, "the step of all rows would keep {lost} of the momentum");
+            let finer = step(&skewed);
+            assert!(moment::kept(&skewed, (finer, rates.outward)) >= rates.least_kept);
+            assert!(finer > 0.05 * rates.first_moment, "{finer} is finer than need be");
+            assert_eq!(first_step(&[Sample { ratio: 0.0, weight: 0.0 }; 9], Rule::Root, &rates), None);
+        }
+    }
 }
