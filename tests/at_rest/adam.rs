@@ -53,6 +53,12 @@ impl Parameter {
         self
     }
 
+    /// With gradients so many times as large.
+    pub(crate) fn steeper(mut self, factor: f64) -> Parameter {
+        self.scale.iter_mut().for_each(|scale| *scale *= factor);
+        self
+    }
+
     pub(crate) fn tensors(&self) -> [&Tensor; 3] {
         [&self.weight, &self.first, &self.second]
     }

@@ -136,6 +136,31 @@ fn bounds_are_what_the_documents_state() {
 }
 
 /// Every second state of the exact profile is bit for bit as written.
+/// A small matrix with large gradients beside a large one: an error in each of its elements costs more.
+#[test]
+fn where_the_loss_is_steep_both_the_weight_and_its_second_moment_have_finer_steps() {
+    let mut adam = Adam::new(0.9, 33, |random| {
+        vec![
+            Parameter::new("wide.weight", Dtype::F32, &[256, 128], random),
+            Parameter::new("steep.weight", Dtype::F32, &[48, 128], random).steeper(16.0),
+        ]
+    });
+    adam.train(40);
+    let mut rest = Rest::under("balanced");
+    for at in 1..=5 {
+        adam.train(20);
+        rest.write(&step(at), &adam.file());
+    }
+    rest.settle();
+    for at in 1..5 {
+        let index = sound(&rest, &step(at));
+        let unit = |name: &str| entry(&index, &format!("state.{name}.exp_avg_sq")).coding.unit().unwrap();
+        let length = |name: &str| entry(&index, name).coding.step().unwrap();
+        assert!(2 * unit("steep.weight") <= unit("wide.weight"), "{at}: {}", unit("steep.weight"));
+        assert!(1.5 * length("steep.weight") < length("wide.weight"), "{at}: {}", length("steep.weight"));
+    }
+}
+
 #[test]
 fn the_exact_profile_is_exact() {
     let rest = series("exact", 0.95, 1, 12);

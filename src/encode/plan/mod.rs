@@ -180,8 +180,10 @@ struct Subject<'a> {
     /// The tensor in the state before.
     previous: Option<Archived<'a>>,
     rates: Rates,
-    /// Factor on the step of weights, see [`interval::relief`] and [`steep::cautions`].
+    /// Factor on the step of weights, see [`interval::relief`].
     relief: f64,
+    /// Factor on the step of a weight or of its second moment, at most 1, see [`steep::cautions`].
+    caution: f64,
     /// Its other moment, and that one's place among the plans.
     partner: Option<(&'a Tensor, u32)>,
 }
@@ -226,7 +228,13 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
         let second = seconds[index].filter(|_| is_weight).map(|second| &all[second]);
         Some((&all[index], twins[index].as_ref()?, second?))
     };
-    let cautions = steep::cautions(material, &(0..all.len()).map(known).collect::<Vec<_>>())?;
+    let mut cautions = steep::cautions(material, &(0..all.len()).map(known).collect::<Vec<_>>())?;
+    // A second moment has the caution of its weight, or of the master that the optimizer steps.
+    for (weight, second) in seconds.iter().enumerate() {
+        if let Some(second) = *second {
+            cautions[second] = cautions[second].min(cautions[weight]);
+        }
+    }
     let system = |(tensor, proven): (&Tensor, &bool)| system(material, tensor).filter(|_| *proven);
     let systems: Vec<Option<SystemId>> = all.iter().zip(&proven).map(system).collect();
     let is_planned = |index: &usize| {
@@ -258,7 +266,8 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
                 parent,
                 previous: previous.get(tensor),
                 rates,
-                relief: relief * cautions[index],
+                relief,
+                caution: cautions[index],
                 partner,
             };
             lossy = match kind {
