@@ -275,7 +275,7 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
                 Kind::FirstMoment => moments::first(&subject)?,
                 Kind::SecondMoment if is_of_adam(tensor) => {
                     let unit = memory::unit(&subject)?;
-                    moments::second(&subject, unit)?
+                    moments::second_up_to(&subject, unit, rates.second_moment)?
                 }
                 Kind::SecondMoment => moments::second(&subject, rates.square_sum)?,
                 Kind::SquareSum => moments::second(&subject, rates.square_sum)?,

@@ -138,6 +138,18 @@ pub(super) fn keep_together(tensors: &[Tensor], plans: &mut [Plan]) {
     }
 }
 
+/// A second moment in this unit. If it does not fit, because its type is too coarse among its smallest numbers, then in
+/// the finest one that fits, up to `most`.
+pub(super) fn second_up_to(subject: &Subject, mut unit: u32, most: u32) -> io::Result<Option<Choice>> {
+    loop {
+        let choice = second(subject, unit)?;
+        if choice.is_some() || unit >= most {
+            return Ok(choice);
+        }
+        unit *= 2;
+    }
+}
+
 /// A second moment or sum of squares: as a logarithmic difference to the base, or with factors of its own, whichever
 /// makes the middle tile smaller.
 pub(super) fn second(subject: &Subject, unit: u32) -> io::Result<Option<Choice>> {
