@@ -17,7 +17,7 @@ from harness import run_json
 from series import archive_name, bits_equal, difference, flatten, torch_bytes
 
 # A smaller tensor is never quantized.
-MIN_QUANTIZED_BYTES = 256
+MIN_QUANTIZED_BYTES = 128
 # For a file without a known bound (recalled before `ls` could be asked). The walk moves a weight by about 1e-3 a step, by a few
 # steps at most between two states. A larger error is not rounding.
 LOOSE_BOUND = 5e-2
