@@ -135,7 +135,6 @@ fn bounds_are_what_the_documents_state() {
     }
 }
 
-/// Every second state of the exact profile is bit for bit as written.
 /// A small matrix with large gradients beside a large one: an error in each of its elements costs more.
 #[test]
 fn where_the_loss_is_steep_both_the_weight_and_its_second_moment_have_finer_steps() {
@@ -161,6 +160,7 @@ fn where_the_loss_is_steep_both_the_weight_and_its_second_moment_have_finer_step
     }
 }
 
+/// Every second state of the exact profile is bit for bit as written.
 #[test]
 fn the_exact_profile_is_exact() {
     let rest = series("exact", 0.95, 1, 12);

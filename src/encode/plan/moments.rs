@@ -11,7 +11,7 @@ use crate::recall::walk;
 use crate::store::object::rows_and_width;
 use crate::tile::{self, Around, Coding, State};
 
-use super::lattice::{mean_square, read, root_mean_square, sample};
+use super::lattice::{read, root_mean_square, sample};
 use super::rates::{Rates, VECTOR};
 use super::{Choice, Plan, Subject, read_tile, tiles};
 
@@ -64,8 +64,8 @@ fn are_quotients(samples: &[Sample]) -> bool {
 
 /// The step of a first moment: the profile's, or a finer one that keeps the momentum. `None` if nothing has a ratio.
 fn first_step(samples: &[Sample], rule: Rule, rates: &Rates) -> Option<f64> {
-    let ratios: Vec<f64> = samples.iter().map(|sample| sample.ratio).collect();
-    let rms = mean_square(&ratios).sqrt();
+    let squares = samples.iter().map(|sample| sample.ratio * sample.ratio).sum::<f64>();
+    let rms = (squares / samples.len().max(1) as f64).sqrt();
     // Rounding toward 0 may be off by a whole step, and always loses momentum.
     if rule == Rule::Inward {
         return lattice_step(rms, 0.5 * rates.first_moment);
@@ -77,7 +77,8 @@ fn first_step(samples: &[Sample], rule: Rule, rates: &Rates) -> Option<f64> {
             break;
         }
         multiple *= FINER;
-        step = lattice_step(rms, multiple)?;
+        let Some(finer) = lattice_step(rms, multiple) else { break };
+        step = finer;
     }
     Some(step)
 }
