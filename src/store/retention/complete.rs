@@ -92,9 +92,10 @@ impl Fullness {
         u128::from(self.bytes) * LEAST_BYTES.1 >= u128::from(other.bytes) * LEAST_BYTES.0
     }
 
-    /// Whether two checkpoints show each other that they are meant to be as they are. `self` is the later one.
-    fn is_like(self, earlier: Fullness) -> bool {
-        self.files == earlier.files && self.has_bytes_of(earlier)
+    /// Whether two checkpoints show each other that they are meant to be as they are. A whole state after a save of
+    /// weights alone shows nothing about that.
+    fn is_like(self, other: Fullness) -> bool {
+        self.files == other.files && self.has_bytes_of(other) && other.has_bytes_of(self)
     }
 
     /// Whether the other one has nothing that this one lacks.

@@ -207,6 +207,11 @@ fn weights_alone_take_no_whole_state_with_them() {
     assert_eq!(verdicts[1], Verdict::Keep(SMALLER));
     assert_eq!(gone(&[whole(1), weights(2), whole(3), weights(4)], keys), [1, 2]);
     assert_eq!(gone(&[whole(1), weights(2), weights(3), weights(4)], keys), [3], "2 shows that 4 is meant so");
+    assert_eq!(
+        gone(&[whole(1), whole(2), weights(3), whole(4)], "keep_last = 2"),
+        [1],
+        "a whole state does not show that weights alone are complete"
+    );
     assert_eq!(gone(&[of(1, 1200), of(2, 900)], keys), [1], "a little less is no lack");
     assert_eq!(gone(&[of(1, 1200), of(2, 899)], keys), [0; 0]);
     // A series that shrinks slowly leaves the last with about so much.
