@@ -29,10 +29,16 @@ const HASH_BYTES: usize = 1 << 20;
 pub(super) struct Found {
     /// Every regular file with its state.
     pub(super) files: Vec<(PathBuf, io::Result<State>)>,
-    /// Plain files that were decoded from an object, each with its length.
-    recalled: Vec<(PathBuf, Id, u64)>,
+    /// Plain files that were decoded from an object.
+    recalled: Vec<(PathBuf, Recalled)>,
     /// The statements of small files and links about the best of a run.
     pub(super) words: Vec<Word>,
+}
+
+/// The object that a plain file was decoded from, and the file's length.
+struct Recalled {
+    from: Id,
+    len: u64,
 }
 
 /// Looks at everything in the tree.
@@ -51,12 +57,15 @@ pub(super) fn scan(store: &Store) -> io::Result<Found> {
         directories = below;
     }
     let states = in_parallel(&files, |path| state_of(store, path));
-    let files: Vec<_> = files.into_iter().zip(states).collect();
-    let recalled = in_parallel(&files, |(path, state)| match state {
-        Ok(State::Closed) => recalled(store, path),
-        _ => None,
-    });
-    let recalled = recalled.into_iter().flatten().collect();
+    let mut recalled = Vec::new();
+    let with_state = |(path, found): (PathBuf, io::Result<(State, Option<Recalled>)>)| {
+        let state = found.map(|(state, from)| {
+            recalled.extend(from.map(|from| (path.clone(), from)));
+            state
+        });
+        (path, state)
+    };
+    let files: Vec<_> = files.into_iter().zip(states).map(with_state).collect();
     let mut words = best::of_small(store, &files);
     words.extend(best::of_links(store, &links));
     Ok(Found { files, recalled, words })
@@ -78,11 +87,12 @@ pub(super) fn enter(found: Found, objects: &Objects, catalog: &mut Catalog) {
         catalog.found(path, state);
     }
     // The sealer looks closer, at samples of the bytes. Until then such a file must not call itself exact.
-    for (path, id, len) in found.recalled {
-        let version = catalog.get(&path).map(|entry| entry.version);
-        let is_as_long = objects.get(id).is_some_and(|(header, _)| header.logical_len == len);
+    for (path, Recalled { from, len }) in found.recalled {
+        let closed = catalog.get(&path).filter(|entry| matches!(entry.state, State::Closed));
+        let version = closed.map(|entry| entry.version);
+        let is_as_long = objects.get(from).is_some_and(|(header, _)| header.logical_len == len);
         if let Some(version) = version.filter(|_| is_as_long) {
-            catalog.keep(&path, version, Some(id), objects);
+            catalog.keep(&path, version, Some(from), objects);
         }
     }
     for (path, says, modified_ns) in found.words {
@@ -116,13 +126,13 @@ fn list(root: &Path, directory: &Path) -> io::Result<Listed> {
     Ok(listed)
 }
 
-fn state_of(store: &Store, path: &Path) -> io::Result<State> {
+fn state_of(store: &Store, path: &Path) -> io::Result<(State, Option<Recalled>)> {
     let tree = store.tree();
     let len = beneath::metadata(&tree, path)?.len();
     if len < MIN_RELEASE_BYTES {
         // Whether it counts is asked of files in checkpoint directories only, and no others are read here.
         let counts = len > 0 && step_pattern::group(path).is_some();
-        return Ok(State::Resident(match counts {
+        let reason = match counts {
             true => {
                 store.io().open_beneath(&tree, path, 0).and_then(|file| of_small(&file, path)).unwrap_or_else(|error| {
                     log::warn!("{}: {error}; it is taken for a whole file of its checkpoint", path.display());
@@ -130,31 +140,27 @@ fn state_of(store: &Store, path: &Path) -> io::Result<State> {
                 })
             }
             false => ResidentReason::small(len),
-        }));
+        };
+        return Ok((State::Resident(reason), None));
     }
     let file = store.io().open_beneath(&tree, path, 0)?;
-    match Stub::read_on(&file, store.id()) {
-        Ok(Some(stub)) => Ok(State::Released(stub.object)),
+    let state = match Stub::read_on(&file, store.id()) {
+        Ok(Some(stub)) => State::Released(stub.object),
         // Copied from another store, it is a file. One whose object is here was this store's.
         Ok(None) => match Stub::foreign(&file, store.id())? {
             Some(stub) if path_of(&store.objects(), stub.object).exists() => {
-                Ok(State::Resident(ResidentReason::OtherStore))
+                State::Resident(ResidentReason::OtherStore)
             }
-            _ if file.metadata()?.blocks() * 512 <= STUB_BYTES as u64 => Ok(State::Resident(ResidentReason::Hole)),
-            _ => Ok(State::Closed),
+            _ if file.metadata()?.blocks() * 512 <= STUB_BYTES as u64 => State::Resident(ResidentReason::Hole),
+            _ => return Ok((State::Closed, recalled_from(&file).map(|from| Recalled { from, len }))),
         },
         Err(error) if error.kind() == io::ErrorKind::InvalidData => {
             log::error!("{}: {error}; it cannot be read", path.display());
-            Ok(State::Resident(ResidentReason::DamagedStub))
+            State::Resident(ResidentReason::DamagedStub)
         }
-        Err(error) => Err(error),
-    }
-}
-
-/// The object that a plain file was decoded from, and the file's length.
-fn recalled(store: &Store, path: &Path) -> Option<(PathBuf, Id, u64)> {
-    let file = store.io().open_beneath(&store.tree(), path, 0).ok()?;
-    Some((path.to_path_buf(), recalled_from(&file)?, file.metadata().ok()?.len()))
+        Err(error) => return Err(error),
+    };
+    Ok((state, None))
 }
 
 /// The result for a durable file.
