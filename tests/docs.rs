@@ -1,6 +1,6 @@
 //! Checks the documents: the tests that they name in brackets exist, and so do the targets of their links.
 //!
-//! A bracket names files and, after a colon, tests in them: `[mount_posix: a, b...; real/life/test_groups;
+//! A bracket names files and, after a colon, tests in them: `[mount/posix: a, b...; real/life/test_groups;
 //! src/archive/lineage.rs]`. Three dots stand for the rest of a name.
 
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! Runs the fuzz targets, for the fuzzer's programs (`fuzz_targets/`) and the test of its corpora (`tests/fuzz/`).
+//! Runs the fuzz targets, for the fuzzer's programs (`fuzz_targets/`) and the test of its corpora (`tests/corruption/`).
 
 mod targets;
 

@@ -183,7 +183,8 @@ fn log_to_stderr(default: &str) {
     let env = env_logger::Env::new().filter_or("STEPFS_LOG", default);
     // Users of a mount choose names in the log: no name may start a log line or send control characters to a terminal.
     let line = |out: &mut env_logger::fmt::Formatter, record: &log::Record<'_>| {
-        writeln!(out, "[{} {:<5}] {}", out.timestamp(), record.level(), format::name(&record.args().to_string()))
+        let now = humantime::format_rfc3339_seconds(std::time::SystemTime::now());
+        writeln!(out, "[{now} {:<5}] {}", record.level(), format::name(&record.args().to_string()))
     };
     let _ = env_logger::Builder::from_env(env).format(line).try_init();
 }

@@ -8,6 +8,7 @@ pub mod beneath;
 pub(crate) mod bytes;
 pub mod durable;
 mod error;
+mod glob;
 mod marks;
 mod name_bytes;
 pub mod object;

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use assert_cmd::Command;
 use serde_json::Value;
+use std::process::Command;
 use stepfs::store::STUB_BYTES;
 
 use super::series::{Random, Rest, model, safetensors, states, train};
@@ -24,7 +24,7 @@ fn write(dir: &Path, states: &[Vec<u8>]) -> Vec<PathBuf> {
 }
 
 fn compare(paths: &[PathBuf], more: &[&str]) -> std::process::Output {
-    Command::cargo_bin("stepfs").unwrap().arg("compare").args(paths).args(more).output().unwrap()
+    Command::new(env!("CARGO_BIN_EXE_stepfs")).arg("compare").args(paths).args(more).output().unwrap()
 }
 
 fn report(paths: &[PathBuf], more: &[&str]) -> Value {
@@ -216,8 +216,8 @@ fn nothing_is_left_behind_when_it_is_interrupted() {
     let (dir, states) = (tempfile::tempdir().unwrap(), states(12));
     let paths = write(dir.path(), &states);
     let temporary = tempfile::tempdir().unwrap();
-    let binary = assert_cmd::cargo::cargo_bin("stepfs");
-    let mut command = std::process::Command::new(binary);
+    let binary = env!("CARGO_BIN_EXE_stepfs");
+    let mut command = Command::new(binary);
     command.arg("compare").args(&paths).arg("--dir").arg(temporary.path());
     let mut child = command.stderr(std::process::Stdio::piped()).stdout(std::process::Stdio::null()).spawn().unwrap();
     let is_empty = || fs::read_dir(temporary.path()).unwrap().next().is_none();

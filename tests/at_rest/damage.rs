@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use assert_cmd::Command;
+use std::process::Command;
 use stepfs::archive::ReadError;
 use stepfs::recall::Chain;
 use stepfs::store::object::{HEADER_BYTES, Header};
@@ -247,7 +247,8 @@ fn a_circle_of_parents_is_reported_and_harms_no_other_file() {
     }
     rest.faithful("other/step_0.safetensors");
     let verify = || {
-        let done = Command::cargo_bin("stepfs").unwrap().args(["verify", "--json"]).arg(rest.root()).output().unwrap();
+        let done =
+            Command::new(env!("CARGO_BIN_EXE_stepfs")).args(["verify", "--json"]).arg(rest.root()).output().unwrap();
         let report: serde_json::Value = serde_json::from_slice(&done.stdout).unwrap();
         let of = |damaged: &serde_json::Value| damaged["paths"][0].as_str().unwrap_or("no file").to_string();
         let mut paths: Vec<String> = report["damaged"].as_array().unwrap().iter().map(of).collect();
@@ -269,7 +270,7 @@ fn an_object_deleted_by_hand_is_reported_by_its_files() {
     let rest = Rest::of(6);
     let kept: Vec<Vec<u8>> = (1..3).map(|at| rest.read(&step(at)).unwrap()).collect();
     fs::remove_file(rest.object_path(&step(3))).unwrap();
-    let done = Command::cargo_bin("stepfs").unwrap().arg("verify").arg(rest.root()).output().unwrap();
+    let done = Command::new(env!("CARGO_BIN_EXE_stepfs")).arg("verify").arg(rest.root()).output().unwrap();
     assert_eq!(done.status.code(), Some(3));
     let text = String::from_utf8(done.stdout).unwrap();
     (3..6).for_each(|at| assert!(text.contains(&step(at)), "{text}"));

@@ -3,6 +3,7 @@
 mod adam;
 mod archive;
 mod compare;
+mod crash;
 mod damage;
 mod elasticdl;
 mod exact;

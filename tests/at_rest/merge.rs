@@ -279,11 +279,12 @@ fn a_merge_that_is_cut_short_is_carried_on() {
     let (rest, read) = series(34, 9);
     remove(&rest, (1..34).filter(|at| at % 3 != 0));
     let mut random = Random(10);
-    let mut stops = 0;
+    let mut stops = 0u64;
     loop {
         let archive = rest.open();
         archive.start(Arc::new(AtRest::of(archive.store())));
-        std::thread::sleep(std::time::Duration::from_micros(500 * random.below(60)));
+        // Longer each time: a step of the work that takes longer than all pauses would never be done.
+        std::thread::sleep(std::time::Duration::from_micros(500 * random.below(60 + stops)));
         let idle = archive.queue().queued == 0;
         // At any point of its work.
         archive.stop();

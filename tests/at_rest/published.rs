@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 
-use assert_cmd::Command;
+use std::process::Command;
 use stepfs::published::registry::SystemId;
 use stepfs::recall::Chain;
 use stepfs::store::PROFILE;
@@ -23,7 +23,7 @@ fn series(profile: &str, count: usize) -> (Rest, BTreeMap<usize, Vec<u8>>) {
 }
 
 fn verified(rest: &Rest) -> bool {
-    Command::cargo_bin("stepfs").unwrap().arg("verify").arg(rest.root()).output().unwrap().status.success()
+    Command::new(env!("CARGO_BIN_EXE_stepfs")).arg("verify").arg(rest.root()).output().unwrap().status.success()
 }
 
 #[test]

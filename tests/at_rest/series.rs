@@ -110,6 +110,14 @@ pub(crate) fn states(count: usize) -> Vec<Vec<u8>> {
         .collect()
 }
 
+/// A directory in memory, so that no test waits for a device; where memory keeps no attributes of users, a usual one.
+/// Tests of a mount, of real programs and `scripts/crash.sh` use disks.
+pub(crate) fn directory() -> tempfile::TempDir {
+    let in_memory = tempfile::tempdir_in("/dev/shm");
+    let found = in_memory.ok().filter(|dir| xattr::set(dir.path(), "user.stepfs.test", b"1").is_ok());
+    found.unwrap_or_else(|| tempfile::tempdir().unwrap())
+}
+
 /// A store in a directory of its own, and the bytes that were written into its tree.
 pub(crate) struct Rest {
     pub(crate) dir: tempfile::TempDir,
@@ -130,7 +138,7 @@ impl Rest {
 
     /// With other settings.
     pub(crate) fn with(settings: impl Fn(String) -> String) -> Rest {
-        let rest = Rest { dir: tempfile::tempdir().unwrap(), written: BTreeMap::new(), clock: 0 };
+        let rest = Rest { dir: directory(), written: BTreeMap::new(), clock: 0 };
         drop(Store::open(&rest.root()).unwrap());
         let path = rest.root().join("stepfs.toml");
         let text = settings(fs::read_to_string(&path).unwrap());

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use assert_cmd::Command;
+use std::process::Command;
 use stepfs::store::object::{FOOTER_BYTES, Footer, HEADER_BYTES};
 use stepfs::store::{Id, STUB_BYTES, Store};
 use stepfs::tile::Coding;
@@ -411,7 +411,7 @@ fn a_repair_that_was_killed_is_gone_on_with() {
             bytes[place] ^= 1 << random.below(8);
             fs::write(victim.path(id), bytes).unwrap();
         }
-        let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_stepfs"))
+        let mut child = Command::new(env!("CARGO_BIN_EXE_stepfs"))
             .args(["verify", "--repair"])
             .arg(&victim.root)
             .stdout(std::process::Stdio::null())

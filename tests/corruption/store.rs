@@ -5,13 +5,13 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use assert_cmd::Command;
+use std::process::Command;
 use stepfs::archive::ReadError;
 use stepfs::recall::Chain;
 use stepfs::store::object::{Object, path_of};
 use stepfs::store::{Id, Objects, Store, Stub};
 
-use super::series::{copy, decode};
+use super::series::{copy, decode, directory};
 
 /// Every byte in turn (`scripts/corrupt.sh`), or a sample that takes seconds.
 pub(crate) fn is_full() -> bool {
@@ -29,7 +29,7 @@ pub(crate) struct Victim {
 impl Victim {
     pub(crate) fn golden(store: &str) -> Victim {
         let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(store);
-        let dir = in_memory();
+        let dir = directory();
         let root = dir.path().join("store");
         copy(&from, &root);
         fs::remove_file(root.join("hashes.txt")).unwrap();
@@ -38,7 +38,7 @@ impl Victim {
 
     /// A copy of any store.
     pub(crate) fn of(from: &Path) -> Victim {
-        let dir = in_memory();
+        let dir = directory();
         let root = dir.path().join("store");
         copy(from, &root);
         Victim::at(dir, root)
@@ -132,12 +132,6 @@ pub(crate) fn paths(report: &serde_json::Value) -> BTreeSet<PathBuf> {
     let damaged = report["damaged"].as_array().unwrap();
     let paths = damaged.iter().flat_map(|damaged| damaged["paths"].as_array().unwrap());
     paths.map(|path| path.as_str().unwrap().into()).collect()
-}
-
-/// A directory in memory, if there is one, so that no device is waited for.
-fn in_memory() -> tempfile::TempDir {
-    let memory = Path::new("/dev/shm");
-    if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap()
 }
 
 /// Runs `check` for each of `all` on one thread per processor, each with its own victim.

@@ -1,7 +1,7 @@
 //! One function for each fuzz target: it takes any bytes, and panics when a promise is broken. A reader of a store must
 //! return an error or the right answer for any bytes. A round trip must give the same values back.
 //!
-//! Shared by the fuzzer and, through `tests/fuzz/`, by the tests.
+//! Shared by the fuzzer and, through `tests/corruption/`, by the tests.
 
 mod bundle;
 mod codecs;

@@ -1,18 +1,13 @@
 //! Profiles that are set through a mount, and restores that it notices.
 
-#[allow(dead_code, unreachable_pub)]
-#[path = "at_rest/series.rs"]
-mod series;
-mod support;
-
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
 
-use series::{Dtype, Random, Tensor, safetensors, train};
+use super::series::{Dtype, Random, Tensor, safetensors, train};
+use super::support::{Mounted, attribute, errno, state, wait_until};
 use stepfs::store::Store;
-use support::{Mounted, attribute, errno, state, wait_until};
 
 const PROFILE: &str = "user.stepfs.profile";
 
@@ -118,7 +113,7 @@ both! {
         assert_eq!(errno(xattr::remove(&moved, PROFILE)), libc::ENODATA);
         let link = m.mnt().join("link");
         std::os::unix::fs::symlink("step_1.bin", &link).unwrap();
-        let (link, name) = (support::c(&link), support::c(std::path::Path::new(PROFILE)));
+        let (link, name) = (super::support::c(&link), super::support::c(std::path::Path::new(PROFILE)));
         // SAFETY: both strings end with NUL, the value has its length.
         let set = unsafe { libc::lsetxattr(link.as_ptr(), name.as_ptr(), c"exact".as_ptr().cast(), 5, 0) };
         assert_eq!(set, -1);

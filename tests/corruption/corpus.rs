@@ -5,9 +5,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-mod seeds;
-#[path = "../../fuzz/src/targets/mod.rs"]
-mod targets;
+use super::targets;
 
 fn inputs(kind: &str, target: &str) -> Vec<(PathBuf, Vec<u8>)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz").join(kind).join(target);

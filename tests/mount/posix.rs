@@ -1,8 +1,6 @@
 //! A POSIX program's expectations of a directory, with kernel passthrough and without. Most tests run the same on a
 //! plain directory beside the mount and compare.
 
-mod support;
-
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -10,7 +8,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use support::{Mapping, Mounted, c, errno, state, wait_until};
+use super::support::{Mapping, Mounted, c, errno, state, wait_until};
 
 /// Each test, in both modes.
 macro_rules! both {

@@ -9,9 +9,6 @@ mod image;
 mod live;
 mod recorder;
 mod reshard;
-#[path = "../at_rest/series.rs"]
-#[allow(dead_code)]
-mod series;
 
 use std::collections::{BTreeMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,6 +16,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use super::series;
 use check::Failure;
 use image::{Image, Luck};
 use live::{Run, What};
@@ -109,7 +107,7 @@ fn whatever_a_crash_leaves_keeps_what_was_promised() {
     });
     // Steps of recoveries, which were recorded to let them fail. `reshard` checks its own steps.
     // tests/corruption/repair.rs tries repairs with every kind of damage, and kills them. Pins are set through a mount:
-    // tests/mount_slow.rs.
+    // tests/mount/slow.rs.
     for point in check::RECOVERIES.lock().unwrap().iter() {
         met.entry(*point).or_default();
     }

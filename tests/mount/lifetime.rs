@@ -1,15 +1,13 @@
 //! Mounting and unmounting itself.
 
-mod support;
-
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use super::support::Mounted;
 use stepfs::archive::Archive;
 use stepfs::fs::{MountError, MountOptions, clear_dead_mount, serve, unmount};
 use stepfs::store::Store;
-use support::Mounted;
 
 fn mounted_at(dir: &Path) -> usize {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap();

@@ -17,9 +17,9 @@ use stepfs::store::{Id, Objects, Store, Stub};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::image::{Changed, Image, Luck};
-use super::live::{Run, What, directory, wait};
+use super::live::{Run, What, wait};
 use super::recorder::{Entry, Node, Op, Recorder};
-use super::series::{Random, decode, is_faithful};
+use super::series::{Random, decode, directory, is_faithful};
 
 /// Steps that recoveries took.
 pub(crate) static RECOVERIES: Mutex<BTreeSet<CrashPoint>> = Mutex::new(BTreeSet::new());

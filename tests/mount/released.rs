@@ -1,14 +1,12 @@
 //! Files whose bytes are in the archive: they look and behave as before.
 
-mod support;
-
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::support::{Mounted, attribute, c, errno, state, wait_until};
 use stepfs::remote::Local;
-use support::{Mounted, attribute, c, errno, state, wait_until};
 
 /// Text that compresses, of a length that is no multiple of anything.
 fn text(seed: usize) -> Vec<u8> {

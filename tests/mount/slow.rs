@@ -1,10 +1,5 @@
 //! A mount over a slow device: savers and readers never wait for the archive's syncs.
 
-#[allow(dead_code, unreachable_pub)]
-#[path = "at_rest/series.rs"]
-mod series;
-mod support;
-
 use std::fs::{self, File};
 use std::io;
 use std::path::Path;
@@ -12,10 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use series::{Dtype, Random, Tensor, safetensors, train};
+use super::series::{Dtype, Random, Tensor, safetensors, train};
+use super::support::{Mounted, state, wait_until};
 use stepfs::store::Objects;
 use stepfs::store::durable::{CrashPoint, Device, Disk, Io};
-use support::{Mounted, state, wait_until};
 
 /// A sync waits until the device is well again, or this long.
 const DELAY: Duration = Duration::from_secs(20);

@@ -10,9 +10,9 @@ use stepfs::cli::reshard;
 use stepfs::store::durable::{CrashPoint, Io};
 
 use super::image::{Image, Luck};
-use super::live::directory;
 use super::recorder::{Op, Recorder};
 use super::series::Random;
+use super::series::directory;
 
 fn varint(mut value: u64, out: &mut Vec<u8>) {
     while value >= 0x80 {

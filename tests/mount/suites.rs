@@ -1,7 +1,5 @@
 //! Findings of other POSIX suites in a mount, each in a few lines: long paths, times of mappings, file handles.
 
-mod support;
-
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -9,7 +7,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use support::{Mapping, Mounted, attribute, c, errno, state, wait_until};
+use super::support::{Mapping, Mounted, attribute, c, errno, state, wait_until};
 
 fn sys(result: libc::c_int) -> std::io::Result<libc::c_int> {
     if result < 0 { Err(std::io::Error::last_os_error()) } else { Ok(result) }

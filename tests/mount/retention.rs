@@ -1,16 +1,14 @@
 //! The policy of `stepfs.toml` in a mount: it works by itself, and the kernel and open handles see its removals as an
 //! `rm`.
 
-mod support;
-
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use super::support::{Mounted, attribute, c, errno, state, wait_until};
 use stepfs::archive::GcReport;
 use stepfs::store::Store;
-use support::{Mounted, attribute, c, errno, state, wait_until};
 
 const PIN: &str = "user.stepfs.pin";
 

@@ -15,7 +15,7 @@ use stepfs::store::durable::Io;
 use stepfs::store::{Error, Objects, Store, Stub};
 
 use super::faulty::{Fault, Faulty};
-use super::live::directory;
+use super::series::directory;
 use super::series::{Dtype, Random, Tensor, decode, is_faithful, safetensors, step, train};
 use stepfs::store::object::Object;
 

@@ -1,7 +1,5 @@
 //! Files that cannot be made durable, or do not exist any more. Needs root, ext4 and loop devices.
 
-mod support;
-
 use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::Write;
@@ -11,10 +9,10 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+use super::support::{Mapping, Mounted, attribute, errno, wait_until};
 use stepfs::archive::{Archive, AtRest};
 use stepfs::store::Store;
 use stepfs::store::durable::{CrashPoint, Device, Disk, Io};
-use support::{Mapping, Mounted, attribute, errno, wait_until};
 
 const PAGE: usize = 4096;
 const LEN: usize = 8 * PAGE;

@@ -13,7 +13,7 @@ use stepfs::store::durable::{Attribute, CrashPoint, Device, DeviceFile, Disk, Io
 use stepfs::store::{Id, Objects, Store, Stub, export_file, import_file, replace_stub, sync_replaced};
 
 use super::recorder::{Node, Op, Record, Recorder};
-use super::series::{Dtype, Random, Tensor, decode, safetensors, train};
+use super::series::{Dtype, Random, Tensor, decode, directory, safetensors, train};
 
 /// A program's action on a path of the tree, and its time.
 #[derive(Clone, Debug)]
@@ -108,12 +108,6 @@ pub(crate) struct Live {
     clock: i64,
     random: Random,
     model: Vec<Tensor>,
-}
-
-/// A directory in memory if there is one: thousands of images are written.
-pub(crate) fn directory() -> tempfile::TempDir {
-    let memory = Path::new("/dev/shm");
-    if memory.is_dir() { tempfile::tempdir_in(memory).unwrap() } else { tempfile::tempdir().unwrap() }
 }
 
 impl Live {

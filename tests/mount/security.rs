@@ -1,18 +1,16 @@
 //! Access rights in a mount, and content that must do no harm. Tests of several users need root (they become users 1001
 //! and 1002); otherwise they are skipped with a message.
 
-mod support;
-
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use super::support::{Mounted, attribute, errno, state, wait_until};
 use stepfs::archive::Archive;
 use stepfs::fs::{MountError, MountOptions, serve};
 use stepfs::store::Store;
-use support::{Mounted, attribute, errno, state, wait_until};
 
 fn is_root() -> bool {
     // SAFETY: no arguments, cannot fail.
@@ -84,7 +82,7 @@ fn furnished(passthrough: bool) -> Mounted {
 }
 
 fn xattr(path: &Path, name: &str) {
-    let (path, name) = (support::c(path), std::ffi::CString::new(name).unwrap());
+    let (path, name) = (super::support::c(path), std::ffi::CString::new(name).unwrap());
     // SAFETY: both strings end with NUL, the value is one byte.
     let done = unsafe { libc::setxattr(path.as_ptr(), name.as_ptr(), b"1".as_ptr().cast(), 1, 0) };
     assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
@@ -163,7 +161,7 @@ fn nothing_in_a_mount_gives_privileges() {
     let said = as_user(1001, "1001", &m.mnt(), "open/id -u");
     assert_eq!(said, "1001\nSome(0)", "it ran as root");
     let null = m.mnt().join("open/null");
-    let path = support::c(&null);
+    let path = super::support::c(&null);
     // SAFETY: the path ends with NUL and outlives the call.
     assert_eq!(unsafe { libc::mknod(path.as_ptr(), libc::S_IFCHR | 0o666, libc::makedev(1, 3)) }, 0);
     assert_eq!(errno(File::open(&null)), libc::EACCES);

@@ -1,0 +1,18 @@
+//! Stores that are mounted in this process: programs use the mount, and most tests do the same in a plain directory beside
+//! it. They wait for the kernel and for the archive more than they compute, so `scripts/test.sh` runs several per core.
+
+#[path = "../at_rest/series.rs"]
+#[allow(dead_code, unreachable_pub)]
+mod series;
+#[path = "../support/mod.rs"]
+mod support;
+
+mod durable;
+mod lifetime;
+mod posix;
+mod profiles;
+mod released;
+mod retention;
+mod security;
+mod slow;
+mod suites;
