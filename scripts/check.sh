@@ -11,12 +11,15 @@ for room in "${rooms[@]}"; do
     [ -e "tests/real/$room/" ] || die "no room $room; there are: frameworks life faults quality remote tools study"
 done
 begin_steps
-run setup scripts/setup.sh
+run setup scripts/setup.sh machine
 command -v cargo >/dev/null || source "$HOME/.cargo/env"
+fetch_python tests
 run formatting cargo fmt --check
-run "plain English" "$PYTHON" scripts/prose.py
+run "plain English" python3 scripts/prose.py
 run lints cargo clippy --all-targets --locked --quiet -- -D warnings
+run build cargo test --locked --quiet --lib --no-run
 run "the library's tests" cargo test --locked --quiet --lib
-run "release build" cargo build --release --locked --quiet
-run "quick tests of real programs" real -m "not slow and not alone" "${rooms[@]/#/tests/real/}"
-section "checked in $((SECONDS - began)) s; scripts/test.sh runs everything"
+run "the program" cargo build --locked --quiet
+run "Python packages" python_is_there
+run "quick tests of real programs" real -m "not slow and not nightly" "${rooms[@]/#/tests/real/}"
+end_steps "checked in $((SECONDS - began)) s; scripts/test.sh runs everything"

@@ -11,17 +11,43 @@ if [ -t 1 ]; then BOLD=$'\e[1m' DIM=$'\e[2m' RED=$'\e[31m' PLAIN=$'\e[0m'; else 
 # A heading, so that the log shows the step that failed.
 section() { printf '\n%s== %s%s\n' "$BOLD" "$*" "$PLAIN"; }
 
-# For a script of several steps: prints the name of the step that fails. `run NAME COMMAND...` is a step.
+# For a script of several steps: prints the time of each, and the name of the one that fails. `run NAME COMMAND...` is a step.
 begin_steps() {
-    step='' began=$SECONDS
-    trap 'code=$?; [ $code -eq 0 ] || printf "\n%s%s failed after %d s%s\n" "$RED" "$step" $((SECONDS - began)) "$PLAIN" >&2' EXIT
+    step='' began=$SECONDS times=()
+    trap 'code=$?; stop_fetching; [ $code -eq 0 ] || printf "\n%s%s failed after %d s%s\n" "$RED" "$step" $((SECONDS - began)) "$PLAIN" >&2' EXIT
 }
 run() {
+    local start=$SECONDS
     step=$1
     shift
     section "$step"
     "$@"
+    times+=("$(printf '%5d s  %s' $((SECONDS - start)) "$step")")
 }
+end_steps() {
+    section "$1"
+    printf '%s\n' "${times[@]}"
+}
+
+# The Python packages of a tier arrive while Rust compiles: pip waits for the network, cargo for the processor.
+fetch_python() {
+    mkdir -p "$ROOT/target"
+    [ -n "$(trap -p EXIT)" ] || trap stop_fetching EXIT
+    # A group of its own, since Ctrl-C does not reach a script's background.
+    set -m
+    "$ROOT/scripts/setup.sh" "$1" </dev/null >"$ROOT/target/setup.log" 2>&1 &
+    set +m
+    fetching=$!
+}
+python_is_there() {
+    # While it lasts, its output is the progress.
+    ! kill -0 "$fetching" 2>/dev/null || tail -n +1 -f --pid="$fetching" "$ROOT/target/setup.log"
+    local code=0
+    wait "$fetching" || code=$?
+    fetching=''
+    [ $code -eq 0 ] || { tail -20 "$ROOT/target/setup.log" && die "the Python packages could not be installed"; }
+}
+stop_fetching() { [ -z "${fetching:-}" ] || kill -- "-$fetching" 2>/dev/null || true; }
 
 # Explanation between commands.
 note() { printf '%s%s%s\n' "$DIM" "$*" "$PLAIN"; }
@@ -36,10 +62,12 @@ show() {
     "$@"
 }
 
-# Install missing packages, then build the program (and other targets, if named). STEPFS_BIN replaces the built program.
+# Install missing packages, then build the release's program (and other targets, if named). STEPFS_BIN replaces it. The tests of
+# real programs use it too; alone, they run on the program that `cargo test` builds.
 build() {
     "$ROOT/scripts/setup.sh"
-    if [ -z "${STEPFS_BIN:-}" ] || [ $# -gt 0 ]; then
+    export STEPFS_BIN=${STEPFS_BIN:-$STEPFS}
+    if [ "$STEPFS_BIN" = "$STEPFS" ] || [ $# -gt 0 ]; then
         command -v cargo >/dev/null || source "$HOME/.cargo/env"
         cargo build --release --locked --quiet "$@"
     fi
@@ -53,17 +81,10 @@ cargo_tool() {
     rm -rf "$TOOLS/build"
 }
 
-# Tests of real programs on a real mount: one process per core, then the tests that must run alone. Arguments go to pytest. pytest
-# exits with 5 if it selects no test; that is fine for one of the two passes.
+# Tests of real programs on a real mount: half as many processes again as cores, since they also wait for the device and for each
+# other. Arguments go to pytest.
 real() {
-    local code=0 alone=0 select=()
-    case " $* " in *" -m "*) ;; *) select=(-m "not alone") ;; esac
-    "$PYTHON" -m pytest -p no:cacheprovider -q -n "${STEPFS_TEST_JOBS:-$(nproc)}" "${select[@]}" "$@" || code=$?
-    [ $code -eq 0 ] || [ $code -eq 5 ] || return $code
-    [ ${#select[@]} -gt 0 ] || return $code
-    "$PYTHON" -m pytest -p no:cacheprovider -q -m alone "$@" || alone=$?
-    [ $alone -ne 5 ] || return $code
-    return $alone
+    "$PYTHON" -m pytest -p no:cacheprovider -q -n "${STEPFS_TEST_JOBS:-$(($(nproc) * 3 / 2))}" --durations 15 "$@"
 }
 
 die() {

@@ -8,4 +8,4 @@ cd "$ROOT"
 scripts/setup.sh
 command -v cargo >/dev/null || source "$HOME/.cargo/env"
 export STEPFS_CRASH_SEEDS=${1:-8} STEPFS_CRASH_EVERY=${1:-8} STEPFS_FAULT_STRIDE=1
-exec cargo test --release --locked --quiet --test crash -- --nocapture
+exec cargo test --release --locked --quiet --test at_rest crash:: -- --nocapture

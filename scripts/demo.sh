@@ -8,9 +8,13 @@ if [ $# -eq 2 ]; then set -- "$(realpath -m "$1")" "$(realpath -m "$2")"; fi
 cd "$ROOT"
 
 section "setting up"
-scripts/setup.sh
+[ -x target/release/stepfs ] && [ -e "$VENV/.installed-demo" ] ||
+    note "The first time, this installs torch and numpy into .venv/ (some 5 GB) and compiles stepfs: about 10 minutes on two cores."
+scripts/setup.sh machine
 command -v cargo >/dev/null || source "$HOME/.cargo/env"
-show cargo build --release --locked --quiet
+fetch_python demo
+show cargo build --release --locked
+python_is_there
 began=$SECONDS
 
 temporary='' own_mount=''

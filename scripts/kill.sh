@@ -4,9 +4,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$ROOT"
-scripts/setup.sh
-command -v cargo >/dev/null || source "$HOME/.cargo/env"
-cargo build --release --locked --quiet
+build
 export STEPFS_KILLS=${1:-100}
 [ -z "${2:-}" ] || export STEPFS_KILL_SEED=$2
 exec "$PYTHON" -m pytest tests/real/faults/test_kill.py -p no:cacheprovider -s

@@ -3,6 +3,7 @@
 # with 1 if one failed. Takes a night: about an hour each for soak.sh and corrupt.sh, and the others.
 #   scripts/nightly.sh [NAME...]    only these, such as kill and soak
 #   scripts/nightly.sh --list       all of them, with arguments
+#   scripts/nightly.sh --names      their names as JSON, for the workflow file, which gives each a machine
 set -uo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$ROOT"
@@ -13,6 +14,7 @@ jobs=(
     "audit"
     "docs"
     "packages"
+    "trained"
     "threads 2000"
     "kill 100 $seed"
     "stress"
@@ -35,6 +37,10 @@ if [ "${1:-}" = --list ]; then
     exit 0
 fi
 names=("${jobs[@]%% *}")
+if [ "${1:-}" = --names ]; then
+    printf '%s\n' "${names[@]}" | sed 's/.*/"&"/' | paste -sd, | sed 's/.*/[&]/'
+    exit 0
+fi
 for name in "$@"; do
     printf '%s\n' "${names[@]}" | grep -qx -- "$name" || die "no long script $name; there are: ${names[*]}"
 done

@@ -166,7 +166,7 @@ else
     section "xfstests: not run"
     note "XFSTESTS_SOURCE is not set. To run it, name a checkout:"
     note "  git clone https://git.kernel.org/pub/scm/fs/xfs/xfstests-dev.git   XFSTESTS_SOURCE=\$PWD/xfstests-dev"
-    note "tests/mount_suites.rs and tests/mount_durable.rs test its earlier findings."
+    note "tests/mount/suites.rs and tests/mount/durable.rs test its earlier findings."
 fi
 
 [ "$unknown" -eq 0 ] || die "$unknown tests differ from scripts/posix_known.txt"

@@ -1,8 +1,13 @@
 #!/usr/bin/env bash
-# Install the missing requirements of stepfs's demo, tests and benchmarks. Safe to run again; that takes no time.
-#   STEPFS_VENV=DIR   use this Python environment as it is instead of making .venv/
+# Install missing requirements of stepfs. Safe to run again; that takes no time.
+#   scripts/setup.sh            all that the tests and benchmarks need: forty Python packages
+#   scripts/setup.sh demo       the needs of the demo: torch and numpy
+#   scripts/setup.sh machine    Debian's packages alone, for building stepfs
+#   STEPFS_VENV=DIR             use this Python environment as it is instead of making .venv/
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+tier=${1:-tests}
+case $tier in machine | demo | tests) ;; *) die "no tier $tier; there are: machine demo tests" ;; esac
 
 [ "$(uname -s)" = Linux ] || die "stepfs needs Linux (FUSE)"
 
@@ -52,8 +57,13 @@ if [ ${#missing[@]} -gt 0 ]; then
 fi
 [ -e /dev/fuse ] || die "/dev/fuse is missing. Try: modprobe fuse (in a container: run it with --device /dev/fuse --cap-add SYS_ADMIN)"
 
-# --- Python environment. The stamp holds the list, so that a changed list installs again.
-packages=(torch numpy safetensors transformers accelerate pytest pytest-xdist "moto[s3,server]")
+# --- Most inputs of the fuzzer, which lie in archives; `cargo test` replays them.
+"${python:-python3}" "$ROOT/scripts/fuzz_corpus.py" unpack
+[ "$tier" != machine ] || exit 0
+
+# --- Python environment. A tier's stamp holds its list, so that a changed list installs again.
+demo=(torch numpy)
+packages=(safetensors transformers accelerate pytest pytest-xdist "moto[s3,server]")
 # Libraries whose files the tests read: optimizers, and those of tests/real/quality/zoo; some 110 MB. Their other dependencies are
 # large and not needed.
 writers=(lion-pytorch schedulefree galore-torch pytorch_optimizer
@@ -63,18 +73,25 @@ writers=(lion-pytorch schedulefree galore-torch pytorch_optimizer
     joblib scikit-learn scipy threadpoolctl)
 if [ -n "${STEPFS_VENV:-}" ]; then
     [ -x "$PYTHON" ] || die "STEPFS_VENV=$STEPFS_VENV has no bin/python"
-else
-    stamp=$VENV/.installed
-    if [ "$(cat "$stamp" 2>/dev/null)" != "${packages[*]} ${writers[*]}" ]; then
-        note "installing ${packages[*]} ${writers[*]} into ${VENV#"$ROOT"/}/ (a few minutes, once)"
-        "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || die "current torch needs Python 3.10 or newer"
-        "$python" -m venv "$VENV"
-        "$PYTHON" -m pip install --quiet --disable-pip-version-check --upgrade pip
-        "$PYTHON" -m pip install --quiet --disable-pip-version-check "${packages[@]}"
-        "$PYTHON" -m pip install --quiet --disable-pip-version-check --no-deps "${writers[@]}"
-        printf '%s' "${packages[*]} ${writers[*]}" >"$stamp"
-    fi
+    exit 0
 fi
-
-# --- Most inputs of the fuzzer, which lie in archives; `cargo test` replays them.
-"$PYTHON" "$ROOT/scripts/fuzz_corpus.py" unpack
+# install STAMP OPTIONS... -- PACKAGES...: pip's lines show a person what it fetches, some of it for minutes.
+install() {
+    local stamp=$VENV/.installed-$1 options=()
+    shift
+    while [ "$1" != -- ]; do options+=("$1") && shift; done
+    shift
+    [ "$(cat "$stamp" 2>/dev/null)" != "$*" ] || return 0
+    note "installing $* into ${VENV#"$ROOT"/}/"
+    "$PYTHON" -m pip install --disable-pip-version-check --progress-bar off "${options[@]}" "$@" |
+        grep -E --line-buffered '^ *(Downloading|Installing|Successfully)' | sed -u 's/^\(Successfully installed\) .*/\1/'
+    printf '%s' "$*" >"$stamp"
+}
+if [ ! -x "$PYTHON" ]; then
+    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || die "current torch needs Python 3.10 or newer"
+    "$python" -m venv "$VENV"
+fi
+install demo -- "${demo[@]}"
+[ "$tier" != demo ] || exit 0
+install tests -- "${packages[@]}"
+install writers --no-deps -- "${writers[@]}"

@@ -1,18 +1,20 @@
 #!/usr/bin/env bash
-# Runs every test: formatting, lints, Rust tests, then real programs on a real mount. Stops at the first failure. Arguments go to
-# pytest, e.g.  scripts/test.sh -k trainer. The aim is 15 minutes on two cores with everything built.
-#   STEPFS_TEST_JOBS=N    parallel tests of real programs (all cores)
+# Runs every check of a change: formatting, lints, Rust tests, then real programs on a real mount, all on one build. Stops at the
+# first failure. Arguments go to pytest, e.g.  scripts/test.sh -k trainer. With everything built it takes 15 minutes on two cores.
+#   STEPFS_TEST_JOBS=N    parallel tests of real programs (half as many again as cores)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$ROOT"
 begin_steps
-run setup scripts/setup.sh
+run setup scripts/setup.sh machine
 command -v cargo >/dev/null || source "$HOME/.cargo/env"
+fetch_python tests
 run formatting cargo fmt --check
-run "plain English" "$PYTHON" scripts/prose.py
+run "plain English" python3 scripts/prose.py
 run lints cargo clippy --all-targets --locked --quiet -- -D warnings
-run "Rust tests" cargo test --locked --quiet
-run "orders of threads" scripts/threads.sh 400
-run "release build" cargo build --release --locked --quiet
-run "real programs on a real mount" real tests/real "$@"
-section "all tests passed in $((SECONDS - began)) s"
+run build cargo test --locked --quiet --lib --tests --no-run
+RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(nproc) * 2))} run "Rust tests" cargo test --locked --quiet --lib --tests
+run "orders of threads" scripts/threads.sh --if-changed 400
+run "Python packages" python_is_there
+run "real programs on a real mount" real -m "not nightly" tests/real "$@"
+end_steps "all tests passed in $((SECONDS - began)) s"

@@ -16,12 +16,12 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in gpt.py; must be set before torch is imported
 
-import harness  # noqa: E402
-import torch  # noqa: E402
-from harness import make_base, open_mount, remove_base  # noqa: E402
+# Processes that run tests at the same time share the cores. torch reads this when it is imported, which takes seconds: only tests
+# that use it import it.
+os.environ.setdefault("OMP_NUM_THREADS", str(max(1, 2 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1)))))
 
-# Processes that run tests at the same time share the cores.
-torch.set_num_threads(max(1, 2 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))))
+import harness  # noqa: E402
+from harness import make_base, open_mount, remove_base  # noqa: E402
 
 # These fixtures take long to make, once per process. So one process runs all tests of a file that uses one.
 EXPENSIVE = {"shared_mount", "zoo", "small_gpt", "distributed"}
@@ -31,9 +31,9 @@ TOGETHER = {"test_torch.py", "test_dcp.py", "test_zoo.py", "test_tune.py"}
 def pytest_configure(config):
     config.addinivalue_line("markers", "stepfs: needs the real binary, has no meaning on a plain directory")
     config.addinivalue_line("markers", "slow: takes seconds; scripts/check.sh leaves it out")
-    config.addinivalue_line("markers", "alone: measures time or the machine; scripts/test.sh runs it when nothing else runs")
+    config.addinivalue_line("markers", "nightly: trains models for a study; scripts/test.sh leaves it out, scripts/nightly.sh runs it")
     if not harness.PLAIN and not os.access(harness.BIN, os.X_OK):
-        pytest.exit(f"{harness.BIN} is missing. Build it with: cargo build --release --locked", 2)
+        pytest.exit(f"{harness.BIN} is missing. Build it with: cargo build --locked", 2)
 
 
 def pytest_itemcollected(item):
@@ -56,6 +56,8 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_collection_modifyitems(items):
+    # The longest first: no process begins one when all others are done. Files of one process come before all (`pytest_xdist_...`).
+    items.sort(key=lambda item: (item.path.name not in TOGETHER, item.get_closest_marker("slow") is None))
     if harness.PLAIN:
         for item in items:
             if item.get_closest_marker("stepfs"):
@@ -118,6 +120,7 @@ SERIES = {"iters": 150, "every": 25}
 def series_folder():
     """The path of the training series of this trainer, torch and Python. The bytes depend on nothing else."""
     import gpt
+    import torch
 
     of = repr((Path(gpt.__file__).read_bytes(), torch.__version__, sys.version, platform.machine(), SERIES))
     return harness.ROOT / "target/test-series" / hashlib.sha256(of.encode()).hexdigest()[:16]
@@ -141,6 +144,8 @@ def train(mount, base):
 
 def train_again(mount, base):
     """The same bytes without the training: a minute less. torch.save writes into the mount here, too."""
+    import torch
+
     names = sorted(path.name for path in series_folder().iterdir())
     for name in names:
         shutil.copyfile(series_folder() / name, base / name)

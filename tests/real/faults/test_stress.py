@@ -13,30 +13,39 @@ from stress.driver import Run
 from stress.ledger import Ledger
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "stress"
-# With the start and the checks at the end about half a minute on two cores.
-SECONDS = 10
+# The first is enough on two idle cores: with the start and the checks at the end half a minute. On a busy machine the programs do
+# less in it, so a run that proved too little is done again for longer.
+SECONDS = (10, 40, 120)
 
 
-# The test asserts the work that its programs finish in ten seconds.
-@pytest.mark.alone
-@pytest.mark.slow
-@pytest.mark.stepfs
-@pytest.mark.parametrize("name, did", [("churn", ("removed", "copied", "rewritten")), ("kills", ("removed", "moved"))])
-def test_scenario(name, did):
-    chosen = scenario.load(SCENARIOS / f"{name}.toml", SECONDS)
+def scenario_of(name, seconds, did):
+    """Runs it; an empty string, or what it did not do. A fault fails the test at once."""
+    chosen = scenario.load(SCENARIOS / f"{name}.toml", seconds)
     chosen.daemon |= {"kill_every": 3} if "kill_every" in chosen.daemon else {"remount_every": 4}
     run = Run(chosen)
     try:
         fine = run.run()
         print(report.table(run))
         assert fine, "\n".join(run.failures)
-        for what in did:
-            assert any(counts.get(what) for counts in run.actors.values()), f"nothing was {what}:\n{report.table(run)}"
-        assert run.counts["kills"] + run.counts["remounts"] > 0
+        missing = [what for what in did if not any(counts.get(what) for counts in run.actors.values())]
+        if run.counts["kills"] + run.counts["remounts"] == 0:
+            missing.append("killed or mounted anew")
         # A run without releases or comparisons proves little.
-        assert run.counts["released"] > 5 and sum(counts.get("compared", 0) for counts in run.actors.values()) > 2
+        if run.counts["released"] <= 5 or sum(counts.get("compared", 0) for counts in run.actors.values()) <= 2:
+            missing.append("released and compared often enough")
+        return f"nothing was {', '.join(missing)}:\n{report.table(run)}" if missing else ""
     finally:
         run.clean_up(keep=False)
+
+
+@pytest.mark.slow
+@pytest.mark.stepfs
+@pytest.mark.parametrize("name, did", [("churn", ("removed", "copied", "rewritten")), ("kills", ("removed", "moved"))])
+def test_scenario(name, did):
+    for seconds in SECONDS:
+        if not (missing := scenario_of(name, seconds, did)):
+            return
+    pytest.fail(missing)
 
 
 def test_every_scenario_can_be_read():

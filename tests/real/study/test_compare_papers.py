@@ -26,7 +26,7 @@ def compare(base, *words):
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, env=environment)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.stepfs
 def test_quick_comparison():
     pytest.importorskip("matplotlib", reason="scripts/compare_papers.sh installs it")
@@ -51,7 +51,7 @@ def test_quick_comparison():
         remove_base(base)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_was_not_run_is_not_made_up():
     """Without time nothing runs, and no table has a number of ours."""
     pytest.importorskip("torch")

@@ -13,7 +13,7 @@ from harness import make_base, remove_base
 from study import gaps, lean, protocol, sizes, tasks, training
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.stepfs
 def test_quick_study():
     """resume_study.py itself fails when a run under `exact` ends in other bits than the uninterrupted one."""
@@ -44,7 +44,7 @@ def test_quick_study():
         remove_base(base)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.stepfs
 def test_quick_judging():
     """Chains of restores on models of three kinds that judge the promises, in small."""
