@@ -14,7 +14,7 @@ jobs=(
     "audit"
     "docs"
     "packages"
-    "trained"
+    "long_tests"
     "threads 2000"
     "kill 100 $seed"
     "stress"

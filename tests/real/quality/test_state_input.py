@@ -233,7 +233,8 @@ def sparse_state(path, seed):
     return begin, elements
 
 
-@pytest.mark.slow
+# Minutes for 17 GB of zeros.
+@pytest.mark.nightly
 def test_a_tensor_of_two_to_the_31_elements(mount):
     names = [f"step_{seed}.safetensors" for seed in (1, 2)]
     for seed, name in enumerate(names, 1):

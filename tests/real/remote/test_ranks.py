@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from harness import ROOT, run
+from remotes import KINDS
 
 FRAMEWORKS = ROOT / "tests/real/frameworks"
 sys.path.insert(0, str(FRAMEWORKS))
@@ -33,6 +34,8 @@ def train(ranks, *args):
     return float(done.stdout.split("loss ")[1].split()[0])
 
 
+# Minutes of training; other tests send less to a bucket.
+@pytest.mark.parametrize("remote", [pytest.param(kind, marks=[pytest.mark.nightly] if kind == "s3" else []) for kind in KINDS], indirect=True)
 def test_four_ranks_save_one_checkpoint_through_four_mounts(remote, nodes, tmp_path):
     four = [nodes('wait = "close"') for _ in range(4)]
     train(4, "--own", "--out", *(node.dir for node in four), "--iters", 4, "--every", 2)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The tests that train models for a study: restores of several tasks, and the comparison with papers, both in small. They say nothing
-# about a change of the program that scripts/test.sh does not say, and take 4 minutes.
+# The tests of real programs with the marker `nightly`, on the release's program: those that train models for a study, or take minutes
+# and say nothing of most changes.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$ROOT"
