@@ -15,7 +15,7 @@ run setup scripts/setup.sh machine
 command -v cargo >/dev/null || source "$HOME/.cargo/env"
 fetch_python tests
 run formatting cargo fmt --check
-run "plain English" python3 scripts/prose.py
+run "plain English" "$(command -v python3 || echo "$PYTHON")" scripts/prose.py
 run lints cargo clippy --all-targets --locked --quiet -- -D warnings
 run build cargo test --locked --quiet --lib --no-run
 run "the library's tests" cargo test --locked --quiet --lib

@@ -8,7 +8,7 @@ if [ $# -eq 2 ]; then set -- "$(realpath -m "$1")" "$(realpath -m "$2")"; fi
 cd "$ROOT"
 
 section "setting up"
-[ -x target/release/stepfs ] && [ -e "$VENV/.installed-demo" ] ||
+"$PYTHON" -c 'import torch, numpy' 2>/dev/null && [ -x target/release/stepfs ] ||
     note "The first time, this installs torch and numpy into .venv/ (some 5 GB) and compiles stepfs: about 10 minutes on two cores."
 scripts/setup.sh machine
 command -v cargo >/dev/null || source "$HOME/.cargo/env"

@@ -58,7 +58,7 @@ fi
 [ -e /dev/fuse ] || die "/dev/fuse is missing. Try: modprobe fuse (in a container: run it with --device /dev/fuse --cap-add SYS_ADMIN)"
 
 # --- Most inputs of the fuzzer, which lie in archives; `cargo test` replays them.
-"${python:-python3}" "$ROOT/scripts/fuzz_corpus.py" unpack
+"${python:-$PYTHON}" "$ROOT/scripts/fuzz_corpus.py" unpack
 [ "$tier" != machine ] || exit 0
 
 # --- Python environment. A tier's stamp holds its list, so that a changed list installs again.
@@ -84,10 +84,11 @@ install() {
     [ "$(cat "$stamp" 2>/dev/null)" != "$*" ] || return 0
     note "installing $* into ${VENV#"$ROOT"/}/"
     "$PYTHON" -m pip install --disable-pip-version-check --progress-bar off "${options[@]}" "$@" |
-        grep -E --line-buffered '^ *(Downloading|Installing|Successfully)' | sed -u 's/^\(Successfully installed\) .*/\1/'
+        sed -u -n 's/^\(Successfully installed\) .*/\1/; /^ *\(Downloading\|Installing\|Successfully\)/p'
     printf '%s' "$*" >"$stamp"
 }
-if [ ! -x "$PYTHON" ]; then
+# An interrupted one has no pip.
+if ! "$PYTHON" -m pip --version >/dev/null 2>&1; then
     "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || die "current torch needs Python 3.10 or newer"
     "$python" -m venv "$VENV"
 fi

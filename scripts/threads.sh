@@ -10,9 +10,10 @@ if [ "${1:-}" = --if-changed ]; then
     # A branch begins where it left the main one. On the main branch the last commit counts. Without history all is new.
     base=$(git merge-base HEAD origin/HEAD 2>/dev/null || git merge-base HEAD origin/main 2>/dev/null || true)
     [ -n "$base" ] && [ "$base" != "$(git rev-parse HEAD)" ] || base=HEAD~1
-    shared=(src/sync.rs src/recall src/fs src/archive)
+    mapfile -t shared < <(git grep -l 'crate::sync' -- src)
+    shared+=(src/sync.rs src/recall src/fs src/archive Cargo.lock)
     if git diff --quiet "$base" -- "${shared[@]}" 2>/dev/null; then
-        note "nothing changed in ${shared[*]} since $base; scripts/nightly.sh runs them"
+        note "no file with shared structures changed since $base; scripts/nightly.sh runs them"
         exit 0
     fi
 fi

@@ -8,7 +8,6 @@ pub mod beneath;
 pub(crate) mod bytes;
 pub mod durable;
 mod error;
-mod glob;
 mod marks;
 mod name_bytes;
 pub mod object;

@@ -6,9 +6,9 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::str::FromStr;
 
+use globset::{GlobBuilder, GlobMatcher};
 use serde::{Deserialize, Serialize};
 
-use super::glob::Glob;
 use crate::container::Role;
 use crate::published::registry::SystemId;
 use crate::published::{Policy, tile};
@@ -249,7 +249,7 @@ enum Roles {
 
 #[derive(Clone, Debug)]
 struct Rule {
-    glob: Glob,
+    glob: GlobMatcher,
     /// By role code; all roles if the rule names none.
     roles: [bool; Role::ALL.len()],
     profile: Profile,
@@ -270,8 +270,13 @@ impl Rules {
         let rules = rules
             .into_iter()
             .map(|rule| {
+                let glob = GlobBuilder::new(&rule.glob)
+                    .case_insensitive(true)
+                    .literal_separator(true)
+                    .build()
+                    .map_err(|error| format!("glob = {:?}: {error}", rule.glob))?;
                 Ok(Rule {
-                    glob: Glob::parse(&rule.glob).map_err(|error| format!("glob = {:?}: {error}", rule.glob))?,
+                    glob: glob.compile_matcher(),
                     roles: roles(rule.role)?,
                     profile: rule.profile,
                     expected_restores: rule.expected_restores.or(expected),
@@ -282,7 +287,7 @@ impl Rules {
     }
 
     pub(super) fn of(&self, path: &Path) -> Profiles {
-        let rules: Vec<&Rule> = self.rules.iter().filter(|rule| rule.glob.matches(path)).collect();
+        let rules: Vec<&Rule> = self.rules.iter().filter(|rule| rule.glob.is_match(path)).collect();
         Profiles(Role::ALL.map(|role| {
             let rule = rules.iter().find(|rule| rule.roles[role as usize]);
             rule.map_or(self.otherwise, |rule| Asked {

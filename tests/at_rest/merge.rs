@@ -283,8 +283,8 @@ fn a_merge_that_is_cut_short_is_carried_on() {
     loop {
         let archive = rest.open();
         archive.start(Arc::new(AtRest::of(archive.store())));
-        // Longer each time: a step of the work that takes longer than all pauses would never be done.
-        std::thread::sleep(std::time::Duration::from_micros(500 * random.below(60 + stops)));
+        // Longer each time: on a busy machine a step of the work that outlasts all pauses would never be done.
+        std::thread::sleep(std::time::Duration::from_micros(500 * random.below(60 + stops * stops)));
         let idle = archive.queue().queued == 0;
         // At any point of its work.
         archive.stop();

@@ -110,12 +110,19 @@ pub(crate) fn states(count: usize) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// A directory in memory, so that no test waits for a device; where memory keeps no attributes of users, a usual one.
-/// Tests of a mount, of real programs and `scripts/crash.sh` use disks.
+/// Free room that all tests at once have enough of. Containers often have 64 MB.
+const ROOM_IN_MEMORY: u64 = 2 << 30;
+
+/// A directory in memory, so that no test waits for a device. On disk if `STEPFS_TEST_DISK` is set, and where memory has
+/// little room or keeps no attributes of users. Tests of a mount and of real programs use disks.
 pub(crate) fn directory() -> tempfile::TempDir {
-    let in_memory = tempfile::tempdir_in("/dev/shm");
-    let found = in_memory.ok().filter(|dir| xattr::set(dir.path(), "user.stepfs.test", b"1").is_ok());
-    found.unwrap_or_else(|| tempfile::tempdir().unwrap())
+    let has_room = || rustix::fs::statvfs("/dev/shm").is_ok_and(|of| of.f_bavail * of.f_frsize >= ROOM_IN_MEMORY);
+    let usual = || tempfile::tempdir().unwrap();
+    if std::env::var_os("STEPFS_TEST_DISK").is_some() || !has_room() {
+        return usual();
+    }
+    let in_memory = tempfile::tempdir_in("/dev/shm").ok();
+    in_memory.filter(|dir| xattr::set(dir.path(), "user.stepfs.test", b"1").is_ok()).unwrap_or_else(usual)
 }
 
 /// A store in a directory of its own, and the bytes that were written into its tree.

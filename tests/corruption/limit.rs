@@ -3,8 +3,8 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The limits of all tests together, and of one request: files here are below 200 KB. An index may claim a length of up
-/// to 1 GiB, but never more than its object.
+/// The limits of all tests together, and of one request. Files here are below 200 KB, and tests with a thread for each
+/// processor run side by side. An index may claim a length of up to 1 GiB, but never more than its object.
 const MOST: usize = 1 << 30;
 const MOST_AT_ONCE: usize = 64 << 20;
 

@@ -20,6 +20,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in gpt.py; must be set
 # that use it import it.
 os.environ.setdefault("OMP_NUM_THREADS", str(max(1, 2 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1)))))
 
+# The tests run on the program that `cargo test` builds; scripts that measure take the release's.
+os.environ.setdefault("STEPFS_BIN", str(Path(__file__).resolve().parents[2] / "target/debug/stepfs"))
+
 import harness  # noqa: E402
 from harness import make_base, open_mount, remove_base  # noqa: E402
 

@@ -2,9 +2,8 @@
 
 use std::path::Path;
 
+use globset::{GlobBuilder, GlobMatcher};
 use serde::{Deserialize, Serialize};
-
-use crate::store::glob::Glob;
 
 /// A rule as written.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -30,7 +29,7 @@ pub struct Rule {
     pub keep_for: Option<(u64, String)>,
     /// ElasticDL's: keeps this many of the newest valid version directories; 0 keeps all.
     pub keep_checkpoint_max: Option<u64>,
-    matcher: Glob,
+    matcher: GlobMatcher,
     /// It ends in a slash: for directories only.
     directories: bool,
     /// Its last part has no literal text: `*`, `**`.
@@ -40,7 +39,7 @@ pub struct Rule {
 impl Rule {
     /// True if it matches this path inside the tree.
     pub fn matches(&self, path: &Path, directory: bool) -> bool {
-        (directory || !self.directories) && self.matcher.matches(path)
+        (directory || !self.directories) && self.matcher.is_match(path)
     }
 
     /// True if it would match any directory name, `exp1` as well as `checkpoint-1`.
@@ -65,7 +64,12 @@ fn rule(text: &RuleText) -> Result<Rule, String> {
     if glob.starts_with('/') || glob.starts_with("./") || glob.split('/').any(|part| part == "..") {
         return Err("a glob matches the path inside the mount: no `/` or `./` before it, no `..`".into());
     }
-    let matcher = Glob::parse(glob)?;
+    let matcher = GlobBuilder::new(glob)
+        .case_insensitive(true)
+        .literal_separator(true)
+        .build()
+        .map_err(|error| error.to_string())?
+        .compile_matcher();
     let RuleText { keep_last, keep_every, keep_for, keep_checkpoint_max, .. } = text;
     if keep_last.is_none() && keep_every.is_none() && keep_for.is_none() && keep_checkpoint_max.is_none() {
         return Err("it keeps nothing; give keep_last, keep_every, keep_for or keep_checkpoint_max".into());

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-BIN = os.environ.get("STEPFS_BIN", str(ROOT / "target/debug/stepfs"))
+BIN = os.environ.get("STEPFS_BIN", str(ROOT / "target/release/stepfs"))
 # With STEPFS_TEST_PLAIN=1 the "mount" is a plain directory: checks the tests' own programs, not stepfs.
 PLAIN = bool(os.environ.get("STEPFS_TEST_PLAIN"))
 
