@@ -11,7 +11,7 @@ setup:
 check *rooms:
     scripts/check.sh {{rooms}}
 
-# Everything
+# Before each merge: every check of a change
 test:
     scripts/test.sh
 
