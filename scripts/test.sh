@@ -16,5 +16,6 @@ run build cargo test --locked --quiet --lib --tests --no-run
 RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(nproc) * 2))} run "Rust tests" cargo test --locked --quiet --lib --tests
 run "orders of threads" scripts/threads.sh --if-changed 400
 run "Python packages" python_is_there
-run "real programs on a real mount" real -m "not nightly" tests/real "$@"
+run "real programs on a real mount" real -m "not nightly and not alone" tests/real "$@"
+STEPFS_TEST_JOBS=0 run "many programs at once" real -m alone tests/real/faults/test_stress.py "$@"
 end_steps "all tests passed in $((SECONDS - began)) s"

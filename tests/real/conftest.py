@@ -34,6 +34,7 @@ TOGETHER = {"test_torch.py", "test_dcp.py", "test_zoo.py", "test_tune.py"}
 def pytest_configure(config):
     config.addinivalue_line("markers", "stepfs: needs the real binary, has no meaning on a plain directory")
     config.addinivalue_line("markers", "slow: takes seconds; scripts/check.sh leaves it out")
+    config.addinivalue_line("markers", "alone: takes all cores; scripts/test.sh runs it at the end, and nothing else beside it")
     config.addinivalue_line("markers", "nightly: trains models for a study; scripts/test.sh leaves it out, scripts/nightly.sh runs it")
     if not harness.PLAIN and not os.access(harness.BIN, os.X_OK):
         pytest.exit(f"{harness.BIN} is missing. Build it with: cargo build --locked", 2)

@@ -38,7 +38,7 @@ def scenario_of(name, seconds, did):
         run.clean_up(keep=False)
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.stepfs
 @pytest.mark.parametrize("name, did", [("churn", ("removed", "copied", "rewritten")), ("kills", ("removed", "moved"))])
 def test_scenario(name, did):
