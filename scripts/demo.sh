@@ -9,7 +9,7 @@ cd "$ROOT"
 
 section "setting up"
 "$PYTHON" -c 'import torch, numpy' 2>/dev/null && [ -x target/release/stepfs ] ||
-    note "The first time, this installs torch and numpy into .venv/ (some 5 GB) and compiles stepfs: about 10 minutes on two cores."
+    note "The first time, this installs torch and numpy into .venv/ (some 5 GB) and compiles stepfs, which takes minutes."
 scripts/setup.sh machine
 command -v cargo >/dev/null || source "$HOME/.cargo/env"
 fetch_python demo
