@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use serde_json::Value;
-use std::process::Command;
 use stepfs::store::STUB_BYTES;
 
 use super::series::{Random, Rest, model, safetensors, states, train};
@@ -216,8 +216,7 @@ fn nothing_is_left_behind_when_it_is_interrupted() {
     let (dir, states) = (tempfile::tempdir().unwrap(), states(12));
     let paths = write(dir.path(), &states);
     let temporary = tempfile::tempdir().unwrap();
-    let binary = env!("CARGO_BIN_EXE_stepfs");
-    let mut command = Command::new(binary);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_stepfs"));
     command.arg("compare").args(&paths).arg("--dir").arg(temporary.path());
     let mut child = command.stderr(std::process::Stdio::piped()).stdout(std::process::Stdio::null()).spawn().unwrap();
     let is_empty = || fs::read_dir(temporary.path()).unwrap().next().is_none();

@@ -1,8 +1,8 @@
 //! Objects that changed at rest.
 
 use std::fs;
-
 use std::process::Command;
+
 use stepfs::archive::ReadError;
 use stepfs::recall::Chain;
 use stepfs::store::object::{HEADER_BYTES, Header};

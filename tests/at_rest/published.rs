@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-
 use std::process::Command;
+
 use stepfs::published::registry::SystemId;
 use stepfs::recall::Chain;
 use stepfs::store::PROFILE;

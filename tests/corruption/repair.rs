@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, SystemTime};
 
-use std::process::Command;
 use stepfs::store::object::{FOOTER_BYTES, Footer, HEADER_BYTES};
 use stepfs::store::{Id, STUB_BYTES, Store};
 use stepfs::tile::Coding;

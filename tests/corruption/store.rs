@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-
 use std::process::Command;
+
 use stepfs::archive::ReadError;
 use stepfs::recall::Chain;
 use stepfs::store::object::{Object, path_of};

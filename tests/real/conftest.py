@@ -16,9 +16,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in gpt.py; must be set before torch is imported
 
-# Processes that run tests at the same time share the cores. torch reads this when it is imported, which takes seconds: only tests
-# that use it import it.
-os.environ.setdefault("OMP_NUM_THREADS", str(max(1, 2 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1)))))
+# Processes that run tests at the same time share the cores. Only they set this, since they inherit what the process that starts them
+# sets. torch reads it when it is imported, which takes seconds: only tests that use it import it.
+if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):
+    os.environ["OMP_NUM_THREADS"] = str(max(1, 2 // workers))
 
 # The tests run on the program that `cargo test` builds; scripts that measure take the release's.
 os.environ.setdefault("STEPFS_BIN", str(Path(__file__).resolve().parents[2] / "target/debug/stepfs"))
@@ -35,7 +36,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "stepfs: needs the real binary, has no meaning on a plain directory")
     config.addinivalue_line("markers", "slow: takes seconds; scripts/check.sh leaves it out")
     config.addinivalue_line("markers", "alone: takes all cores; scripts/test.sh runs it at the end, and nothing else beside it")
-    config.addinivalue_line("markers", "nightly: trains models for a study; scripts/test.sh leaves it out, scripts/nightly.sh runs it")
+    config.addinivalue_line("markers", "nightly: trains for a study or takes minutes; scripts/test.sh leaves it out, scripts/nightly.sh runs it")
     if not harness.PLAIN and not os.access(harness.BIN, os.X_OK):
         pytest.exit(f"{harness.BIN} is missing. Build it with: cargo build --locked", 2)
 

@@ -1,7 +1,7 @@
 //! The steps of a file's life that a crash may interrupt, each with the state after it.
 //!
-//! Every change of the store names its step. Production ignores the name. The crash tests (`tests/at_rest/crash/`) stop before
-//! and after each step, name it in reports, and fail if they never met one of the steps.
+//! Every change of the store names its step. Production ignores the name. The crash tests (`tests/at_rest/crash/`)
+//! stop before and after each step, name it in reports, and fail if they never met one of the steps.
 
 macro_rules! points {
     ($($(#[doc = $sentence:literal])+ $name:ident,)+) => {
