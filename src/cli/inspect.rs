@@ -106,7 +106,7 @@ fn write(out: &mut dyn Write, report: &Report) -> Result<()> {
             match (&row.of, row.trained, row.role) {
                 (Some(of), ..) => format!("{}; of {}", row.why, name(of)),
                 (None, Some(trained), _) => format!("{}; {trained}", row.why),
-                (None, None, "weight") => format!("{}; no optimizer in the file trains it", row.why),
+                (None, None, "weight") => format!("{}; nothing in the file proves that it is trained", row.why),
                 (None, None, _) => row.why.into(),
             },
         ]);

@@ -2,7 +2,7 @@
 
 use super::patch::Crcs;
 use super::proof::{Trained, Training};
-use super::{Kind, Table, Tensor};
+use super::{Kind, Progress, Table, Tensor};
 use crate::hash::Xxh3;
 
 /// The description of a file.
@@ -21,6 +21,8 @@ pub struct Description {
     /// Paths that the file says are the best checkpoints so far, as its writer saw them (Lightning's
     /// `best_model_path`); none if it does not speak of that.
     pub best: Option<Vec<String>>,
+    /// What it counts of its training.
+    pub progress: Progress,
     /// The parameters that its optimizers train.
     pub(super) training: Training,
     /// The file's checksums, for `patches`.
@@ -44,7 +46,17 @@ impl Description {
 
     /// A file with these tensors, and nothing odd or to be patched in it.
     pub(super) fn new(kind: Kind, tensors: Vec<Tensor>, training: Training) -> Description {
-        Description { kind, note: None, cut_short: false, tensors, tables: Vec::new(), training, best: None, zip: None }
+        Description {
+            kind,
+            note: None,
+            cut_short: false,
+            tensors,
+            tables: Vec::new(),
+            best: None,
+            progress: Progress::default(),
+            training,
+            zip: None,
+        }
     }
 
     /// Whether two tensors have one path.

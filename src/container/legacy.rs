@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use super::best;
 use super::pickle::{self, Graph, Item, Node};
+use super::progress::Progress;
 use super::read::{Fail, bad, cut_short, u64_at};
 use super::storages::{Record, Records, Storages};
 use super::view;
@@ -49,8 +50,8 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
         (found, note)
     };
     let (tensors, training) = found;
-    let (kind, best) = (Kind::TorchLegacy, best::named(&graph));
-    Ok(Some(Description { note, best, ..Description::new(kind, tensors, training) }))
+    let (kind, best, progress) = (Kind::TorchLegacy, best::named(&graph), Progress::of(&graph));
+    Ok(Some(Description { note, best, progress, ..Description::new(kind, tensors, training) }))
 }
 
 /// The offset behind the magic number's pickle, of any binary protocol.

@@ -9,6 +9,7 @@ mod dcp;
 mod deepspeed;
 mod description;
 pub mod elasticdl;
+mod flat;
 mod flax;
 mod gguf;
 mod hdf5;
@@ -28,6 +29,7 @@ mod patch;
 mod path;
 mod pickle;
 mod pickled;
+mod progress;
 mod proof;
 mod protobuf;
 mod read;
@@ -54,6 +56,7 @@ pub use bundle::{Shard, is_index, is_shard, steady::TAIL_BYTES as STEADY_BYTES};
 pub use dcp::{METADATA, Model, is_metadata, is_of_chunks};
 pub use description::Description;
 pub use patch::{ChangedTensor, Patch};
+pub use progress::Progress;
 pub use proof::{Trained, is_of_layer};
 pub use table::{InOrder, Order, Table};
 
@@ -284,11 +287,16 @@ impl Tensor {
     }
 
     /// Takes the tensor for a part of one of shape `whole`. Two states then prove nothing where the part hides the
-    /// structure of the whole: a square may be symmetric, and a row that is cut has another length.
+    /// structure of the whole.
     pub(crate) fn is_part_of(&mut self, whole: &[u64]) {
+        self.lossless |= self.hides(whole) && self.is_weight() && self.trained.is_none();
+    }
+
+    /// Whether a part of a tensor of shape `whole` hides the structure of the whole: a square may be symmetric, and a
+    /// row that is cut has another length.
+    fn hides(&self, whole: &[u64]) -> bool {
         let is_square = matches!(whole, [.., rows, columns] if rows == columns);
-        let hides = self.shape != whole && (is_square || self.shape.last() != whole.last());
-        self.lossless |= hides && self.is_weight() && self.trained.is_none();
+        self.shape != whole && (is_square || self.shape.last() != whole.last())
     }
 
     /// A parameter of a model, or an average of one that stands where models do.

@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use super::flat::Flat;
 use super::kinds::{self, FULL, Slots, State, is_real};
 use super::role;
 use super::slots::{self, Optimizers, Parameter, Standing};
@@ -91,11 +92,9 @@ pub(super) fn refine(tensors: &mut [Tensor], standings: &[Option<Standing>], opt
 /// moment in one, its second in the other: `opt_state/0/mu/dense/kernel` and `opt_state/0/nu/dense/kernel`. A moment
 /// moves as a weight does.
 fn moments_by_name(tensors: &mut [Tensor], standings: &[Option<Standing>]) {
-    let listed = |i: usize| match &standings[i] {
-        Some(Standing::Listed { mapping, key, .. }) if tensors[i].role == Role::Weight => {
-            Some((*mapping, key.as_str()))
-        }
-        _ => None,
+    let listed = |i: usize| {
+        let (mapping, key, _) = standings[i].as_ref()?.listed()?;
+        (tensors[i].role == Role::Weight).then_some((mapping, key))
     };
     let keys: HashMap<(u32, &str), usize> = (0..tensors.len()).filter_map(|i| Some((listed(i)?, i))).collect();
     let mut found = Vec::new();
@@ -191,27 +190,35 @@ struct Weights<'a> {
     names: HashMap<&'a str, Vec<usize>>,
     /// Those of each mapping in order of their payloads, which is the order of the mapping; then all.
     families: Vec<Vec<usize>>,
+    /// Those of them with several weights in one storage.
+    flats: HashMap<usize, &'a Flat>,
 }
 
 impl<'a> Weights<'a> {
     fn of(tensors: &[Tensor], standings: &'a [Option<Standing>]) -> Weights<'a> {
         let mut names: HashMap<&str, Vec<usize>> = HashMap::new();
         let mut families: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
-        let mut all = Vec::new();
+        let (mut all, mut flats) = (Vec::new(), HashMap::new());
         for (i, standing) in standings.iter().enumerate() {
-            if let Some(Standing::Listed { mapping, key, .. }) = standing
-                && tensors[i].role == Role::Weight
-            {
-                names.entry(bare(key)).or_default().push(i);
-                families.entry(*mapping).or_default().push(i);
-                all.push(i);
-            }
+            let mapping = match standing {
+                Some(Standing::Listed { mapping, key, .. }) if tensors[i].role == Role::Weight => {
+                    names.entry(bare(key)).or_default().push(i);
+                    *mapping
+                }
+                Some(Standing::Views(flat)) => {
+                    flats.insert(i, &**flat);
+                    flat.mapping
+                }
+                _ => continue,
+            };
+            families.entry(mapping).or_default().push(i);
+            all.push(i);
         }
         let mut families: Vec<_> = families.into_values().collect();
         if families.len() > 1 {
             families.push(all);
         }
-        Weights { names, families }
+        Weights { names, families, flats }
     }
 
     /// The only weight of this name.
@@ -225,7 +232,7 @@ impl<'a> Weights<'a> {
     /// The weights of numbered parameters. A group lists its parameters in the model's order, and groups are made by
     /// kind. So those of one shape are paired in order where all of that shape are in one group, and there are as
     /// many weights of that shape: then a frozen or shared one cannot shift them. Only if one mapping alone can be
-    /// meant.
+    /// meant. State of a weight that shares its storage with others has no tensor to be paired with.
     fn by_number(
         &self,
         tensors: &[Tensor],
@@ -246,12 +253,20 @@ impl<'a> Weights<'a> {
                 wanted.entry(shape).or_default().push((*n, ends.partition_point(|end| end <= n)));
             }
         }
-        let shapes = |family: &[usize]| {
-            let mut shapes: HashMap<&Vec<u64>, Vec<usize>> = HashMap::new();
-            family.iter().for_each(|&i| shapes.entry(&tensors[i].shape).or_default().push(i));
+        let shapes = |family: &[usize], views: bool| {
+            let mut shapes: HashMap<&Vec<u64>, Vec<Option<usize>>> = HashMap::new();
+            for &i in family {
+                match self.flats.get(&i).filter(|_| views) {
+                    Some(flat) => flat.shapes().for_each(|shape| shapes.entry(shape).or_default().push(None)),
+                    None if tensors[i].role == Role::Weight => {
+                        shapes.entry(&tensors[i].shape).or_default().push(Some(i));
+                    }
+                    None => {}
+                }
+            }
             shapes
         };
-        let fits = |have: &HashMap<&Vec<u64>, Vec<usize>>| {
+        let fits = |have: &HashMap<&Vec<u64>, Vec<Option<usize>>>| {
             wanted.iter().all(|(shape, numbers)| have.get(shape).is_some_and(|have| have.len() >= numbers.len()))
         };
         let (all, single) = match self.families.len() {
@@ -259,16 +274,18 @@ impl<'a> Weights<'a> {
             1 => (None, &self.families[..]),
             n => (self.families.last(), &self.families[..n - 1]),
         };
-        let mut fitting: Vec<_> = single.iter().map(|family| shapes(family)).filter(|have| fits(have)).collect();
+        let fitting_of = |family: &Vec<usize>| [false, true].map(|views| shapes(family, views)).into_iter().find(fits);
+        let mut fitting: Vec<_> = single.iter().filter_map(fitting_of).collect();
         if fitting.is_empty() {
-            fitting.extend(all.map(|family| shapes(family)).filter(|have| fits(have)));
+            fitting.extend(all.and_then(fitting_of));
         }
         let [have] = fitting.as_slice() else { return HashMap::new() };
         let mut found = HashMap::new();
         for (shape, numbers) in wanted {
-            let have = &have[shape];
+            let have: Option<Vec<usize>> = have[shape].iter().copied().collect();
+            let Some(have) = have else { continue };
             if have.len() == numbers.len() && numbers.iter().all(|(_, group)| *group == numbers[0].1) {
-                found.extend(numbers.iter().map(|&(n, _)| n).zip(have.iter().copied()));
+                found.extend(numbers.iter().map(|&(n, _)| n).zip(have));
             }
         }
         found
@@ -296,12 +313,10 @@ fn averages(tensors: &mut [Tensor], standings: &[Option<Standing>]) {
     let mut names: HashMap<&str, Vec<usize>> = HashMap::new();
     let mut copies: BTreeMap<u32, Vec<(&str, usize)>> = BTreeMap::new();
     for (i, standing) in standings.iter().enumerate() {
-        match (standing, tensors[i].role) {
-            (Some(Standing::Listed { key, average: false, .. }), Role::Weight) => {
-                names.entry(bare(key)).or_default().push(i);
-            }
-            (Some(Standing::Listed { mapping, key, average: true }), Role::Weight | Role::Other) => {
-                copies.entry(*mapping).or_default().push((key, i));
+        match (standing.as_ref().and_then(Standing::listed), tensors[i].role) {
+            (Some((_, key, false)), Role::Weight) => names.entry(bare(key)).or_default().push(i),
+            (Some((mapping, key, true)), Role::Weight | Role::Other) => {
+                copies.entry(mapping).or_default().push((key, i));
             }
             _ => {}
         }

@@ -7,9 +7,12 @@
 //! An optimizer must never prove a tensor that it does not train. So a mapping of weights counts as the optimizer's
 //! only if it has every shape of which the optimizer keeps state. A shape proves its weights only if the mapping has
 //! no more of them than the optimizer trains.
+//!
+//! A storage of several weights counts as each of its views, or as one weight: whichever has the optimizer's shapes.
 
 use std::collections::{BTreeMap, HashMap};
 
+use super::flat::Flat;
 use super::kinds::FULL;
 use super::slots::{Optimizers, Parameter, Standing};
 use super::{Role, Tensor, Use, role};
@@ -29,13 +32,28 @@ pub(super) struct Training {
     pub(super) optimizers: Vec<Trained>,
     /// Indexes of the weights in one mapping: a module's `state_dict()`.
     families: Vec<Vec<usize>>,
+    /// Those of them with several weights in one storage.
+    flats: Flats,
+    /// Weights that are parts of larger ones and hide their structure: exact, unless an optimizer proves them.
+    hidden: Vec<usize>,
 }
+
+/// Storages of several weights, by the index of their tensor.
+type Flats = BTreeMap<usize, Flat>;
 
 impl Training {
     /// Takes a file's tensors, whose roles and pairs are known, and proves as many as the file itself can.
     pub(super) fn of(tensors: &mut [Tensor], standings: &[Option<Standing>], known: &Optimizers) -> Training {
-        let training =
-            Training { optimizers: optimizers(tensors, standings, known), families: families(tensors, standings) };
+        let flat = |(i, standing): (usize, &Option<Standing>)| match standing {
+            Some(Standing::Views(flat)) => Some((i, (**flat).clone())),
+            _ => None,
+        };
+        let training = Training {
+            optimizers: optimizers(tensors, standings, known),
+            families: families(tensors, standings),
+            flats: standings.iter().enumerate().filter_map(flat).collect(),
+            hidden: Vec::new(),
+        };
         by_pairs(tensors, standings);
         training.prove(tensors, &training.optimizers);
         training
@@ -46,16 +64,27 @@ impl Training {
         self.optimizers.extend(other.optimizers);
         let families = other.families.into_iter();
         self.families.extend(families.map(|family| family.into_iter().map(|index| first + index).collect()));
+        self.flats.extend(other.flats.into_iter().map(|(index, flat)| (first + index, flat)));
+        self.hidden.extend(other.hidden.into_iter().map(|index| first + index));
     }
 
     /// Follows tensors that were put in another order: `place` has the new index of each.
     pub(super) fn renumber(&mut self, place: &[usize]) {
-        self.families.iter_mut().flatten().for_each(|index| *index = place[*index]);
+        self.families.iter_mut().flatten().chain(&mut self.hidden).for_each(|index| *index = place[*index]);
+        self.flats = std::mem::take(&mut self.flats).into_iter().map(|(index, flat)| (place[index], flat)).collect();
     }
 
     /// Proves the weights that these optimizers train: of the file itself, or of another file of its checkpoint.
     pub(super) fn prove(&self, tensors: &mut [Tensor], optimizers: &[Trained]) {
-        by_optimizers(tensors, &self.families, optimizers);
+        by_optimizers(tensors, &self.families, &self.flats, optimizers);
+        self.hidden.iter().for_each(|&i| tensors[i].lossless = tensors[i].trained.is_none());
+    }
+
+    /// Takes the tensors at these indexes for parts of tensors of these shapes.
+    pub(super) fn hide(&mut self, tensors: &mut [Tensor], wholes: &[(usize, Vec<u64>)]) {
+        let hides = |(i, whole): &&(usize, Vec<u64>)| tensors[*i].is_weight() && tensors[*i].hides(whole);
+        self.hidden = wholes.iter().filter(hides).map(|(i, _)| *i).collect();
+        self.hidden.iter().for_each(|&i| tensors[i].lossless = tensors[i].trained.is_none());
     }
 }
 
@@ -72,6 +101,8 @@ pub(super) const BY_NAME: &str = "an optimizer keeps state under its name";
 const OF_ITS_OWN: &str = "an optimizer keeps state of it";
 const OF_ITS_SHAPE: &str = "an optimizer keeps state of as many parameters of its shape as there are";
 const COUNTED: &str = "an optimizer trains as many parameters as there are";
+/// Of one flat storage.
+const VIEWS: &str = "an optimizer trains all of the parameters that share its bytes";
 /// Workers push gradients to a parameter server for each of its variables, and for nothing else.
 pub(super) const FORMAT: &str = "a variable of a parameter server";
 /// Of one flat storage, or of a weight by itself.
@@ -130,8 +161,13 @@ fn shape_of(slots: &[(&str, &Tensor)]) -> Option<Vec<u64>> {
 fn families(tensors: &[Tensor], standings: &[Option<Standing>]) -> Vec<Vec<usize>> {
     let mut families: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
     for (i, standing) in standings.iter().enumerate() {
-        if let (Some(Standing::Listed { mapping, .. }), true) = (standing, tensors[i].is_weight()) {
-            families.entry(*mapping).or_default().push(i);
+        match standing {
+            Some(Standing::Listed { mapping, .. }) if tensors[i].is_weight() => {
+                families.entry(*mapping).or_default().push(i);
+            }
+            // If something else shares its bytes, it is no weight. Those in it still count.
+            Some(Standing::Views(flat)) => families.entry(flat.mapping).or_default().push(i),
+            _ => {}
         }
     }
     families.into_values().collect()
@@ -156,6 +192,7 @@ impl Tensor {
     pub fn is_flat(&self) -> bool {
         (self.role == Role::Master && self.used != Use::Iterate)
             || (self.trained == Some(LISTED) && !self.aliases.is_empty())
+            || self.trained == Some(VIEWS)
     }
 
     /// Whether an optimizer keeps state of it by its number, not by its name.
@@ -166,7 +203,7 @@ impl Tensor {
     /// Whether only numbers or shapes show that it is trained, whatever its name says. A statistic of each parameter
     /// has them, too.
     pub fn is_trained_by_numbers(&self) -> bool {
-        matches!(self.trained, Some(OF_ITS_SHAPE | COUNTED))
+        matches!(self.trained, Some(OF_ITS_SHAPE | COUNTED | VIEWS))
     }
 
     /// Whether numbers and shapes alone show that it is trained, and not even its name bears that out. An optimizer may
@@ -177,27 +214,33 @@ impl Tensor {
 }
 
 /// Proves the weights of the mappings that these optimizers train.
-fn by_optimizers(tensors: &mut [Tensor], families: &[Vec<usize>], optimizers: &[Trained]) {
+fn by_optimizers(tensors: &mut [Tensor], families: &[Vec<usize>], flats: &Flats, optimizers: &[Trained]) {
     let mut candidates: Vec<Trained> = optimizers.iter().take(MOST_OPTIMIZERS).cloned().collect();
     if candidates.len() > 1 {
         candidates.push(together(&candidates));
     }
     let families = &families[..families.len().min(MOST_FAMILIES)];
+    let whole = Flats::new();
+    let readings = &[&whole, flats][..if flats.is_empty() { 1 } else { 2 }];
     for trained in &candidates {
-        let mut fitting: Vec<&Vec<usize>> = families.iter().filter(|family| fits(tensors, family, trained)).collect();
+        let does_fit = |family: &&Vec<usize>| {
+            readings.iter().any(|flats| fits(&shapes_of(tensors, family.as_slice(), flats), trained))
+        };
+        let mut fitting: Vec<&Vec<usize>> = families.iter().filter(does_fit).collect();
         if fitting.len() > 1 {
             // A model, and its parameters' state.
             fitting.retain(|family| family.iter().all(|&i| stands_in_model(&tensors[i].path)));
         }
-        fitting.iter().for_each(|family| prove(tensors, family, trained));
+        for family in fitting {
+            readings.iter().for_each(|flats| prove(tensors, family, flats, trained));
+        }
     }
     // A model and its critic may be two mappings of one optimizer.
     let all: Vec<usize> = families.iter().flatten().copied().collect();
     if families.len() > 1
         && let Some(trained) = candidates.last()
-        && fits(tensors, &all, trained)
     {
-        prove(tensors, &all, trained);
+        readings.iter().for_each(|flats| prove(tensors, &all, flats, trained));
     }
     averages(tensors);
 }
@@ -218,32 +261,49 @@ fn stands_in_model(path: &str) -> bool {
 }
 
 /// How many of a mapping's weights have each shape.
-fn shapes_of<'a>(tensors: &'a [Tensor], family: &[usize]) -> HashMap<&'a Vec<u64>, u64> {
+fn shapes_of<'a>(tensors: &'a [Tensor], family: &[usize], flats: &'a Flats) -> HashMap<&'a Vec<u64>, u64> {
     let mut shapes: HashMap<&Vec<u64>, u64> = HashMap::new();
-    for &i in family {
-        *shapes.entry(&tensors[i].shape).or_default() += 1;
+    for i in family {
+        match flats.get(i) {
+            Some(flat) => flat.shapes().for_each(|shape| *shapes.entry(shape).or_default() += 1),
+            None if tensors[*i].role.group() == Role::Weight => *shapes.entry(&tensors[*i].shape).or_default() += 1,
+            None => {}
+        }
     }
     shapes
 }
 
 /// Whether a mapping has all the parameters that an optimizer keeps state of.
-fn fits(tensors: &[Tensor], family: &[usize], trained: &Trained) -> bool {
-    let shapes = shapes_of(tensors, family);
-    !family.is_empty() && trained.shapes.iter().all(|(shape, n)| shapes.get(shape).is_some_and(|have| have >= n))
+fn fits(shapes: &HashMap<&Vec<u64>, u64>, trained: &Trained) -> bool {
+    !shapes.is_empty() && trained.shapes.iter().all(|(shape, n)| shapes.get(shape).is_some_and(|have| have >= n))
 }
 
-/// Proves the weights in a mapping that fits one optimizer.
-fn prove(tensors: &mut [Tensor], family: &[usize], trained: &Trained) {
-    let shapes = shapes_of(tensors, family);
+/// Proves the weights in a mapping, if it fits the optimizer.
+fn prove(tensors: &mut [Tensor], family: &[usize], flats: &Flats, trained: &Trained) {
+    let shapes = shapes_of(tensors, family, flats);
+    if !fits(&shapes, trained) {
+        return;
+    }
     // A number says less than a shape: then the names must be those of layers, too, and all of them where it stands
     // alone.
-    let named: Vec<bool> = family.iter().map(|&i| is_of_layer(&tensors[i].path)).collect();
-    let counted =
-        trained.count == family.len() as u64 && (!trained.shapes.is_empty() || named.iter().all(|named| *named));
-    let shaped: Vec<bool> =
-        family.iter().map(|&i| trained.shapes.get(&tensors[i].shape) == shapes.get(&tensors[i].shape)).collect();
-    for (at, &i) in family.iter().enumerate() {
-        let why = if shaped[at] { Some(OF_ITS_SHAPE) } else { (counted && named[at]).then_some(COUNTED) };
+    let is_named = |i: &usize| flats.get(i).map_or_else(|| is_of_layer(&tensors[*i].path), |flat| flat.is_of_layers);
+    let named: Vec<bool> = family.iter().map(is_named).collect();
+    let counted = trained.count == shapes.values().sum::<u64>()
+        && (!trained.shapes.is_empty() || named.iter().all(|named| *named));
+    let is_shaped = |shape: &Vec<u64>| trained.shapes.get(shape) == shapes.get(shape);
+    let why = |(i, named): (&usize, bool)| match flats.get(i) {
+        Some(flat) => {
+            let tensor = &tensors[*i];
+            let elements = (tensor.extent.end - tensor.extent.start) / tensor.dtype.size() as u64;
+            let is_whole = tensor.role.group() == Role::Weight && named && flat.covers(elements);
+            (is_whole && (counted || flat.shapes().all(is_shaped))).then_some(VIEWS)
+        }
+        None if tensors[*i].role.group() != Role::Weight => None,
+        None if is_shaped(&tensors[*i].shape) => Some(OF_ITS_SHAPE),
+        None => (counted && named).then_some(COUNTED),
+    };
+    let found: Vec<Option<&'static str>> = family.iter().zip(named).map(why).collect();
+    for (&i, why) in family.iter().zip(found) {
         tensors[i].trained = tensors[i].trained.or(why);
     }
 }
@@ -280,7 +340,9 @@ pub fn is_of_layer(path: &str) -> bool {
     match name {
         "weight" | "bias" | "kernel" | "embedding" | "original0" | "original1" | "weight_orig" | "weight_g"
         | "weight_v" => true,
-        _ if name.starts_with("weight_ih") || name.starts_with("weight_hh") => true,
+        _ if ["weight_ih", "weight_hh", "weight_hr", "bias_ih", "bias_hh"].iter().any(|own| name.starts_with(own)) => {
+            true
+        }
         _ => (name.ends_with("_weight") || name.ends_with("_proj")) && !about(),
     }
 }
@@ -302,7 +364,7 @@ mod tests {
     fn proven(tensors: &[(&str, &[u64])], families: &[&[usize]], optimizers: &[Trained]) -> Vec<bool> {
         let mut tensors: Vec<Tensor> = tensors.iter().map(|(path, shape)| weight(path, shape)).collect();
         let families: Vec<Vec<usize>> = families.iter().map(|family| family.to_vec()).collect();
-        by_optimizers(&mut tensors, &families, optimizers);
+        by_optimizers(&mut tensors, &families, &Flats::new(), optimizers);
         tensors.iter().map(|t| t.trained.is_some()).collect()
     }
 
@@ -359,9 +421,14 @@ mod tests {
 
     #[test]
     fn layers_call_their_parameters_so() {
-        for name in
-            ["h.0.attn.weight", "dense/kernel", "q.lora_A.default.weight", "mlp.gate_up_proj", "rnn.weight_ih_l0"]
-        {
+        for name in [
+            "h.0.attn.weight",
+            "dense/kernel",
+            "q.lora_A.default.weight",
+            "mlp.gate_up_proj",
+            "rnn.weight_ih_l0",
+            "rnn.bias_hh_l0",
+        ] {
             assert!(is_of_layer(name), "{name}");
         }
         for name in

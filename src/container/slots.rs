@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 
+use super::flat::Flat;
+
 /// What tells the parameters of an optimizer apart: the key of its state. torch numbers them through all groups.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Parameter {
@@ -17,6 +19,8 @@ pub(super) enum Parameter {
 pub(super) enum Standing {
     /// Under `key` in a mapping. `average`: a key above it names an average of weights.
     Listed { mapping: u32, key: String, average: bool },
+    /// Several weights under keys of one mapping.
+    Views(Box<Flat>),
     /// State of one parameter. `owner` is the node that holds the state of all.
     Slot { owner: u32, parameter: Parameter, slot: String },
     /// The `number`-th of an optimizer's own copies of the parameters, whose state is `owner`.
@@ -35,10 +39,20 @@ impl Standing {
         }
     }
 
+    /// The mapping, the first key in it, and whether a key above names an average: of one tensor or of several.
+    pub(super) fn listed(&self) -> Option<(u32, &str, bool)> {
+        match self {
+            Standing::Listed { mapping, key, average } => Some((*mapping, key, *average)),
+            Standing::Views(flat) => Some((flat.mapping, &flat.key, flat.average)),
+            _ => None,
+        }
+    }
+
     /// Bytes of text that it holds.
     pub(super) fn len(&self) -> usize {
         match self {
             Standing::Listed { key, .. } => key.len(),
+            Standing::Views(flat) => flat.key.len(),
             Standing::Slot { parameter: Parameter::Name(name), slot, .. } => name.len() + slot.len(),
             Standing::Slot { slot, .. } => slot.len(),
             Standing::Master { .. } => 0,

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
+use super::flat::{Flat, Window};
 use super::proof::Training;
 use super::read::{Fail, bad};
 use super::slots::{Optimizers, Standing};
@@ -15,6 +16,9 @@ const MAX_ALIASES: usize = 16;
 
 /// All paths together. 250,000 tensors with names of 100 bytes are well below.
 const MAX_PATH_BYTES: usize = 64 << 20;
+
+/// Views of storages that hold several weights, all together: at most 30 MB.
+const MAX_VIEWS: usize = 1 << 18;
 
 /// The record that holds a storage's bytes.
 pub(super) struct Record {
@@ -40,6 +44,10 @@ pub(super) struct Use<'a> {
     pub(super) dtype: Option<Dtype>,
     /// Its shape, if it is known and may cover all of the storage.
     pub(super) shape: Option<Vec<u64>>,
+    /// Where it lies in the storage, if that is known.
+    pub(super) window: Option<Window>,
+    /// Of a rank's part of a distributed tensor: the shape of the whole.
+    pub(super) whole: Option<Vec<u64>>,
     pub(super) path: &'a str,
     pub(super) role: (Role, &'static str),
     /// Names the use of a tensor, but not its role, if another place gives that.
@@ -55,6 +63,12 @@ struct Found {
     reference: bool,
     /// Its place, at its first use that is no mere reference.
     standing: Option<Standing>,
+    /// At its first use the tensor was a part of the storage.
+    is_part: bool,
+    /// Its parts that are weights.
+    flat: Option<Box<Flat>>,
+    /// Of a rank's part of a distributed tensor: the shape of the whole.
+    whole: Option<Vec<u64>>,
 }
 
 /// The storages found so far.
@@ -65,6 +79,7 @@ pub(super) struct Storages<'r> {
     /// Paths in use, with the number of times another tensor wanted them.
     paths: HashMap<String, u32>,
     path_bytes: usize,
+    views: usize,
     missing: u64,
     compressed: u64,
     /// Records that contradict some use of them.
@@ -80,6 +95,7 @@ impl<'r> Storages<'r> {
             found: HashMap::new(),
             paths: HashMap::new(),
             path_bytes: 0,
+            views: 0,
             missing: 0,
             compressed: 0,
             misfits: HashSet::new(),
@@ -103,9 +119,22 @@ impl<'r> Storages<'r> {
         let mut found: Vec<(u32, Found)> = self.found.into_iter().collect();
         found.sort_by_key(|(number, _)| *number);
         let mut of_tensor: Vec<u32> = found.iter().map(|&(number, _)| number).collect();
-        let (mut tensors, standings): (Vec<_>, Vec<_>) = found.into_iter().map(|(_, f)| (f.tensor, f.standing)).unzip();
+        let (mut tensors, mut standings) = (Vec::with_capacity(found.len()), Vec::with_capacity(found.len()));
+        let mut wholes = Vec::new();
+        for (i, (_, Found { mut tensor, standing, flat, whole, .. })) in found.into_iter().enumerate() {
+            standings.push(match (flat, standing) {
+                (Some(flat), None | Some(Standing::Listed { .. })) => Some(Standing::Views(flat)),
+                (_, standing) => standing,
+            });
+            if tensor.role == Role::Weight && matches!(standings[i], Some(Standing::Views(_))) {
+                tensor.why = "parts of it are weights in a state dict";
+            }
+            tensors.push(tensor);
+            wholes.extend(whole.map(|whole| (i, whole)));
+        }
         pairing::refine(&mut tensors, &standings, optimizers);
         let mut training = Training::of(&mut tensors, &standings, optimizers);
+        training.hide(&mut tensors, &wholes);
         by_extent(&mut tensors, &mut of_tensor, &mut training);
         ((tensors, training), of_tensor, note)
     }
@@ -146,14 +175,22 @@ impl<'r> Storages<'r> {
                 (Dtype::U8, vec![len], (Role::Other, why))
             }
         };
-        if let Some(Found { tensor, reference, standing }) = self.found.get_mut(&number) {
+        let elements = len / dtype.size() as u64;
+        let window = used.window.filter(|window| window.is_part_of(elements));
+        let is_part = window.is_some();
+        let window = window.filter(|_| role == Role::Weight && !used.reference && self.views < MAX_VIEWS);
+        if let Some(Found { tensor, reference, standing, is_part, flat, .. }) = self.found.get_mut(&number) {
             if tensor.aliases.len() < MAX_ALIASES {
                 tensor.aliases.push(used.path.to_string());
+            }
+            if let Some(window) = window.filter(|_| *is_part) {
+                self.views += usize::from(Flat::note(flat, window, used.standing.as_ref(), used.path));
             }
             if tensor.dtype != dtype {
                 (tensor.dtype, tensor.shape) = (Dtype::U8, vec![len]);
                 (tensor.role, tensor.why) = (Role::Other, "read as two different element types");
                 (*reference, *standing) = (false, None);
+                (*is_part, *flat) = (false, None);
             } else if *reference && !used.reference {
                 (tensor.role, tensor.why) = (role, why);
                 (*reference, *standing) = (false, used.standing);
@@ -165,8 +202,12 @@ impl<'r> Storages<'r> {
             return Ok(());
         }
         let tensor = Tensor::found(self.unique(used.path), (dtype, shape), (role, why), payload);
-        let Use { reference, standing, .. } = used;
-        self.found.insert(number, Found { tensor, reference, standing });
+        let Use { reference, standing, whole, path, .. } = used;
+        let mut flat = None;
+        if let Some(window) = window {
+            self.views += usize::from(Flat::note(&mut flat, window, standing.as_ref(), path));
+        }
+        self.found.insert(number, Found { tensor, reference, standing, is_part, flat, whole });
         Ok(())
     }
 

@@ -6,11 +6,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 mod bundle;
+mod by_hand;
 mod formats;
 mod frameworks;
 mod hdf5;
 mod hostile;
 mod others;
+mod progress;
+mod views;
 mod zarr;
 
 fn corpus(folder: &str) -> PathBuf {

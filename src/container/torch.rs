@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use super::best;
 use super::patch::{Crcs, is_serialization_id};
 use super::pickle;
+use super::progress::Progress;
 use super::read::{Fail, bad};
 use super::storages::{Record, Records, Storages};
 use super::walk::walk;
@@ -21,14 +22,14 @@ pub(super) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fail> 
     if !pickle.stored {
         return bad("torch: the zip is compressed: kept as it is; write it as torch.save does to shrink it");
     }
-    let mut named = None;
+    let (mut named, mut progress) = (None, Progress::default());
     let (found, of_tensor, note) = if is_big_endian(src, &zip, &layout)? {
         (Default::default(), Vec::new(), Some("torch: tensors are big-endian".to_string()))
     } else {
         let graph = pickle::load(src, pickle.payload.start, pickle.payload.end)?;
         let records = ZipRecords { zip: &zip, data: &layout.data };
         let mut storages = Storages::new(&records);
-        named = best::named(&graph);
+        (named, progress) = (best::named(&graph), Progress::of(&graph));
         let optimizers = walk(&graph, &mut storages)?;
         let (mut found, of_tensor, note) = storages.finish(&optimizers);
         deepspeed::prove(&graph, &records, &mut found.0, &of_tensor);
@@ -38,7 +39,7 @@ pub(super) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fail> 
     drop(layout);
     let zip = Some(Crcs::new(zip, of_tensor, serialization_id));
     let (tensors, training) = found;
-    Ok(Description { note, best: named, zip, ..Description::new(Kind::TorchZip, tensors, training) })
+    Ok(Description { note, best: named, progress, zip, ..Description::new(Kind::TorchZip, tensors, training) })
 }
 
 /// Whether the zip has the object graph of torch.save in it.

@@ -1,5 +1,6 @@
 //! Tensors as torch pickles them: a call of a rebuild function on a persistent id that names a storage.
 
+use super::flat::Window;
 use super::pickle::{Graph, Item, Node};
 use crate::codec::Dtype;
 
@@ -35,10 +36,15 @@ pub(super) struct View<'a> {
     pub(super) storage: Storage<'a>,
     /// Element type; `None` if stepfs does not know it.
     pub(super) dtype: Option<Dtype>,
-    /// Its shape if it lies contiguously from the storage's start.
+    /// Its shape if it lies without gaps from the storage's start, with the dimensions in the storage's order: a transposed
+    /// matrix of rows and columns is one of columns and rows.
     pub(super) shape: Option<Vec<u64>>,
+    /// Where it lies in the storage, if that is known.
+    pub(super) window: Option<Window>,
     /// Whether it is an `nn.Parameter`.
     pub(super) parameter: bool,
+    /// Of a rank's part of a distributed tensor: the shape of the whole.
+    pub(super) whole: Option<Vec<u64>>,
 }
 
 /// Most dimensions of a tensor, as in torch.
@@ -73,8 +79,21 @@ pub(super) fn storage(graph: &Graph, item: Item) -> Option<Storage<'_>> {
     })
 }
 
-/// Function and arguments of a call, without the wrappers of parameters and subclasses.
-fn unwrapped(graph: &Graph, item: Item) -> Option<(&str, &[Item], bool)> {
+/// Attributes of a rebuilt object that are looked at: distributed tensors have two, and what users add.
+const MAX_ATTRIBUTES: usize = 32;
+
+/// A call of the function that rebuilds a tensor from a storage.
+struct Rebuilt<'a> {
+    func: &'a str,
+    args: &'a [Item],
+    parameter: bool,
+    /// Of a rank's part of a distributed tensor: the size of the whole.
+    whole: Option<Item>,
+}
+
+/// The call without those around it, of parameters and subclasses. A distributed tensor (FSDP2, tensor parallelism)
+/// is the rank's part of it, which is all of it that is in the file.
+fn unwrapped(graph: &Graph, item: Item) -> Option<Rebuilt<'_>> {
     let call = |item| match item {
         Item::Node(n) => match graph.node(n) {
             Node::Object(o) => Some((o.func, o.args)),
@@ -83,7 +102,7 @@ fn unwrapped(graph: &Graph, item: Item) -> Option<(&str, &[Item], bool)> {
         _ => None,
     };
     let (mut func, mut args) = call(item)?;
-    let mut parameter = false;
+    let (mut parameter, mut whole) = (false, None);
     for _ in 0..MAX_WRAPPERS {
         let (module, name) = graph.global(func)?;
         let list = graph.tuple(args)?;
@@ -92,17 +111,47 @@ fn unwrapped(graph: &Graph, item: Item) -> Option<(&str, &[Item], bool)> {
                 parameter = true;
                 (func, args) = call(*data)?;
             }
+            ("torch._tensor", "_rebuild_from_type_v2", &[inner, class, inner_args, state])
+                if is_distributed(graph, inner, class) =>
+            {
+                whole = whole.or(graph.tuple(inner_args)?.get(2).copied());
+                parameter |= attribute(graph, state, "_is_param") == Some(Item::Bool(true));
+                (func, args) = call(attribute(graph, state, "_local_tensor")?)?;
+            }
             ("torch._tensor", "_rebuild_from_type_v2", &[inner, class, inner_args, _]) => {
                 parameter |= graph.global(class).is_some_and(|(_, c)| c == "Parameter");
                 (func, args) = (inner, inner_args);
             }
             ("torch._utils", "_rebuild_tensor" | "_rebuild_tensor_v2" | "_rebuild_tensor_v3", list) => {
-                return Some((name, list, parameter));
+                return Some(Rebuilt { func: name, args: list, parameter, whole });
             }
             _ => return None,
         }
     }
     None
+}
+
+/// Whether a subclass of tensors is torch's `DTensor`. Its module has had several names.
+fn is_distributed(graph: &Graph, inner: Item, class: Item) -> bool {
+    graph.global(inner) == Some(("torch._utils", "_rebuild_wrapper_subclass"))
+        && graph
+            .global(class)
+            .is_some_and(|(module, name)| name == "DTensor" && module.starts_with("torch.distributed."))
+}
+
+/// An attribute that a rebuilt object gets. Its state is a dict, or a pair of one and another for slots.
+fn attribute(graph: &Graph, state: Item, name: &str) -> Option<Item> {
+    let one = [state];
+    let dicts = graph.tuple(state).unwrap_or(&one);
+    let dicts = dicts.iter().take(2).filter_map(|dict| match dict {
+        Item::Node(n) => match graph.node(*n) {
+            Node::Dict(pairs) => Some(pairs),
+            _ => None,
+        },
+        _ => None,
+    });
+    let is_named = |key| matches!(key, Item::Str(text) if graph.text(text) == name.as_bytes());
+    dicts.flat_map(|pairs| pairs.iter().take(MAX_ATTRIBUTES)).find(|&&(key, _)| is_named(key)).map(|&(_, value)| value)
 }
 
 /// Whether the item is a tensor, without looking at its details.
@@ -112,7 +161,7 @@ pub(super) fn is_tensor(graph: &Graph, item: Item) -> bool {
 
 /// The tensor that the item is; `None` for anything else, and for a tensor that makes no sense.
 pub(super) fn view(graph: &Graph, item: Item) -> Option<View<'_>> {
-    let (name, args, parameter) = unwrapped(graph, item)?;
+    let Rebuilt { func: name, args, parameter, whole } = unwrapped(graph, item)?;
     let [persid, Item::Int(offset), shape, stride, rest @ ..] = args else {
         return None;
     };
@@ -126,17 +175,21 @@ pub(super) fn view(graph: &Graph, item: Item) -> Option<View<'_>> {
         _ => storage.dtype,
     };
     let (shape, stride) = (sizes(graph, *shape)?, sizes(graph, *stride)?);
-    if shape.len() != stride.len() || *offset < 0 {
+    let offset = u64::try_from(*offset).ok()?;
+    if shape.len() != stride.len() {
         return None;
     }
-    let contiguous = *offset == 0 && !storage.part && is_contiguous(&shape, &stride);
-    Some(View { storage, dtype, shape: contiguous.then_some(shape), parameter })
+    let is_contiguous = is_contiguous(&shape, &stride);
+    let whole = whole.and_then(|whole| sizes(graph, whole));
+    let dense = if is_contiguous { Some(shape.clone()) } else { in_order(&shape, &stride) };
+    let window = Window { offset, is_dense: dense.is_some(), shape: dense.clone().unwrap_or(shape) };
+    let shape = dense.filter(|_| offset == 0 && !storage.part);
+    Some(View { storage, dtype, shape, window: (!storage.part).then_some(window), parameter, whole })
 }
 
 /// The shape of the tensor that the item is, wherever in its storage it lies.
 pub(super) fn shape(graph: &Graph, item: Item) -> Option<Vec<u64>> {
-    let (_, args, _) = unwrapped(graph, item)?;
-    args.get(2).and_then(|&shape| sizes(graph, shape))
+    unwrapped(graph, item)?.args.get(2).and_then(|&shape| sizes(graph, shape))
 }
 
 /// The numbers of a size, of at most [`MAX_DIMS`] dimensions.
@@ -159,6 +212,15 @@ fn size_args(graph: &Graph, item: Item) -> Item {
         return sizes;
     }
     item
+}
+
+/// The dimensions of a tensor whose elements lie without gaps, but in another order: by descending stride.
+fn in_order(shape: &[u64], stride: &[u64]) -> Option<Vec<u64>> {
+    let mut dims: Vec<(u64, u64)> =
+        stride.iter().copied().zip(shape.iter().copied()).filter(|dim| dim.1 != 1).collect();
+    dims.sort_unstable_by(|a, b| b.cmp(a));
+    let (stride, shape): (Vec<u64>, Vec<u64>) = dims.into_iter().unzip();
+    is_contiguous(&shape, &stride).then_some(shape)
 }
 
 fn is_contiguous(shape: &[u64], stride: &[u64]) -> bool {

@@ -146,6 +146,8 @@ impl Walk<'_, '_, '_> {
                 storage: v.storage,
                 dtype: v.dtype,
                 shape: v.shape,
+                window: v.window,
+                whole: v.whole,
                 path,
                 role: role::tensor(context, listed || v.parameter, key, dtype),
                 // A pickled optimizer lists the model's parameters among its param_groups.
@@ -158,6 +160,8 @@ impl Walk<'_, '_, '_> {
                 storage,
                 dtype: storage.dtype,
                 shape: None,
+                window: None,
+                whole: None,
                 path: match self.path.as_str() {
                     "" => ".",
                     path => path,

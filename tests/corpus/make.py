@@ -69,6 +69,9 @@ def list_torch(name, role):
             found[offset]["aliases"].append(path)
             continue
         numel = storage.nbytes() // t.element_size()
+        # Dimensions in the order of the storage: a transposed matrix is one of columns and rows.
+        if not t.is_contiguous():
+            t = t.permute(sorted(range(t.dim()), key=lambda dim: -t.stride(dim)))
         whole = t.is_contiguous() and t.storage_offset() == 0 and t.numel() == numel
         found[offset] = {
             "path": path, "aliases": [], "dtype": NAMES[t.dtype], "shape": list(t.shape) if whole else [numel],

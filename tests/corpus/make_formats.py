@@ -62,6 +62,8 @@ def list_legacy(name, role):
             found[offset]["aliases"].append(path)
             continue
         numel = storage.nbytes() // t.element_size()
+        if not t.is_contiguous():  # dimensions in the order of the storage
+            t = t.permute(sorted(range(t.dim()), key=lambda dim: -t.stride(dim)))
         whole = t.is_contiguous() and t.storage_offset() == 0 and t.numel() == numel
         found[offset] = {"path": path, "aliases": [], "dtype": NAMES[t.dtype], "shape": list(t.shape) if whole else [numel],
                          "offset": offset, "role": role(path, t)}

@@ -12,6 +12,7 @@ use std::ops::Range;
 
 use super::made::{self, Places};
 use super::pickle::{self, Graph, Item, is_wrapper};
+use super::progress::Progress;
 use super::read::{Fail, bad};
 use super::storages::Storages;
 use super::walk::walk;
@@ -52,6 +53,8 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
     if found.is_empty() {
         return texts.map_or(Ok(None), bad);
     }
+    // What is rewritten below says nothing of steps and decays.
+    let progress = Progress::of(&graph);
     let places = replace(&mut graph, found);
     optimizers::rewrite(&mut graph);
     let mut storages = Storages::new(&places);
@@ -59,7 +62,7 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
     let ((tensors, training), _, note) = storages.finish(&optimizers);
     let note = note.map(|note| note.replacen("torch", "pickle", 1)).or(texts);
     let kind = if wrapped { Kind::Joblib } else { Kind::Pickle };
-    Ok(Some(Description { note, ..Description::new(kind, tensors, training) }))
+    Ok(Some(Description { note, progress, ..Description::new(kind, tensors, training) }))
 }
 
 /// Puts tensors in the places of arrays. Answers where their elements are.

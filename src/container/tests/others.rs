@@ -220,7 +220,7 @@ const F4: &[u8] = b"cnumpy\ndtype\nX\x02\0\0\0f4\x89\x88\x87R(\
     K\x03X\x01\0\0\0<NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb";
 
 /// Opcodes that push an array of one element, in a pickle of protocol 5.
-fn array() -> Vec<u8> {
+pub(super) fn array() -> Vec<u8> {
     [&b"cnumpy.core.numeric\n_frombuffer\n(C\x04abcd"[..], F4, b"K\x01\x85X\x01\0\0\0CtR"].concat()
 }
 
