@@ -1,69 +1,101 @@
-//! The floor under lossy values: no loss may make an element useless as a divisor or as the argument of a root or
-//! logarithm.
+//! The limits of lossy values, and the floor under them.
 //!
-//! A tensor of one sign is used that way: a variance, a scale, a temperature, an averaged square. So if no element of a
-//! tensor is negative (or none positive), every element comes back with its sign. Zero stays 0, nothing else becomes 0,
-//! and no element is more than an eighth of itself off. Elements that a lattice would bring below the floor are kept
-//! exactly, as *exceptions*.
+//! A program may keep a tensor within limits: a probability, a mask, a value behind a clamp. So no element leaves the
+//! least and the largest one of the tensor as it was written.
 //!
-//! This must never happen: a decoded value is 0, has another sign, or makes a division by it infinite, although the
-//! written file had no such value.
+//! A tensor of one sign is a divisor, or the argument of a root or logarithm: a variance, a scale, a temperature. So if
+//! no element of a tensor is negative (or none positive), every element comes back with its sign. Zero stays 0, nothing
+//! else becomes 0, and no element is more than an eighth of itself off. Elements that a lattice would bring beyond the
+//! limits or below the floor are kept exactly, as *exceptions*.
+//!
+//! These must never happen: a decoded value is beyond all written ones; it is 0, has another sign, or makes a division
+//! by it infinite, although the written file had no such value.
 
 use super::Dtype;
 use super::exception::Exception;
 use super::float::{Float, for_float};
+use crate::entropy::simd::{Level, multiversion};
 
-/// The signs that occur among elements. A 0 of either sign has none.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Signs {
-    /// An element is above 0.
-    pub positive: bool,
-    /// An element is below 0.
-    pub negative: bool,
+/// The least and the largest element of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Limits {
+    /// The least.
+    pub least: f64,
+    /// The largest; below the least if there are no elements.
+    pub most: f64,
 }
 
-impl Signs {
-    /// Adds the signs of these elements. Stops once both were seen: after a few elements of most tensors.
+impl Limits {
+    /// Those of no elements.
+    pub const OF_NONE: Limits = Limits { least: f64::INFINITY, most: f64::NEG_INFINITY };
+
+    /// Adds these elements. A NaN has no place among them.
     pub fn add(&mut self, dtype: Dtype, data: &[u8]) {
-        fn add<F: Float>(signs: &mut Signs, data: &[F::Bytes]) {
-            for &element in data {
-                let value = F::widen(element);
-                signs.positive |= value > 0.0;
-                signs.negative |= value < 0.0;
-                if signs.both() {
-                    return;
-                }
-            }
-        }
-        for_float!(dtype, F => add::<F>(self, F::elements(data)), else ());
+        let found =
+            for_float!(dtype, F => limits::<F>(Level::detect(), F::elements(data)), else (self.least, self.most));
+        self.join(Limits { least: found.0, most: found.1 });
     }
 
-    /// True if both signs occur: then the tensor has no floor.
-    pub fn both(self) -> bool {
-        self.positive && self.negative
+    /// Adds the elements of other limits.
+    pub fn join(&mut self, other: Limits) {
+        *self = Limits { least: self.least.min(other.least), most: self.most.max(other.most) };
+    }
+
+    /// Whether no two elements have different signs. Then the tensor has a floor.
+    pub fn have_one_sign(self) -> bool {
+        self.least >= 0.0 || self.most <= 0.0
+    }
+
+    fn contain(self, value: f64) -> bool {
+        (self.least..=self.most).contains(&value)
+    }
+}
+
+multiversion! {
+    fn limits<F: Float>(data: &[F::Bytes]) -> (f64, f64) {
+        let (mut least, mut most) = (f64::INFINITY, f64::NEG_INFINITY);
+        for &element in data {
+            let value = F::widen(element);
+            least = if value < least { value } else { least };
+            most = if value > most { value } else { most };
+        }
+        (least, most)
     }
 }
 
 /// The elements of a lattice tile that are kept exactly, besides those beyond the bound.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Keep {
-    /// None: the tensor has both signs.
+    /// None.
     #[default]
     Nothing,
-    /// Elements that would fall below the floor: the tensor has one sign.
-    Floor,
+    /// Elements that would leave the limits of their tensor, or fall below its floor.
+    Within(Limits),
     /// Elements whose decoded bits would differ: the tile is what an object decodes to.
     Bits,
 }
 
 /// Writes the exact bits of these elements of `w` into `r`, and adds them to `exceptions`, which stay ascending.
 pub fn keep(dtype: Dtype, keep: Keep, w: &[u8], r: &mut [u8], exceptions: &mut Vec<Exception>) {
-    fn all<F: Float>(bits: bool, w: &[F::Bytes], r: &mut [F::Bytes], exceptions: &mut Vec<Exception>) {
+    fn all<F: Float>(keep: Keep, w: &[F::Bytes], r: &mut [F::Bytes], exceptions: &mut Vec<Exception>) {
+        let has_floor = matches!(keep, Keep::Within(limits) if limits.have_one_sign());
+        if let (Keep::Within(within), false) = (keep, has_floor) {
+            // Hardly any block has an element near the limits.
+            let (least, most) = limits::<F>(Level::detect(), r);
+            if least >= within.least && most <= within.most {
+                return;
+            }
+        }
         for (index, (&w, r)) in w.iter().zip(r).enumerate() {
-            let (raw, back) = (F::to_raw(w), F::to_raw(*r));
-            if if bits { raw != back } else { !is_above(F::widen(w), F::widen(*r), MOST_OFF) } {
+            let (value, back) = (F::widen(w), F::widen(*r));
+            let stays = match keep {
+                Keep::Nothing => true,
+                Keep::Within(limits) => limits.contain(back) && (!has_floor || is_above(value, back, MOST_OFF)),
+                Keep::Bits => F::to_raw(w) == F::to_raw(*r),
+            };
+            if !stays {
                 *r = w;
-                exceptions.push(Exception { index: index as u32, raw });
+                exceptions.push(Exception { index: index as u32, raw: F::to_raw(w) });
             }
         }
     }
@@ -71,10 +103,23 @@ pub fn keep(dtype: Dtype, keep: Keep, w: &[u8], r: &mut [u8], exceptions: &mut V
         return;
     }
     let before = exceptions.len();
-    for_float!(dtype, F => all::<F>(keep == Keep::Bits, F::elements(w), F::elements_mut(r), exceptions), else ());
+    for_float!(dtype, F => all::<F>(keep, F::elements(w), F::elements_mut(r), exceptions), else ());
     if exceptions.len() > before && before > 0 {
+        // An element beyond the bound is exact already, and within the limits.
         exceptions.sort_unstable_by_key(|exception| exception.index);
     }
+}
+
+/// True if no element is infinite or NaN.
+pub fn are_finite(dtype: Dtype, data: &[u8]) -> bool {
+    for_float!(dtype, F => F::elements(data).iter().all(|&element| F::widen(element).is_finite()), else true)
+}
+
+/// True if all elements are within these limits.
+pub fn are_within(dtype: Dtype, within: Limits, r: &[u8]) -> bool {
+    let mut found = Limits::OF_NONE;
+    found.add(dtype, r);
+    r.is_empty() || found.least >= within.least && found.most <= within.most
 }
 
 /// A codec's promise for the elements of a tensor of one sign.
@@ -122,7 +167,8 @@ mod tests {
         let w = bytes(&[1.0, 0.4, 3e-14, 0.0, 5.0, 1e-40]);
         let mut r = bytes(&[1.1, 0.1, 0.0, 1.0, 11.0, 1e-40]);
         let mut exceptions = vec![Exception { index: 5, raw: 1 }];
-        keep(Dtype::F32, Keep::Floor, &w, &mut r, &mut exceptions);
+        let limits = Limits { least: 0.0, most: 5.0 };
+        keep(Dtype::F32, Keep::Within(limits), &w, &mut r, &mut exceptions);
         assert_eq!(r, bytes(&[1.1, 0.4, 3e-14, 0.0, 5.0, 1e-40]));
         assert_eq!(exceptions.iter().map(|e| e.index).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
         assert!(holds(Dtype::F32, Floor::Eighth, &w, &r));
@@ -149,14 +195,30 @@ mod tests {
     }
 
     #[test]
-    fn signs_are_told_without_zeros() {
-        let of = |values: &[f32]| {
-            let mut signs = Signs::default();
-            signs.add(Dtype::F32, &bytes(values));
-            signs
+    fn elements_beyond_the_limits_are_kept_exactly() {
+        let w = bytes(&[-1.0, 0.9, 1.0, 0.2]);
+        let limits = {
+            let mut limits = Limits::OF_NONE;
+            limits.add(Dtype::F32, &w);
+            limits
         };
-        assert_eq!(of(&[0.0, -0.0]), Signs::default());
-        assert_eq!(of(&[0.0, 2.0]), Signs { positive: true, negative: false });
-        assert!(of(&[-1.0, 2.0]).both() && !of(&[-1.0, f32::NAN]).both());
+        assert_eq!(limits, Limits { least: -1.0, most: 1.0 });
+        let (mut r, mut exceptions) = (bytes(&[-1.01, 1.02, 0.97, -0.1]), Vec::new());
+        assert!(!are_within(Dtype::F32, limits, &r));
+        keep(Dtype::F32, Keep::Within(limits), &w, &mut r, &mut exceptions);
+        assert_eq!(r, bytes(&[-1.0, 0.9, 0.97, -0.1]));
+        assert_eq!(exceptions.iter().map(|e| e.index).collect::<Vec<_>>(), [0, 1]);
+        assert!(are_within(Dtype::F32, limits, &r) && are_within(Dtype::F32, limits, &[]));
+    }
+
+    #[test]
+    fn limits_tell_one_sign() {
+        let of = |values: &[f32]| {
+            let mut limits = Limits::OF_NONE;
+            limits.add(Dtype::F32, &bytes(values));
+            limits.have_one_sign()
+        };
+        assert!(of(&[0.0, -0.0]) && of(&[0.0, 2.0]) && of(&[-1.0, 0.0]) && of(&[]) && of(&[-1.0, f32::NAN]));
+        assert!(!of(&[-1.0, 2.0]));
     }
 }

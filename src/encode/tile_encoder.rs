@@ -117,7 +117,7 @@ impl Encoder<'_> {
         let plan = &self.job.plans[at];
         let divisors = around.companion.map(|(_, written, decoded)| (written, decoded.as_slice()));
         Check::new(plan::spec(&plan.tensor, coding, number), around.factors, divisors)
-            .of_one_sign(plan.one_sign)
+            .within(plan.limits)
             .with_crc(with_crc(self.job, coding).then(|| self.job.description.checksum()))
     }
 

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::codec::floor::{self, Floor};
+use crate::codec::floor::{self, Floor, Limits};
 use crate::codec::log::Factors;
 use crate::codec::{Corrupt, lattice, log, moment};
 use crate::hash::{Checksum, Xxh3};
@@ -19,7 +19,8 @@ pub struct Check<'a> {
     spec: TileSpec,
     factors: Option<&'a Arc<Factors>>,
     divisors: Option<Divisors<'a>>,
-    one_sign: bool,
+    /// The limits of the tensor as written, where they must hold.
+    limits: Option<Limits>,
     /// The largest error that the quantizer states, where no step of the coding bounds it.
     stated: f64,
     /// The checksums of a container: as written and as decoded.
@@ -55,7 +56,7 @@ impl<'a> Check<'a> {
             spec,
             factors,
             divisors,
-            one_sign: false,
+            limits: None,
             stated: f64::INFINITY,
             crc: None,
             hash: Xxh3::new(),
@@ -65,10 +66,10 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// The tensor has one sign, so the floor must hold ([`crate::codec::floor`]).
+    /// The tensor has these limits, so they must hold, and its floor ([`crate::codec::floor`]).
     #[must_use]
-    pub fn of_one_sign(self, one_sign: bool) -> Check<'a> {
-        Check { one_sign, ..self }
+    pub fn within(self, limits: Option<Limits>) -> Check<'a> {
+        Check { limits, ..self }
     }
 
     /// Also computes this checksum of no bytes yet.
@@ -110,7 +111,7 @@ impl<'a> Check<'a> {
         }
         // NaN would vanish in the largest.
         let error = self.error_of(start, written, decoded)?.filter(|error| !error.is_nan());
-        let sound = !self.one_sign || is_above_floor(self.spec, written, decoded);
+        let sound = self.limits.is_none_or(|limits| are_kept(self.spec, limits, written, decoded));
         self.error = self.error.zip(error.filter(|_| sound)).map(|(before, now)| before.max(now));
         let absolute = match self.spec.coding {
             Coding::Log { .. } | Coding::LogKey { .. } | Coding::Moment { .. } | Coding::Sized { .. } => {
@@ -155,14 +156,17 @@ impl<'a> Check<'a> {
     }
 }
 
-/// True if a block of a tensor of one sign keeps to the floor.
-fn is_above_floor(spec: TileSpec, written: &[u8], decoded: &[u8]) -> bool {
-    let floor = match spec.coding {
-        Coding::Moment { .. } | Coding::Sized { .. } => Floor::Sign,
-        Coding::Cast { .. } => Floor::Quarter,
-        _ => Floor::Eighth,
+/// True if a block of a tensor keeps to the limits of the tensor, and to its floor. Moments have no limits: an optimizer
+/// divides them by each other.
+fn are_kept(spec: TileSpec, limits: Limits, written: &[u8], decoded: &[u8]) -> bool {
+    let (floor, is_limited) = match spec.coding {
+        Coding::Moment { .. } | Coding::Sized { .. } => (Floor::Sign, false),
+        Coding::Cast { .. } => (Floor::Quarter, true),
+        Coding::External { .. } | Coding::ExternalKey => (Floor::Eighth, false),
+        _ => (Floor::Eighth, true),
     };
-    floor::holds(spec.dtype, floor, written, decoded)
+    (!is_limited || floor::are_within(spec.dtype, limits, decoded))
+        && (!limits.have_one_sign() || floor::holds(spec.dtype, floor, written, decoded))
 }
 
 #[cfg(test)]

@@ -180,7 +180,8 @@ fn ratios(
 fn are_few(keep: Keep, exceptions: &[Exception], elements: usize) -> bool {
     /// An exception takes some 6 bytes, a lossless element of fp32 about 3.
     const MOST: usize = 8;
-    keep != Keep::Floor || exceptions.len() <= elements / MOST
+    let has_floor = matches!(keep, Keep::Within(limits) if limits.have_one_sign());
+    !has_floor || exceptions.len() <= elements / MOST
 }
 
 /// K of a state that becomes a difference to `parent`.

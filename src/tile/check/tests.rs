@@ -16,7 +16,8 @@ fn spec(coding: Coding) -> TileSpec {
 }
 
 fn checked(coding: Coding, one_sign: bool, written: &[u8], decoded: &[u8]) -> Option<Checked> {
-    let mut check = Check::new(spec(coding), None, None).of_one_sign(one_sign).with_crc(Some(Checksum::new(false)));
+    let limits = one_sign.then_some(Limits { least: 0.0, most: f64::INFINITY });
+    let mut check = Check::new(spec(coding), None, None).within(limits).with_crc(Some(Checksum::new(false)));
     check.add_all(written, decoded).unwrap();
     check.finish()
 }
@@ -62,6 +63,19 @@ fn a_lost_sign_is_found_where_the_tensor_has_one() {
     assert!(checked(coding, false, &written, &decoded).is_some());
     assert!(checked(coding, true, &written, &decoded).is_none());
     assert!(checked(coding, true, &written, &with(&written, 1, 2.2)).is_some());
+}
+
+#[test]
+fn a_value_beyond_the_limits_is_found() {
+    let coding = Coding::LatticeKey { step: 4.0 };
+    let written = bytes(|i| (i % 7) as f32 - 3.0);
+    let compare = |decoded: &[u8]| {
+        let mut check = Check::new(spec(coding), None, None).within(Some(Limits { least: -3.0, most: 3.0 }));
+        check.add_all(&written, decoded).unwrap();
+        check.finish().is_some()
+    };
+    assert!(compare(&with(&written, 3, 1.0)));
+    assert!(!compare(&with(&written, 6, 3.1)) && !compare(&with(&written, N - 1, -3.1)));
 }
 
 #[test]
