@@ -19,6 +19,7 @@ use crate::published::tile::is_for;
 use crate::recall::{self, Chain, Layout, Memory, stream, usual_memory};
 use crate::store::durable::{Io, scratch};
 use crate::store::object::{Id, rows_and_width};
+use crate::store::step_pattern::iterations;
 use crate::store::{MIN_RELEASE_BYTES, Profile, Profiles};
 
 use super::series::{State, is_parameter};
@@ -152,6 +153,8 @@ impl<'a> Trial<'a> {
                 own: (&source, &state.description),
                 newer: (&after, &of_newer),
                 ahead: false,
+                refusal: None,
+                apart: iterations(&state.path, &newer.path).or_else(|| iterations(&newer.path, &state.path)),
                 written: &state.file,
                 base: &previous.as_ref().map_or_else(Base::default, after_it),
                 profiles: &profiles,

@@ -124,7 +124,7 @@ fn step(subject: &Subject, rms: f64) -> Option<f64> {
     // Flat copies of matrices are vectors by their shape only.
     let is_vector = tensor.shape.len() < 2 && !tensor.is_flat();
     let share = if is_vector { VECTOR } else { 1.0 };
-    lattice::choose_g(tensor.dtype, &[rms], subject.rates.weight * share * subject.relief * subject.caution)
+    lattice::choose_g(tensor.dtype, &[rms], subject.rates.weight * share * subject.caution)
 }
 
 /// By rows, if most of them do not move.

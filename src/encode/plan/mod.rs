@@ -3,11 +3,12 @@
 mod adam;
 mod archived;
 mod casts;
-mod interval;
 mod lattice;
+mod limits;
 mod memory;
 mod met;
 mod moments;
+pub(super) mod pace;
 mod phase;
 mod proof;
 mod rates;
@@ -19,7 +20,7 @@ use std::io;
 use rayon::prelude::*;
 
 use crate::codec::Rows;
-use crate::codec::floor::{Keep, Signs};
+use crate::codec::floor::{Keep, Limits};
 use crate::codec::{TILE_BYTES, lossless};
 use crate::container::{Description, ReadAt, Role, Tensor, Use};
 use crate::entropy::scratch;
@@ -62,8 +63,8 @@ pub(super) struct Plan {
     pub(super) outward: f64,
     /// The published system for it.
     pub(super) system: Option<SystemId>,
-    /// All its elements have one sign: it has a floor (`codec::floor`) besides its codec's bound.
-    pub(super) one_sign: bool,
+    /// Besides its codec's bound: the least and the largest of its elements, beyond which none may come back.
+    pub(super) limits: Option<Limits>,
 }
 
 impl Plan {
@@ -78,7 +79,7 @@ impl Plan {
             row_step: 0.0,
             outward: 0.0,
             system: None,
-            one_sign: false,
+            limits: None,
         }
     }
 
@@ -90,7 +91,7 @@ impl Plan {
 
     /// Which elements are kept exactly.
     pub(super) fn keep(&self) -> Keep {
-        if self.one_sign { Keep::Floor } else { Keep::Nothing }
+        self.limits.map_or(Keep::Nothing, Keep::Within)
     }
 
     /// Whether the tensor is, or may become, a difference to the base.
@@ -118,6 +119,8 @@ pub(super) struct Material<'a> {
     pub(super) previous: Option<&'a Chain>,
     /// The base is the super-step before this one. Only here a keyframe may win.
     pub(super) super_step: bool,
+    /// Iterations to the state after it, as the two names count them: for files that count none.
+    pub(super) apart: Option<f64>,
     pub(super) profiles: &'a Profiles,
 }
 
@@ -180,8 +183,6 @@ struct Subject<'a> {
     /// The tensor in the state before.
     previous: Option<Archived<'a>>,
     rates: Rates,
-    /// Factor on the step of weights, see [`interval::relief`].
-    relief: f64,
     /// Factor on the step of a weight or of its second moment, at most 1, see [`steep::cautions`].
     caution: f64,
     /// Its other moment, and that one's place among the plans.
@@ -200,7 +201,6 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
         twin.map(|twin| without_edges(twin))
     };
     let twins: Vec<Option<Tensor>> = all.iter().map(twin_of).collect();
-    let relief = interval::relief(material)?;
     let mut copies = casts::copies(material.source, written)?;
     // A tensor that must be exact may only be a copy of an exact one.
     copies.retain(|copy, of| material.rates(all[*copy].role).is_some() || material.rates(all[*of].role).is_none());
@@ -217,11 +217,18 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
         false => proof::proven(material, &all, &twins)?,
     };
     proof::except_ends(material, &all, &mut proven)?;
+    let looks = limited(material, &all, &mut proven)?;
     // A copy is as lossy as its original, so the original must be proven.
     copies.retain(|_, of| proven[*of]);
     // A tensor can be beside another one only if both get tiles.
     let lossy = |(tensor, proven): (&Tensor, &bool)| lossy_kind(material, tensor).filter(|_| *proven);
-    let kinds: Vec<Option<(Kind, Rates)>> = all.iter().zip(&proven).map(lossy).collect();
+    let mut kinds: Vec<Option<(Kind, Rates)>> = all.iter().zip(&proven).map(lossy).collect();
+    let weight = |index: usize| {
+        matches!(kinds[index], Some((Kind::Weight, _))).then_some(())?;
+        Some((&all[index], twins[index].as_ref()?, previous.get(&all[index])?))
+    };
+    let pace = pace::Pace::of(material, (0..all.len()).filter_map(weight))?;
+    kinds.iter_mut().flatten().for_each(|(_, rates)| *rates = pace.rates(*rates));
     let seconds = steep::second_moments(&all);
     let known = |index: usize| {
         let is_weight = matches!(kinds[index], Some((Kind::Weight, _)));
@@ -266,7 +273,6 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
                 parent,
                 previous: previous.get(tensor),
                 rates,
-                relief,
                 caution: cautions[index],
                 partner,
             };
@@ -294,8 +300,12 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
         let system = systems[index].filter(|_| coding.is_external());
         // Logarithms keep the sign anyway, so their tensors need no look.
         let of_logs = matches!(coding, Coding::Log { .. } | Coding::LogKey { .. });
-        let one_sign = coding.is_lossy() && !of_logs && has_one_sign(material.source, tensor)?;
-        Ok((Plan { index, tensor: tensor.clone(), coding, alone, parent, row_step, outward, system, one_sign }, bits))
+        let limits = match looks[index] {
+            _ if !coding.is_lossy() || of_logs => None,
+            Some(limits) => Some(limits),
+            None => Some(limits::limits(material.source, tensor)?),
+        };
+        Ok((Plan { index, tensor: tensor.clone(), coding, alone, parent, row_step, outward, system, limits }, bits))
     };
     // Each decodes some tiles of the base.
     let chosen: io::Result<Vec<(Plan, (f64, f64))>> = planned.par_iter().map(choose).collect();
@@ -314,6 +324,24 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
         plans.iter_mut().for_each(Plan::begin_anew);
     }
     Ok(Planned { plans, forecast })
+}
+
+/// The limits of the parameters. Those that show a constraint lose their proof.
+fn limited(material: &Material, tensors: &[Tensor], proven: &mut [bool]) -> io::Result<Vec<Option<Limits>>> {
+    let written = &material.description.tensors;
+    let is_parameter = |tensor: &Tensor| matches!(tensor.role, Role::Weight | Role::Ema | Role::Master);
+    let look = |(index, proven): (usize, &mut bool)| -> io::Result<Option<Limits>> {
+        if !*proven || !is_parameter(&tensors[index]) || lossy_kind(material, &tensors[index]).is_none() {
+            return Ok(None);
+        }
+        let found = limits::look(material.source, &written[index])?;
+        if let Some(constraint) = found.constraint {
+            log::debug!("{}: {constraint}, so it stays exact", written[index].path);
+            *proven = false;
+        }
+        Ok(Some(found.limits))
+    };
+    proven.par_iter_mut().enumerate().map(look).collect()
 }
 
 /// The codec for a tensor, and its numbers. `None` for lossless.
@@ -353,21 +381,6 @@ fn lossless_choice(source: &dyn ReadAt, tensor: &Tensor, parent: Option<(&Chain,
         true => Choice { coding: Coding::LosslessDelta { parent }, bits: (delta, bits), ..alone },
         false => Choice { bits: (bits, bits), ..alone },
     })
-}
-
-/// Whether no two elements have different signs. The first few tell for most tensors.
-fn has_one_sign(source: &dyn ReadAt, tensor: &Tensor) -> io::Result<bool> {
-    const FIRST_BYTES: u64 = 4096;
-    let len = tensor.extent.end - tensor.extent.start;
-    let mut signs = Signs::default();
-    signs.add(tensor.dtype, &lattice::read(source, tensor, &(0..len.min(FIRST_BYTES)))?);
-    for tile in 0..tiles(tensor) {
-        if signs.both() {
-            break;
-        }
-        signs.add(tensor.dtype, &read_tile(source, tensor, tile)?);
-    }
-    Ok(!signs.both())
 }
 
 /// A tensor without its first and last pages, which stay in the skeleton, if it is so large that this costs nothing.

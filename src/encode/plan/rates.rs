@@ -11,7 +11,11 @@ use crate::store::Profile;
 /// Steps, each in the terms of its codec.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Rates {
-    /// Weights: root mean squares of the update between two checkpoints.
+    /// The promise: what going on from such a state costs at most, in iterations, or as a share of the iterations since
+    /// the state before, if that is more.
+    pub(super) iterations: f64,
+    pub(super) share: f64,
+    /// Weights: root mean squares of the update between two checkpoints; less where they are far apart ([`super::pace`]).
     pub(super) weight: f64,
     /// Rows of tables of which most stay as they are: root mean squares of the row's update.
     pub(super) row: f64,
@@ -45,33 +49,43 @@ pub(super) const VECTOR: f64 = 1.0 / 8.0;
 
 const OCTAVE: u32 = 1 << 16;
 
+/// Of the profile `balanced`.
+pub(super) const BALANCED: Rates = Rates {
+    iterations: 0.5,
+    share: 0.01,
+    weight: 2.0,
+    row: 1.0,
+    first_moment: 1.75,
+    outward: 0.0,
+    least_kept: 0.95,
+    second_moment: 2 * OCTAVE,
+    full_change: 0.2,
+    momentum: 1.0,
+    square_sum: OCTAVE,
+};
+
+/// Of the profile `compact`.
+const COMPACT: Rates = Rates {
+    iterations: 2.0,
+    share: 0.04,
+    weight: 4.0,
+    row: 1.25,
+    first_moment: 2.9,
+    outward: 0.06,
+    least_kept: 0.9,
+    second_moment: 4 * OCTAVE,
+    full_change: 0.1,
+    momentum: 2.0,
+    square_sum: 2 * OCTAVE,
+};
+
 /// The numbers of a profile; `None`: lossless.
 pub(super) fn rates(profile: Profile) -> Option<Rates> {
     match profile {
         // A published system has its own.
         Profile::Exact | Profile::Published(_) => None,
-        Profile::Balanced => Some(Rates {
-            weight: 2.0,
-            row: 1.0,
-            first_moment: 1.75,
-            outward: 0.0,
-            least_kept: 0.95,
-            second_moment: 2 * OCTAVE,
-            full_change: 0.2,
-            momentum: 1.0,
-            square_sum: OCTAVE,
-        }),
-        Profile::Compact => Some(Rates {
-            weight: 4.0,
-            row: 1.25,
-            first_moment: 2.9,
-            outward: 0.06,
-            least_kept: 0.9,
-            second_moment: 4 * OCTAVE,
-            full_change: 0.1,
-            momentum: 2.0,
-            square_sum: 2 * OCTAVE,
-        }),
+        Profile::Balanced => Some(BALANCED),
+        Profile::Compact => Some(COMPACT),
     }
 }
 
