@@ -70,7 +70,7 @@ writers=(lion-pytorch schedulefree galore-torch pytorch_optimizer
     rsl-rl-lib stable-baselines3 gymnasium Farama-Notifications cloudpickle skrl pytorch-lightning lightning-utilities torchmetrics
     peft vector-quantize-pytorch einops einx frozendict loguru torch-einops-utils
     h5py keras absl-py namex optree ml_dtypes rich
-    joblib scikit-learn scipy threadpoolctl)
+    joblib scikit-learn narwhals scipy threadpoolctl)
 if [ -n "${STEPFS_VENV:-}" ]; then
     [ -x "$PYTHON" ] || die "STEPFS_VENV=$STEPFS_VENV has no bin/python"
     exit 0

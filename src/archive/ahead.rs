@@ -90,7 +90,7 @@ impl Archive {
             let Some(entry) = catalog.get(path) else { return Ok(Ahead::Later) };
             let State::Sealed(sealed) = &entry.state else { return Ok(Ahead::Later) };
             // It is to stay exact everywhere.
-            if entry.held.is_some() || catalog.named_best_by(path).is_some() {
+            if entry.held.is_some() || catalog.named_best_by(path).is_some() || catalog.best_result(path).is_some() {
                 return Ok(Ahead::Whole);
             }
             let recent = wall_ns().saturating_sub(sealed.modified_ns) < PATIENCE_NS;
@@ -134,7 +134,11 @@ impl Archive {
         if !nearest(states, &sealed).is_some_and(|before| self.is_faithful(before.id, &profiles)) {
             return Ok(Ahead::Whole);
         }
-        let after = After { state: (&before, path), ahead: true, but: None };
+        // Its former name is not known any more; the number in its own proves nothing then.
+        if self.refusal((path, &before), (path, &source))?.is_some() {
+            return Ok(Ahead::Whole);
+        }
+        let after = After { state: (&before, path), ahead: true, but: None, refusal: None };
         let made =
             self.difference(path, &sealed, (&source, &profiles), &after, &stale, &mut |made| self.commit(made))?;
         let Some(made) = made else { return Ok(Ahead::Whole) };
@@ -191,7 +195,7 @@ impl Archive {
     ) -> StepResult<bool> {
         let look = || -> StepResult<bool> {
             let (made, after) = (self.objects.open(id)?, self.open_newer(newer)?);
-            let after = After { state: (&after, &newer.0), ahead: false, but: Some(id) };
+            let after = After { state: (&after, &newer.0), ahead: false, but: Some(id), refusal: None };
             self.difference(path, sealed, file, &after, &|| false, &mut |difference| difference.is_met_by(&made))
         };
         let fine = look();

@@ -1,16 +1,17 @@
 //! Archives a sealed file of which a newer state is sealed too: choose the base, write the difference to it, commit.
 
+use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 use crate::container::{InOrder, ReadAt, is_named_elsewhere};
-use crate::encode::{Base, Difference, StepError, StepResult, Written, yield_to_others};
+use crate::encode::{Base, Difference, StepError, StepResult, Written, succession, yield_to_others};
 use crate::store::durable::DeviceFile;
 use crate::store::object::Id;
-use crate::store::{Profile, Profiles, is_pinned};
+use crate::store::{Profile, Profiles, is_pinned, step_pattern};
 
 use super::catalog::{Held, Sealed, State, Task};
 use super::resident::ResidentReason;
@@ -25,6 +26,8 @@ pub(super) struct After<'a> {
     pub(super) ahead: bool,
     /// The file becomes no difference to this object.
     pub(super) but: Option<Id>,
+    /// Why it is no proven later state of the file's run.
+    pub(super) refusal: Option<&'a str>,
 }
 
 impl Archive {
@@ -60,17 +63,29 @@ impl Archive {
         }
         let started = Instant::now();
         let stale = || self.is_stopping() || self.catalog().get(path).is_none_or(|e| e.version != version);
-        let profiles = self.profiles(path, sealed.lineage)?;
-        if profiles.coarsest() != Profile::Exact && self.is_best(path, version) {
-            return Ok(());
+        let mut profiles = self.profiles(path, sealed.lineage)?;
+        let mut refusal = None;
+        if profiles.coarsest() != Profile::Exact {
+            if self.is_best(path, version) || !self.is_followed_by_sound((path, &source), newer)? {
+                return Ok(());
+            }
+            if !self.one_run.load(Ordering::Relaxed) {
+                let after = self.open_newer(newer)?;
+                refusal = self.refusal((path, &source), (&newer.0, &after))?;
+            }
         }
+        if let Some(why) = &refusal {
+            log::info!("{}: stays exact, not proven to be a step of one run: {why}", path.display());
+            profiles = profiles.overridden(Profile::Exact);
+        }
+        let refusal = refusal.as_deref();
         // Bytes that do not say to which tensor they belong must not share the errors of others.
         let twin = if is_named_elsewhere(path) { None } else { self.twin(&profiles, sealed, &source, &stale)? };
         let made_ahead = twin.filter(|id| self.is_unproven(*id));
         let object = match twin {
             Some(object) if made_ahead.is_none() => object,
             Some(object) if self.is_still_fine(object, path, sealed, (&source, &profiles), newer)? => object,
-            _ => match self.write_object(path, sealed, (&source, &profiles), newer, (made_ahead, &stale))? {
+            _ => match self.write_object(path, sealed, (&source, &profiles), newer, (made_ahead, refusal, &stale))? {
                 Some(object) => object,
                 None => {
                     let why = ResidentReason::incompressible(&self.describe(path, &source)?);
@@ -84,6 +99,7 @@ impl Archive {
         self.keep_for_ahead(sealed, &newer.1, source);
         // Its lineage has another newest state now.
         self.garbage.store(true, Ordering::Relaxed);
+        self.is_proven_by(object, newer);
         if !self.advance_named(path, version, State::Archived(Arc::clone(sealed), object)) {
             return Ok(());
         }
@@ -93,6 +109,62 @@ impl Archive {
             log::info!("{}: archived as {object}, {percent:.1}% in {:.1?}", path.display(), started.elapsed());
         }
         Ok(())
+    }
+
+    /// Why one file is no proven later state of another one's run. `None`: it is.
+    pub(super) fn refusal(
+        &self,
+        before: (&Path, &DeviceFile),
+        after: (&Path, &DeviceFile),
+    ) -> StepResult<Option<String>> {
+        let mut descriptions = [self.describe(before.0, before.1)?, self.describe(after.0, after.1)?];
+        let [of_before, of_after] = &mut descriptions;
+        self.name_chunks(before.0, of_before)?;
+        self.name_chunks(after.0, of_after)?;
+        let [counted, of_after_counted] = [before.0, after.0].map(step_pattern::of_file);
+        let before = succession::State { source: before.1, description: of_before, counted };
+        let after = succession::State { source: after.1, description: of_after, counted: of_after_counted };
+        Ok(succession::refusal(&before, &after)?)
+    }
+
+    /// Whether the state after a file is finite wherever the file itself is. If it is not, it is a newer state of nothing: a
+    /// run that diverged must not make its last sound state history. Some models always have an infinite weight.
+    fn is_followed_by_sound(&self, own: (&Path, &DeviceFile), newer: &(PathBuf, Arc<Sealed>)) -> StepResult<bool> {
+        let (path, file) = (newer.0.as_path(), self.open_newer(newer)?);
+        let not_finite = |path: &Path, file: &DeviceFile| -> StepResult<HashSet<String>> {
+            let mut description = self.describe(path, file)?;
+            self.name_chunks(path, &mut description)?;
+            Ok(self.workers.install(|| succession::not_finite(file, &description))?)
+        };
+        let found = not_finite(path, &file)?;
+        if found.is_empty() || found.is_subset(&not_finite(own.0, own.1)?) {
+            return Ok(true);
+        }
+        log::warn!("{}: some of its weights are not finite, so it is no newer state of another file", path.display());
+        self.catalog().is_unsound(path, &newer.1);
+        Ok(false)
+    }
+
+    fn is_proven_by(&self, object: Id, (path, newer): &(PathBuf, Arc<Sealed>)) {
+        let mut provers = self.provers.lock().unwrap_or_else(PoisonError::into_inner);
+        provers.insert(object, (path.clone(), newer.file));
+    }
+
+    /// The object is a file's own now, or of no use.
+    pub(super) fn forget_proof(&self, object: Id) {
+        self.provers.lock().unwrap_or_else(PoisonError::into_inner).remove(&object);
+    }
+
+    /// Whether the file that proved an object is still there. Another newer state may be of another run, or unsound.
+    pub(super) fn is_still_proven(&self, object: Id) -> bool {
+        let prover = self.provers.lock().unwrap_or_else(PoisonError::into_inner).get(&object).cloned();
+        // A former process's files are archived anew.
+        let Some((path, file)) = prover else { return true };
+        self.catalog().get(&path).is_some_and(|entry| match &entry.state {
+            State::Sealed(sealed) | State::Archived(sealed, _) => sealed.file == file && !entry.unsound,
+            State::Released(_) => true,
+            State::Staged | State::Closed | State::Durable(_) | State::Resident(_) => false,
+        })
     }
 
     /// Whether no handle is open on the file; if one is, the file waits until it is closed.
@@ -121,14 +193,22 @@ impl Archive {
         Ok(false)
     }
 
-    /// Whether a statement names the file as the best of its run: then it is held. Both happen under one lock, so
+    /// Whether a statement names the file as the best of its run, or its own name shows the best result: then it is held.
+    /// Both happen under one lock, so
     /// that a newer statement can let it go.
     fn is_best(&self, path: &Path, version: u64) -> bool {
         let mut catalog = self.catalog();
-        let Some(by) = catalog.named_best_by(path).map(Path::to_path_buf) else { return false };
-        catalog.hold(path, version, Some(Held::Best));
-        log::info!("{}: stays as it was written, {} names it as the best", path.display(), by.display());
-        true
+        if let Some(by) = catalog.named_best_by(path).map(Path::to_path_buf) {
+            catalog.hold(path, version, Some(Held::Best));
+            log::info!("{}: stays as it was written, {} names it as the best", path.display(), by.display());
+            return true;
+        }
+        if catalog.best_result(path).is_some() {
+            catalog.hold(path, version, Some(Held::Result));
+            log::info!("{}: stays as it was written, its name shows the best result of its run", path.display());
+            return true;
+        }
+        false
     }
 
     /// Encodes, reads back and commits, as difference to any state but `but`. `None`: not worth it. The caller names the
@@ -139,10 +219,10 @@ impl Archive {
         sealed: &Sealed,
         (source, profiles): (&DeviceFile, &Profiles),
         newer: &(PathBuf, Arc<Sealed>),
-        (but, stale): (Option<Id>, &(dyn Fn() -> bool + Sync)),
+        (but, refusal, stale): (Option<Id>, Option<&str>, &(dyn Fn() -> bool + Sync)),
     ) -> StepResult<Option<Id>> {
         let after = self.open_newer(newer)?;
-        let after = After { state: (&after, &newer.0), ahead: false, but };
+        let after = After { state: (&after, &newer.0), ahead: false, but, refusal };
         self.difference(path, sealed, (source, profiles), &after, stale, &mut |difference| self.commit(difference))
     }
 
@@ -190,10 +270,12 @@ impl Archive {
         let base = self.base(sealed, &description, &source, profiles.policy(), after.but)?;
         act(&Difference {
             path,
+            refusal: after.refusal,
             facts: sealed.facts(),
             own: (&source, &description),
             newer: (&newer, &of_newer),
             ahead: after.ahead,
+            apart: step_pattern::iterations(path, after.state.1),
             written,
             base: &base,
             profiles: &profiles,

@@ -191,6 +191,14 @@ impl Catalog {
         self.edit(path, version, |entry| entry.held = held);
     }
 
+    /// Notes that some weights of the file are not finite, if it is still the one that was looked at.
+    pub(super) fn is_unsound(&mut self, path: &Path, was: &Arc<Sealed>) {
+        let same = |entry: &Entry| matches!(&entry.state, State::Sealed(sealed) if Arc::ptr_eq(sealed, was));
+        if self.get(path).is_some_and(same) {
+            self.entries.edit(path, |entry| entry.unsound = true);
+        }
+    }
+
     /// Notes whether stepfs found tensors in the file.
     pub(super) fn examined(&mut self, path: &Path, version: u64, has_tensors: Option<bool>) {
         // Nothing to enter into the index again for most small files.
@@ -229,7 +237,7 @@ impl Catalog {
             entry.version = *next;
             entry.forget_failure();
             // Under an exact profile it loses nothing when it goes.
-            entry.held = entry.held.filter(|held| *held != Held::Best);
+            entry.held = entry.held.filter(|held| !matches!(held, Held::Best | Held::Result));
             if let State::Archived(sealed, object) = &entry.state {
                 objects.unname(*object);
                 entry.state = State::Sealed(Arc::clone(sealed));
@@ -248,7 +256,7 @@ impl Catalog {
     pub(super) fn close_anew(&mut self, path: &Path) {
         let number = self.number();
         self.entries.edit(path, |entry| {
-            (entry.state, entry.version) = (State::Closed, number);
+            (entry.state, entry.version, entry.unsound) = (State::Closed, number, false);
             entry.forget_failure();
         });
     }
@@ -343,7 +351,7 @@ impl Catalog {
             |entry: &Entry| matches!(&entry.state, State::Sealed(sealed) if std::ptr::eq(Arc::as_ptr(sealed), was));
         if self.get(path).is_some_and(same) {
             self.entries.edit(path, |entry| {
-                entry.state = State::Closed;
+                (entry.state, entry.unsound) = (State::Closed, false);
                 entry.forget_failure();
             });
         }

@@ -206,7 +206,7 @@ impl Walk<'_> {
     }
 
     fn add(&mut self, rule: usize, kind: Kind, path: PathBuf, gathered: Gathered) {
-        let Counted { series, steps, step } = match kind {
+        let Counted { series, steps, step, .. } = match kind {
             Kind::File => step_pattern::of_file(&path),
             Kind::Directory => step_pattern::of_directory(&path),
         };

@@ -37,9 +37,10 @@ mod status;
 mod threads;
 mod together;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -47,7 +48,7 @@ use crate::encode::Workers;
 use crate::recall::{Cache, Recall, usual_memory};
 use crate::remote::Daemon;
 use crate::store::durable::{DeviceFile, Io};
-use crate::store::{Error, Objects, Store};
+use crate::store::{Error, Id, Objects, Store};
 use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, thread};
 
 use catalog::{Catalog, State};
@@ -87,6 +88,8 @@ pub struct Archive {
     namespace: OnceLock<Arc<dyn Namespace>>,
     workers: Workers,
     stopping: AtomicBool,
+    /// A user says that all files are states of one run.
+    one_run: AtomicBool,
     /// An object may have lost its last name.
     garbage: AtomicBool,
     /// Directories from which names went since they were last synced. Taken for moments, last of all locks.
@@ -102,6 +105,9 @@ pub struct Archive {
     retention: retention::Retention,
     models: distributed::Models,
     noticed: restores::Noticed,
+    /// The file that proved an archived one to be an earlier state of its run, by the object. Taken for moments, also
+    /// under the file system's lock; no other lock under it.
+    provers: Mutex<HashMap<Id, (PathBuf, FileId)>>,
     /// The remote, while mounted with one. Taken for moments.
     remote: Mutex<Option<Arc<Daemon>>>,
     before_ahead: ahead::Before,
@@ -117,6 +123,11 @@ impl Archive {
     /// [`Archive::open_with`] the memory that is usual on this machine.
     pub fn open(store: Store) -> Result<Arc<Archive>, Error> {
         Archive::open_with(store, usual_memory())
+    }
+
+    /// All files are states of one run, as a user says who compares ways to keep them: nothing has to prove it.
+    pub fn trust_in_one_run(&self) {
+        self.one_run.store(true, Ordering::Relaxed);
     }
 
     /// Reads the tree and the objects of a store; nothing is changed before [`Archive::start`]. Keeps at most `memory`
@@ -158,6 +169,7 @@ impl Archive {
             namespace: OnceLock::new(),
             workers,
             stopping: AtomicBool::new(false),
+            one_run: AtomicBool::new(false),
             garbage: AtomicBool::new(true),
             unsynced: Mutex::default(),
             merges: AtomicUsize::new(0),
@@ -167,6 +179,7 @@ impl Archive {
             retention: retention::Retention::default(),
             models: distributed::Models::default(),
             noticed: restores::Noticed::load(&store),
+            provers: Mutex::default(),
             remote: Mutex::default(),
             before_ahead,
             notes: AtomicU64::new(0),

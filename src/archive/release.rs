@@ -164,20 +164,29 @@ impl Archive {
             // device: their data was read when the file was archived and the stub got its attributes.
             let pinned = is_pinned(&self.store.tree(), path)?;
             // A file closed just now may name this one as the best of its run: it is examined first.
-            let is_best = {
+            let best = {
                 let catalog = self.catalog();
                 if catalog.may_learn() {
                     return Ok(false);
                 }
-                !sealed.copy && self.is_lossy(object) && catalog.named_best_by(path).is_some()
+                let is_named = || catalog.named_best_by(path).is_some().then_some(Held::Best);
+                let has_result = || catalog.best_result(path).is_some().then_some(Held::Result);
+                let loses = !sealed.copy && self.is_lossy(object);
+                if loses { is_named().or_else(has_result) } else { None }
             };
-            if pinned || is_best || !self.catalog().may_go(path, sealed) {
+            let loses = !sealed.copy && self.is_lossy(object);
+            if pinned
+                || best.is_some()
+                || !self.catalog().may_go(path, sealed)
+                || loses && !self.is_still_proven(object)
+            {
                 let sealed = Sealed { copy: false, ..Sealed::clone(sealed) };
                 self.catalog().advance(path, version, State::Sealed(Arc::new(sealed)));
-                let held = if pinned { Some(Held::Pinned) } else { is_best.then_some(Held::Best) };
+                let held = if pinned { Some(Held::Pinned) } else { best };
                 is_held = held.is_some();
                 self.catalog().hold(path, version, held);
                 self.objects.unname(object);
+                self.forget_proof(object);
                 return Ok(false);
             }
             let done = prepared.commit(absolute)?;
@@ -185,6 +194,7 @@ impl Archive {
             if done != Committed::Done {
                 return Ok(false);
             }
+            self.forget_proof(object);
             self.catalog().advance(path, version, State::Released(object));
             Ok(true)
         });

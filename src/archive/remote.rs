@@ -130,7 +130,7 @@ impl Local for Archive {
         match entry.map(|entry| (&entry.state, entry.held)) {
             Some((State::Closed | State::Durable(_), _)) if is_given_up => return Shape::Stuck,
             None | Some((State::Staged | State::Closed | State::Durable(_), _)) => return Shape::Unsettled,
-            Some((State::Sealed(_), Some(Held::Pinned | Held::Best))) => return Shape::Whole,
+            Some((State::Sealed(_), Some(Held::Pinned | Held::Best | Held::Result))) => return Shape::Whole,
             Some((State::Sealed(_), _)) => {}
             Some((State::Archived(_, id) | State::Released(id), _)) => return Shape::Object(*id),
             Some((
@@ -146,7 +146,11 @@ impl Local for Archive {
         drop(catalog);
         let stays_exact = || -> io::Result<bool> {
             let is_quantized = self.store.settings().remote.as_ref().is_some_and(|of| of.newest == Newest::Quantized);
-            Ok(self.catalog().named_best_by(path).is_some()
+            let is_best = {
+                let catalog = self.catalog();
+                catalog.named_best_by(path).is_some() || catalog.best_result(path).is_some()
+            };
+            Ok(is_best
                 || is_pinned(&self.store.tree(), path)?
                 || is_quantized && self.store.profiles(path)?.coarsest() == Profile::Exact)
         };

@@ -145,6 +145,7 @@ impl Archive {
         // The other files of a bundle may have waited for this one.
         let completes = is_shard(path) && !matches!(state, State::Resident(ResidentReason::Unfinished));
         catalog.advance(path, version, state);
+        catalog.result_sealed(path);
         match completes {
             true => catalog.may_finish(path),
             false => catalog.metadata_came(path),

@@ -45,6 +45,10 @@ pub(crate) struct Difference<'a> {
     pub(crate) newer: (&'a (dyn ReadAt + Sync), &'a Description),
     /// The state after it is not known yet.
     pub(crate) ahead: bool,
+    /// Why the other state is not proven to be one of the same run, for people. Then nothing is lost.
+    pub(crate) refusal: Option<&'a str>,
+    /// Iterations between the two, as their names count them.
+    pub(crate) apart: Option<f64>,
     /// The file as it was written.
     pub(crate) written: &'a (dyn ReadAt + Sync),
     pub(crate) base: &'a Base,
@@ -81,6 +85,7 @@ impl Difference<'_> {
             description: self.own.1,
             newer: self.newer,
             ahead: self.ahead,
+            apart: self.apart,
             base: self.base.chain.as_ref(),
             previous: self.base.previous.as_ref(),
             super_step: self.base.super_step,
@@ -111,7 +116,10 @@ impl Difference<'_> {
         log::trace!(target: STAGES, "plan");
         let chain = base.chain.as_ref().filter(|_| plans.iter().any(|plan| plan.needs_base()));
         let position = chain.map_or(0, |_| base.position);
-        let note = forecast.map_or(base.note.to_string(), |forecast| forecast.words());
+        let note = match self.refusal {
+            Some(why) => format!("not proven to be a step of one run: {why}"),
+            None => forecast.map_or(base.note.to_string(), |forecast| forecast.words()),
+        };
         if !note.is_empty() {
             log::info!("{}: {note}", self.path.display());
         }

@@ -16,6 +16,7 @@ pub(crate) mod plan;
 mod published;
 pub(crate) mod runs;
 pub(crate) mod skeleton;
+pub(crate) mod succession;
 mod tensor_writer;
 mod tensors;
 mod tile_encoder;

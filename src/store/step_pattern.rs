@@ -8,10 +8,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// Words before a number that counts training.
-const STEP_WORDS: [&str; 13] =
-    ["checkpoint", "ckpt", "chkpt", "cp", "step", "steps", "iter", "iteration", "it", "epoch", "ep", "update", "batch"];
+const STEP_WORDS: [&str; 12] =
+    ["checkpoint", "ckpt", "chkpt", "cp", "step", "steps", "iter", "iteration", "it", "epoch", "ep", "update"];
 /// The words with the finest count: in `epoch=3-step=120` the number 120 counts.
-const FINE_WORDS: [&str; 7] = ["step", "steps", "iter", "iteration", "it", "update", "batch"];
+const FINE_WORDS: [&str; 6] = ["step", "steps", "iter", "iteration", "it", "update"];
+/// Before the iterations in the names of transformers' Trainer and of those who follow it.
+const TRAINERS: &str = "checkpoint-";
 /// Words before a number that names a file's writer, not its time.
 const PLACE_WORDS: [&str; 27] = [
     "rank", "shard", "part", "of", "mp", "pp", "tp", "dp", "ep_rank", "worker", "node", "gpu", "replica", "expert",
@@ -22,38 +24,14 @@ const RANK_WORDS: [&str; 16] = [
     "rank", "shard", "part", "mp", "pp", "tp", "dp", "worker", "node", "gpu", "stage", "process", "expert", "device",
     "host", "cuda",
 ];
-/// Words before a result that a name shows beside the step.
-const RESULT_WORDS: [&str; 29] = [
-    "loss",
-    "acc",
-    "accuracy",
-    "score",
-    "metric",
-    "val",
-    "valid",
-    "test",
-    "auc",
-    "ap",
-    "map",
-    "iou",
-    "miou",
-    "dice",
-    "psnr",
-    "ssim",
-    "ppl",
-    "perplexity",
-    "bleu",
-    "wer",
-    "cer",
-    "mse",
-    "mae",
-    "rmse",
-    "fid",
-    "kl",
-    "error",
-    "reward",
-    "return",
-];
+/// Words before a result that a name shows beside the step: of these the lowest is the best,
+const LOSSES: [&str; 12] =
+    ["loss", "error", "err", "nll", "mse", "mae", "rmse", "ppl", "perplexity", "wer", "cer", "fid"];
+/// and of these the highest.
+const SCORES: [&str; 14] =
+    ["acc", "accuracy", "score", "auc", "ap", "map", "iou", "miou", "dice", "psnr", "ssim", "bleu", "reward", "return"];
+/// Results that may be either.
+const OTHER_RESULTS: [&str; 5] = ["metric", "val", "valid", "test", "kl"];
 /// Words before a setting of the run.
 const SETTING_WORDS: [&str; 20] = [
     "lr",
@@ -91,6 +69,10 @@ pub struct Counted {
     pub steps: Vec<u64>,
     /// The finest count: the last after a word such as `step`, else the last after any such word, else the first.
     pub step: Option<u64>,
+    /// A word for training stands before one of them. Otherwise they count training only if the files prove it.
+    pub is_worded: bool,
+    /// They count iterations, by such a word.
+    pub is_fine: bool,
 }
 
 /// The numbers in a file's path that count training.
@@ -114,6 +96,55 @@ pub fn pattern(path: &Path) -> Vec<u8> {
 /// The numbers in a file's path that count training.
 pub fn steps(path: &Path) -> Vec<u64> {
     of_file(path).steps
+}
+
+/// Iterations between two states of a file, as their names count them.
+pub fn iterations(before: &Path, after: &Path) -> Option<f64> {
+    let counted = [before, after].map(|path| Some(of_file(path)).filter(|counted| counted.is_fine)?.step);
+    let [Some(before), Some(after)] = counted else { return None };
+    after.checked_sub(before).filter(|count| *count > 0).map(|count| count as f64)
+}
+
+/// A result in a file's name.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NamedResult {
+    /// The word before it; empty if there is none (Keras' `weights.03-0.08.h5`).
+    pub word: String,
+    /// Its value.
+    pub value: f64,
+    /// Whether the lowest is the best. `None`: the word does not say.
+    pub lowest: Option<bool>,
+}
+
+/// The results that a file's name shows beside its step: `epoch=3-val_loss=0.08.ckpt`.
+pub fn results(path: &Path) -> Vec<NamedResult> {
+    let folded: Vec<String> = components(path).map(fold).collect();
+    let Some(name) = varying(&folded).and_then(|at| folded.get(at)) else { return Vec::new() };
+    let numbers = numbers(name);
+    let mut found = Vec::new();
+    for (number, next) in numbers.iter().zip(numbers.iter().skip(1).map(Some).chain([None])) {
+        let fraction = next.filter(|next| &name[number.end..next.start] == ".");
+        let is_fraction =
+            name[..number.start].ends_with('.') && name[..number.start - 1].ends_with(|c: char| c.is_ascii_digit());
+        let is_value = is_result(number.word) || number.word.is_empty() && fraction.is_some();
+        if !number.varies || is_fraction || !is_value {
+            continue;
+        }
+        let is_negative = ["=-", "_-", "--"].iter().any(|sign| name[..number.start].ends_with(sign));
+        let sign = if is_negative { -1.0 } else { 1.0 };
+        let Ok(value) = name[number.start..fraction.unwrap_or(number).end].parse::<f64>() else { continue };
+        let lowest = match number.word {
+            word if LOSSES.contains(&word) => Some(true),
+            word if SCORES.contains(&word) => Some(false),
+            _ => None,
+        };
+        found.push(NamedResult { word: number.word.to_string(), value: sign * value, lowest });
+    }
+    found
+}
+
+fn is_result(word: &str) -> bool {
+    LOSSES.contains(&word) || SCORES.contains(&word) || OTHER_RESULTS.contains(&word)
 }
 
 /// What names the files of one checkpoint.
@@ -228,14 +259,21 @@ fn counted(path: &Path, varying: impl Fn(&[String]) -> Option<usize>) -> Counted
         for number in numbers(folded).into_iter().filter(|number| is_varying && number.varies) {
             series.extend_from_slice(&name[done..number.start]);
             series.push(b'#');
-            counts.push((number.word, folded[number.start..number.end].parse().unwrap_or(u64::MAX)));
+            let is_trainers = folded[..number.start].ends_with(TRAINERS);
+            let word = if is_trainers { TRAINERS } else { number.word };
+            counts.push((word, folded[number.start..number.end].parse().unwrap_or(u64::MAX)));
             done = number.end;
         }
         series.extend_from_slice(&name[done..]);
     }
     let after = |words: &[&str]| counts.iter().rev().find(|(word, _)| words.contains(word));
-    let step = after(&FINE_WORDS).or_else(|| after(&STEP_WORDS)).or(counts.first()).map(|(_, step)| *step);
-    Counted { series, steps: counts.into_iter().map(|(_, step)| step).collect(), step }
+    let fine = after(&FINE_WORDS).or_else(|| after(&[TRAINERS]));
+    let worded = fine.or_else(|| after(&STEP_WORDS));
+    // ElasticDL's versions are the only others.
+    let is_version = varies.is_some_and(|at| is_version(&folded_names, at));
+    let (is_worded, is_fine) = (worded.is_some() || is_version, fine.is_some());
+    let step = worded.or(counts.first()).map(|(_, step)| *step);
+    Counted { series, steps: counts.iter().map(|(_, step)| *step).collect(), step, is_worded, is_fine }
 }
 
 /// True if a name shows that a number in it counts training.
@@ -284,7 +322,6 @@ fn chunk(components: &[String]) -> Option<usize> {
 /// The component that may vary: the deepest that counts training, else the last if it has a number at all. A number in
 /// the name of a parameter, of a group of arrays or of a chunk is a place: two layers must never be two states of one.
 fn varying(components: &[String]) -> Option<usize> {
-    let name = components.last()?;
     if is_of_a_parameter(components) {
         return components[..components.len().saturating_sub(2)].iter().rposition(|name| counts(name));
     }
@@ -292,13 +329,8 @@ fn varying(components: &[String]) -> Option<usize> {
         let above = &components[..at];
         return above.iter().rposition(|name| has_step(name)).or_else(|| above.iter().position(|name| counts(name)));
     }
-    let last = components.len() - 1;
-    let sharded = name.contains(OF);
-    let version = |at: usize, name: &str| {
-        // ElasticDL's versions; elsewhere (Lightning) a version is a run.
-        sharded && at + 1 == last && numbers(name).iter().any(|number| number.word == "version")
-    };
-    let step = components.iter().enumerate().rev().find(|(at, name)| has_step(name) || version(*at, name));
+    let counts_steps = |at: usize, name: &str| has_step(name) || is_version(components, at);
+    let step = components.iter().enumerate().rev().find(|(at, name)| counts_steps(*at, name));
     if let Some((at, _)) = step {
         return Some(at);
     }
@@ -309,6 +341,12 @@ fn varying(components: &[String]) -> Option<usize> {
         (None, _) => numbered_last(components),
         (Some(_), Some(_)) => None,
     }
+}
+
+/// Whether a component names one of ElasticDL's versions, with shards in it. Elsewhere (Lightning) a version is a run.
+fn is_version(components: &[String], at: usize) -> bool {
+    let sharded = components.last().is_some_and(|name| name.contains(OF));
+    sharded && at + 2 == components.len() && numbers(&components[at]).iter().any(|number| number.word == "version")
 }
 
 /// The last component, if it has a number that may vary.
@@ -346,6 +384,7 @@ fn numbers(name: &str) -> Vec<Number<'_>> {
         let letters = &name[..letters_end];
         let word = &letters[letters.trim_end_matches(|c: char| c.is_ascii_alphabetic()).len()..];
         let is_place = PLACE_WORDS.contains(&word) || name[at..].starts_with(OF) || of_rank;
+        let word = if is_place || STEP_WORDS.contains(&word) { word } else { word_behind(&name[at..]).unwrap_or(word) };
         numbers.push(Number { start, end: at, word, varies: !is_place });
     }
     let is_of_ranks = numbers.iter().any(|number| ["tp", "pp"].contains(&number.word));
@@ -357,6 +396,14 @@ fn numbers(name: &str) -> Vec<Number<'_>> {
     }
     keep_others(name, &mut numbers);
     numbers
+}
+
+/// The word for training behind a number: `rl_model_1000_steps.zip`. Before another number it is that one's.
+fn word_behind(rest: &str) -> Option<&str> {
+    let rest = rest.strip_prefix(['-', '_']).unwrap_or(rest);
+    let word = &rest[..rest.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(rest.len())];
+    let next = rest[word.len()..].trim_start_matches(['-', '_', '=']);
+    Some(word).filter(|word| STEP_WORDS.contains(word) && !next.starts_with(|c: char| c.is_ascii_digit()))
 }
 
 /// Takes the numbers for places that may name another run or model. Those behind a word for training vary, and results
@@ -377,7 +424,7 @@ fn keep_others(name: &str, numbers: &mut [Number<'_>]) {
             number.varies = whole.varies;
             continue;
         }
-        let is_result = RESULT_WORDS.contains(&number.word);
+        let is_result = is_result(number.word);
         let is_value = is_apart(number) && after.first().is_some_and(|part| is_fraction(number, part));
         if is_value || is_result {
             number.varies &= is_result || !SETTING_WORDS.contains(&number.word);

@@ -16,7 +16,7 @@ const LOSSY: [&str; 5] = ["balanced", "compact", "lc-3", "check-n-run-4", "topn-
 
 fn write(dir: &Path, states: &[Vec<u8>]) -> Vec<PathBuf> {
     let write = |(at, state): (usize, &Vec<u8>)| {
-        let path = dir.join(format!("step_{}.safetensors", at + 1));
+        let path = dir.join(format!("step_{}.safetensors", 20 * (at + 1)));
         fs::write(&path, state).unwrap();
         path
     };
@@ -50,7 +50,7 @@ fn numbers(value: &Value) -> Vec<u64> {
 /// The size of the same files in a store under a profile: for each its stub and its object.
 fn stored(states: &[Vec<u8>], profile: &str) -> Vec<u64> {
     let mut rest = Rest::under(profile);
-    let name = |at: usize| format!("step_{at:06}");
+    let name = |at: usize| format!("step_{:06}", 20 * at);
     states.iter().enumerate().for_each(|(at, state)| rest.write(&name(at), state));
     rest.write(&name(states.len()), &states[states.len() - 2]);
     rest.settle();
@@ -156,7 +156,7 @@ fn what_cannot_be_compared_is_said() {
     let (dir, states) = (tempfile::tempdir().unwrap(), states(2));
     let paths = write(dir.path(), &states);
     let said = complaint(&paths[..1], &[]);
-    assert!(said.contains("only one checkpoint") && said.contains("step_1"), "{said}");
+    assert!(said.contains("only one checkpoint") && said.contains("step_20"), "{said}");
     let said = complaint(&[dir.path().join("missing"), paths[0].clone()], &[]);
     assert!(said.contains("missing: No such file"), "{said}");
     let text = dir.path().join("notes.txt");

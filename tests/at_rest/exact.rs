@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use sha2::Digest as _;
 use stepfs::archive::Archive;
@@ -187,15 +188,15 @@ fn what_a_link_named_best_leads_to_stays_exact() {
     let states = states(6);
     let mut rest = Rest::new();
     (1..=5).for_each(|at| rest.write(&step(at), &states[at - 1]));
-    symlink("step_00001.safetensors", rest.path("run/best.safetensors")).unwrap();
-    symlink("/mnt/anywhere/run/step_00002.safetensors", rest.path("final_model")).unwrap();
+    symlink("step_00020.safetensors", rest.path("run/best.safetensors")).unwrap();
+    symlink("/mnt/anywhere/run/step_00040.safetensors", rest.path("final_model")).unwrap();
     // By a link to a directory, and by another link.
     symlink("run", rest.path("latest")).unwrap();
-    symlink("../latest/step_00003.safetensors", rest.path("run/chosen")).unwrap();
+    symlink("../latest/step_00060.safetensors", rest.path("run/chosen")).unwrap();
     symlink("run/chosen", rest.path("my_best")).unwrap();
     // Three useless links: to a file that nobody asked for, out of the tree, in a circle.
-    symlink("step_00004.safetensors", rest.path("run/newest")).unwrap();
-    symlink("../../step_00004.safetensors", rest.path("run/best_out")).unwrap();
+    symlink("step_00080.safetensors", rest.path("run/newest")).unwrap();
+    symlink("../../step_00080.safetensors", rest.path("run/best_out")).unwrap();
     symlink("best_circle", rest.path("run/best_circle")).unwrap();
     let archive = rest.open();
     work(&archive);
@@ -204,7 +205,7 @@ fn what_a_link_named_best_leads_to_stays_exact() {
     fs::remove_file(rest.path("run/best.safetensors")).unwrap();
     archive.link_changed(Path::new("run/best.safetensors"));
     until(|| rest.stub(&step(1)).is_some());
-    symlink("run/step_00005.safetensors", rest.path("best_now")).unwrap();
+    symlink("run/step_00100.safetensors", rest.path("best_now")).unwrap();
     archive.link_changed(Path::new("best_now"));
     save_now(&archive, &mut rest, &step(6), |rest| rest.write(&step(6), &states[5]));
     until(|| attribute(&archive, &step(5), "why").is_some_and(|why| why.starts_with("best_now names it")));
@@ -240,6 +241,9 @@ fn the_highest_step_stays_beside_the_newest() {
 
 /// A state as `torch.save` writes it, with its weights, Adam's moments of them, or both.
 fn state(weights: &[Tensor], [with_weights, with_optimizer]: [bool; 2], random: &mut Random) -> Vec<u8> {
+    /// Each save is later in training than all before.
+    static STEPS: AtomicI32 = AtomicI32::new(1);
+    let steps = STEPS.fetch_add(1, Ordering::Relaxed);
     let mut file = Vec::new();
     if with_weights {
         file.push(("model", Value::named(weights.iter().map(|of| (&*of.name, Value::Tensor(of.clone()))))));
@@ -250,7 +254,7 @@ fn state(weights: &[Tensor], [with_weights, with_optimizer]: [bool; 2], random: 
             square.values.iter_mut().for_each(|value| *value *= *value);
             let first = Tensor::new("exp_avg", Dtype::F32, &of.shape, random);
             Value::named([
-                ("step", Value::Int(9)),
+                ("step", Value::Int(steps)),
                 ("exp_avg", Value::Tensor(first)),
                 ("exp_avg_sq", Value::Tensor(square)),
             ])

@@ -14,8 +14,13 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::elasticdl;
 use super::hostile::{coding_name, states};
 use super::optimizers;
-use super::series::{Dtype, Random, Rest, Tensor, copy, decode, entry, safetensors, step, train, until, work};
+use super::series::{Dtype, Random, Rest, Tensor, copy, decode, entry, safetensors, train, until, work};
 use super::sound::sound;
+
+/// The names in the stores.
+fn step(number: usize) -> String {
+    format!("run/step_{number:05}.safetensors")
+}
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)

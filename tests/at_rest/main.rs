@@ -14,6 +14,7 @@ mod groups;
 mod hostile;
 mod merge;
 mod odd;
+mod one_run;
 mod opaque;
 mod optimizer;
 mod optimizers;

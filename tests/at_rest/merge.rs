@@ -262,11 +262,11 @@ fn a_state_saved_twice_costs_next_to_nothing() {
         // The same tensors in another file, with other bytes around them.
         let mut again = model.clone();
         again.push(Tensor::new("note", Dtype::I64, &[3], &mut random));
-        rest.write(&format!("run/last-v{at}.safetensors"), &safetensors(&again));
+        rest.write(&format!("run/last-step{}.safetensors", 20 * at), &safetensors(&again));
     }
     rest.settle();
     for at in 2..6 {
-        let name = format!("run/last-v{at}.safetensors");
+        let name = format!("run/last-step{}.safetensors", 20 * at);
         rest.faithful(&name);
         let object = rest.object(&name);
         let tensors: u64 = object.index().tensors.iter().map(|tensor| tensor.stored()).sum();

@@ -19,12 +19,17 @@ const LONGEST: usize = 12;
 
 /// A settled series of Adam's under a profile: so many steps of training between states.
 fn series(profile: &str, beta2: f64, between: usize, count: usize) -> Rest {
+    series_apart(profile, beta2, between, count, 1)
+}
+
+/// The same, `apart` times 20 iterations apart by their names.
+fn series_apart(profile: &str, beta2: f64, between: usize, count: usize, apart: usize) -> Rest {
     let mut adam = Adam::new(beta2, 21, Adam::model);
     adam.train(40);
     let mut rest = Rest::under(profile);
     for at in 1..=count {
         adam.train(between);
-        rest.write(&step(at), &adam.file());
+        rest.write(&step(apart * at), &adam.file());
     }
     rest.settle();
     rest
@@ -89,8 +94,8 @@ fn a_coarser_profile_takes_less_room() {
     for (beta2, between) in [(0.999, 2), (0.95, 10)] {
         let [exact, balanced, compact] = ["exact", "balanced", "compact"]
             .map(|profile| stored(&series(profile, beta2, between, 20)) as f64 / raw as f64);
-        assert!(exact > 2.0 * balanced && balanced > 1.2 * compact, "{exact} {balanced} {compact}");
-        assert!(exact < 0.8 && balanced < 0.08 && compact < 0.045, "{exact} {balanced} {compact}");
+        assert!(exact > 2.0 * balanced && balanced > 1.05 * compact, "{exact} {balanced} {compact}");
+        assert!(exact < 0.8 && balanced < 0.08 && compact < 0.07, "{exact} {balanced} {compact}");
     }
 }
 
@@ -101,11 +106,13 @@ fn bounds_are_what_the_documents_state() {
     // m/sqrt(v) grows by half a step at most, with `compact` by .06 more.
     let profiles = [("balanced", 1.125, 1.625, 1.75, 0.45..=0.52), ("compact", 2.25, 3.25, 2.9, 0.5..=0.57)];
     for (profile, alone, difference, rms, growth) in profiles {
-        let rest = series(profile, 0.999, 2, 12);
+        // So far apart that `compact` has moments of its own.
+        let rest = series_apart(profile, 0.999, 2, 12, 20);
         let (mut octaves, mut grown) = (0f64, 0f64);
         for at in 1..12 {
-            let index = sound(&rest, &step(at));
-            let (written, read) = (&rest.written[&step(at)], rest.read(&step(at)).unwrap());
+            let name = step(20 * at);
+            let index = sound(&rest, &name);
+            let (written, read) = (&rest.written[&name], rest.read(&name).unwrap());
             for first in &index.tensors {
                 match first.coding {
                     Coding::LogKey { .. } => assert!(first.bound <= alone, "{} of {alone}", first.bound),

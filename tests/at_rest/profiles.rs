@@ -2,9 +2,10 @@
 
 use std::fs;
 use std::path::Path;
+use std::process;
 use std::sync::Arc;
 
-use stepfs::archive::Archive;
+use stepfs::archive::{Archive, FileId};
 use stepfs::container::Role;
 use stepfs::store::{Lineage, PROFILE, Restores, Store};
 use stepfs::tile::Coding;
@@ -106,6 +107,9 @@ fn what_was_made_coarser_does_not_stand_for_a_finer_copy() {
     assert_eq!((made_as(&rest, 2).as_str(), made_as(&rest, 3).as_str()), ("compact", "balanced"));
 }
 
+/// A process that runs and does not train.
+const OTHER: u32 = 1;
+
 /// Training that saves into a store that works meanwhile.
 struct Run {
     rest: Rest,
@@ -121,25 +125,33 @@ impl Run {
         Run { rest, archive, states: states(24) }
     }
 
-    /// Saves a state with the present time: restores and states are ordered by time.
-    fn save(&mut self, at: usize) {
-        self.archive.opened_for_writing(Path::new(&step(at)));
-        let path = self.rest.path(&step(at));
+    fn write(&mut self, name: &str, bytes: Vec<u8>, by: u32) {
+        let path = self.rest.path(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(&path, &self.states[at]).unwrap();
-        self.rest.written.insert(step(at), self.states[at].clone());
-        self.archive.sealed(Path::new(&step(at)));
+        self.archive.opened_for_writing(Path::new(name));
+        fs::write(&path, &bytes).unwrap();
+        self.archive.written_by(FileId::of(&path.metadata().unwrap()), Some(by));
+        self.rest.written.insert(name.into(), bytes);
+        self.archive.sealed(Path::new(name));
         until(|| self.archive.queue().queued == 0);
     }
 
-    /// Training resumes from a state; returns when that is recorded.
-    fn restore(&self, at: usize) {
-        let before = self.restores();
-        // The kernel stamps files by ticks: a file written in the same tick as a restore would count as written after
-        // it.
+    /// Saves a state with the present time: restores and states are ordered by time.
+    fn save(&mut self, at: usize) {
+        self.write(&step(at), self.states[at].clone(), process::id());
+    }
+
+    /// A process loads a state.
+    fn read(&self, at: usize, by: u32) {
+        // The kernel stamps files by ticks: a file written in the same tick as a read would count as written after it.
         std::thread::sleep(std::time::Duration::from_millis(20));
-        self.archive.restored(self.rest.id(&step(at)));
-        until(|| self.remembered().iter().map(|lineage| lineage.restores).sum::<u32>() > before);
+        self.archive.read_by(self.rest.id(&step(at)), by);
+    }
+
+    /// Training goes on from a state, and saves another.
+    fn resume(&mut self, from: usize, next: usize) {
+        self.read(from, process::id());
+        self.save(next);
     }
 
     fn remembered(&self) -> Vec<Lineage> {
@@ -166,25 +178,57 @@ impl Run {
 }
 
 #[test]
+fn only_a_process_that_read_and_then_saves_a_newer_state_was_restored() {
+    let mut run = Run::new("[[profile]]\nglob = \"**/step_00020.*\"\nprofile = \"exact\"\n");
+    (1..=5).for_each(|at| run.save(at));
+    // Another process reads; a lossless state is read; a copy is made; nothing of the lineage is written.
+    (2..=4).for_each(|at| run.read(at, OTHER));
+    run.resume(1, 6);
+    run.read(2, process::id());
+    let copy = run.rest.read(&step(2)).unwrap();
+    run.write(&step(20), copy, process::id());
+    run.write("other/step_00020.safetensors", run.states[20].clone(), process::id());
+    assert_eq!(run.restores(), 0);
+    // Another process saves, and a file that the run opened is written by another process.
+    run.write(&step(7), run.states[7].clone(), 9);
+    run.archive.written_by(FileId::of(&run.rest.path(&step(7)).metadata().unwrap()), Some(process::id()));
+    run.write(&step(7), run.states[8].clone(), 9);
+    assert_eq!(run.restores(), 0);
+    // Once for each read, whatever is read of the lineage before the next save.
+    run.read(3, process::id());
+    run.save(8);
+    run.save(9);
+    assert_eq!((run.restores(), run.archive.status().restored[0].path.clone()), (1, step(3)));
+    // Under another name first, as most programs save.
+    run.read(4, process::id());
+    run.write("part", run.states[10].clone(), process::id());
+    assert_eq!(run.restores(), 1);
+    fs::rename(run.rest.path("part"), run.rest.path(&step(10))).unwrap();
+    run.archive.renamed(Path::new("part"), Path::new(&step(10)));
+    until(|| run.archive.queue().queued == 0);
+    assert_eq!(run.restores(), 2);
+    // The other process is a run as well, if it saves.
+    run.write(&step(11), run.states[11].clone(), OTHER);
+    assert_eq!(run.restores(), 3);
+    run.archive.stop();
+}
+
+#[test]
 fn a_lineage_that_was_restored_more_often_than_expected_goes_on_finer() {
-    let exact = "[[profile]]\nglob = \"**/step_00001.*\"\nprofile = \"exact\"\n";
-    let mut run = Run::new(&format!("expected_restores = 1\n{exact}"));
+    let mut run = Run::new("expected_restores = 1");
     (1..=5).for_each(|at| run.save(at));
     assert!(is_lossy(&run.rest, &step(4)));
-    run.restore(3);
     // The newest file at the time of a restore from an older one does not descend from that restore.
-    (6..=7).for_each(|at| run.save(at));
+    run.resume(3, 6);
+    run.save(7);
     assert_eq!(
         (made_as(&run.rest, 6).as_str(), run.generations(5).as_str(), run.generations(6).as_str()),
         ("balanced", "0", "1")
     );
-    // Again within the minute: the same restore, read by another rank.
-    run.archive.restored(run.rest.id(&step(3)));
-    // Reading a lossless state is no restore.
-    run.archive.restored(run.rest.id(&step(1)));
-    run.restore(6);
-    assert_eq!(run.restores(), 2);
-    (8..=10).for_each(|at| run.save(at));
+    // From a state that descends from a restore itself. The file before the new one is made finer already.
+    run.resume(6, 8);
+    assert_eq!((run.restores(), made_as(&run.rest, 7).as_str()), (2, "exact"));
+    (9..=10).for_each(|at| run.save(at));
     assert_eq!((made_as(&run.rest, 6).as_str(), made_as(&run.rest, 8).as_str()), ("balanced", "exact"));
     assert!(is_lossy(&run.rest, &step(6)) && !is_lossy(&run.rest, &step(9)));
     assert_eq!(
@@ -206,9 +250,9 @@ fn a_lineage_that_was_restored_more_often_than_expected_goes_on_finer() {
 fn without_expectations_restores_are_counted_and_change_nothing() {
     let mut run = Run::new("");
     (1..=12).for_each(|at| run.save(at));
-    (2..=11).for_each(|at| run.restore(at));
-    (13..=14).for_each(|at| run.save(at));
-    assert_eq!((made_as(&run.rest, 13).as_str(), run.restores(), run.generations(14).as_str()), ("balanced", 10, "1"));
+    (2..=11).for_each(|at| run.resume(at, at + 11));
+    run.save(23);
+    assert_eq!((made_as(&run.rest, 22).as_str(), run.restores(), run.generations(23).as_str()), ("balanced", 10, "1"));
     run.archive.stop();
 }
 
@@ -216,28 +260,26 @@ fn without_expectations_restores_are_counted_and_change_nothing() {
 fn a_damaged_record_is_begun_anew_and_one_of_what_is_gone_forgotten() {
     let mut run = Run::new("");
     (1..=4).for_each(|at| run.save(at));
-    run.restore(2);
+    run.resume(2, 5);
+    until(|| run.remembered().len() == 1);
     let path = run.rest.root().join("restores");
     fs::write(&path, b"stepfsRS and then something else").unwrap();
     run.reopen();
     assert_eq!(run.restores(), 0);
-    run.restore(3);
-    assert_eq!(run.remembered().len(), 1);
+    run.resume(3, 6);
+    until(|| run.remembered().len() == 1);
     // Another lineage comes, and the first one goes with all of its states.
-    for at in 1..=4 {
-        let name = format!("other/step_{at}.safetensors");
-        run.archive.opened_for_writing(Path::new(&name));
-        fs::create_dir_all(run.rest.path("other")).unwrap();
-        fs::write(run.rest.path(&name), &run.states[at + 5]).unwrap();
-        run.archive.sealed(Path::new(&name));
-        until(|| run.archive.queue().queued == 0);
+    let other = |at: usize| format!("other/step_{at}.safetensors");
+    for at in 1..=6 {
+        run.write(&other(at), run.states[at + 6].clone(), process::id());
         fs::remove_file(run.rest.path(&step(at))).unwrap();
         run.archive.removed(Path::new(&step(at)));
     }
     until(|| run.archive.queue().queued == 0);
-    run.archive.restored(run.rest.id("other/step_3.safetensors"));
-    until(|| run.archive.status().restored.iter().any(|lineage| lineage.path.starts_with("other")));
+    run.archive.read_by(run.rest.id(&other(3)), process::id());
+    run.write(&other(7), run.states[13].clone(), process::id());
+    until(|| run.archive.status().restored.iter().any(|lineage| lineage.path == other(3)));
     run.archive.stop();
     let origins: Vec<String> = run.remembered().into_iter().map(|lineage| lineage.origin).collect();
-    assert_eq!(origins, ["other/step_3.safetensors"]);
+    assert_eq!(origins, [other(3)]);
 }

@@ -12,7 +12,11 @@ use std::time::{Duration, Instant, SystemTime};
 
 use stepfs::archive::{Archive, AtRest, FileId, GcReport, Namespace, Outcome};
 
-use super::series::{Dtype, Random, Rest, Tensor, safetensors, states, step, until, work};
+use super::series::{Dtype, Random, Rest, Tensor, safetensors, states, until, work};
+
+fn step(number: usize) -> String {
+    format!("run/step_{number:05}.safetensors")
+}
 
 const PIN: &str = "user.stepfs.pin";
 

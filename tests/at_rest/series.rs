@@ -139,7 +139,7 @@ impl Rest {
 
     /// The first states are exact, so that the keyframe of the others is not zero.
     pub(crate) fn on_keyframes() -> Rest {
-        const EXACT: &str = "[[profile]]\nglob = \"**/step_{1,00001}.*\"\nprofile = \"exact\"\n\n[[profile]]";
+        const EXACT: &str = "[[profile]]\nglob = \"**/step_{1,00020}.*\"\nprofile = \"exact\"\n\n[[profile]]";
         Rest::with(|text| text.replacen("[[profile]]", EXACT, 1))
     }
 
@@ -275,7 +275,7 @@ pub(crate) fn is_faithful(name: &str, index: &Index, written: &[u8], read: &[u8]
             None if tensor.coding.is_external() => {
                 let error = largest_error(&written[from..to], &read[from..to], tensor.dtype);
                 assert_eq!(error, tensor.bound, "{name}: {}", tensor.path);
-                assert!((error..=error * (1.0 + 1e-7)).contains(&tensor.max_abs_error), "{name}: {error}");
+                assert!((error..=error * (1.0 + 1.2e-7)).contains(&tensor.max_abs_error), "{name}: {error}");
             }
             None => same(&read[from..to], &written[from..to], &tensor.path),
             Some(step) => {
@@ -283,7 +283,7 @@ pub(crate) fn is_faithful(name: &str, index: &Index, written: &[u8], read: &[u8]
                 let error = largest_error(&written[from..to], &read[from..to], tensor.dtype);
                 assert!(error <= tensor.bound, "{name}: {} is off by {error}, {}", tensor.path, tensor.bound);
                 // It is kept as an f32, rounded up.
-                assert!((error..=error * (1.0 + 1e-7)).contains(&tensor.max_abs_error), "{name}: {error}");
+                assert!((error..=error * (1.0 + 1.2e-7)).contains(&tensor.max_abs_error), "{name}: {error}");
             }
         }
     }
@@ -297,8 +297,9 @@ pub(crate) fn is_faithful(name: &str, index: &Index, written: &[u8], read: &[u8]
     assert_eq!(was.len(), is.len());
 }
 
+/// The name of a state, 20 iterations after the one before: the profiles' steps suit that.
 pub(crate) fn step(number: usize) -> String {
-    format!("run/step_{number:05}.safetensors")
+    format!("run/step_{:05}.safetensors", 20 * number)
 }
 
 /// Runs the archive until nothing is queued, for at most a minute.

@@ -9,6 +9,8 @@ pub(crate) enum Value {
     Text(String),
     Int(i32),
     Float(f64),
+    /// A tuple, as Adam's `betas` are.
+    Pair(f64, f64),
     Tensor(Tensor),
 }
 
@@ -66,6 +68,13 @@ fn put(value: &Value, out: &mut Vec<u8>, storages: &mut Vec<Vec<u8>>) {
         Value::Float(value) => {
             out.push(b'G');
             out.extend_from_slice(&value.to_be_bytes());
+        }
+        Value::Pair(first, second) => {
+            for value in [first, second] {
+                out.push(b'G');
+                out.extend_from_slice(&value.to_be_bytes());
+            }
+            out.push(0x86);
         }
         Value::Tensor(tensor) => {
             let class = match tensor.dtype {

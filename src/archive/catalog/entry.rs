@@ -128,6 +128,8 @@ pub(in crate::archive) enum Held {
     Pinned,
     /// A checkpoint's own files, or a link, name it as the best of its run.
     Best,
+    /// Of the resident files of its run, its name shows the best result.
+    Result,
     /// A user brought it back.
     Recalled,
 }
@@ -154,6 +156,8 @@ pub(in crate::archive) struct Entry {
     pub(in crate::archive) has_tensors: Option<bool>,
     /// It was in the tree at the mount, and was not written since.
     pub(in crate::archive) found: bool,
+    /// Some of its weights are not finite. Nobody goes on from it, so it is no newer state of another file.
+    pub(in crate::archive) unsound: bool,
     /// The failed attempt may be repeated now.
     pub(super) due: bool,
     /// When it was found, or last opened or closed for writing; nanoseconds since 1970.
@@ -176,6 +180,7 @@ impl Entry {
             keeps: None,
             has_tensors: None,
             found: false,
+            unsound: false,
             due: false,
             seen_ns,
             turn: Turn::new(number),

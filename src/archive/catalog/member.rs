@@ -61,6 +61,7 @@ pub(super) struct Member {
     /// Of a sealed or archived file.
     pub(super) lineage: Option<(u64, Print)>,
     pub(super) kin: Kin,
+    /// It counts as a newer state of others.
     pub(super) sealed: bool,
     /// The step that is due. `Archive` only once the file is history.
     pub(super) work: Option<Work>,
@@ -105,7 +106,7 @@ impl Member {
             version: entry.version,
             lineage,
             kin: Kin::of(path, entry),
-            sealed: matches!(entry.state, State::Sealed(_)),
+            sealed: matches!(entry.state, State::Sealed(_)) && !entry.unsound,
             work: match &entry.state {
                 State::Staged | State::Closed if turn.is_some() && !given_up => Some(Work::Together),
                 State::Closed if !given_up => Some(Work::Seal),

@@ -215,3 +215,47 @@ fn names_of_files_that_go_again() {
         assert!(!is_temporary(Path::new(name)), "{name}");
     }
 }
+
+#[test]
+fn results_are_read_from_names() {
+    let results = |path: &str| -> Vec<(String, f64, Option<bool>)> {
+        results(Path::new(path)).into_iter().map(|named| (named.word, named.value, named.lowest)).collect()
+    };
+    let loss = |value| vec![("loss".to_string(), value, Some(true))];
+    assert_eq!(results("run/epoch=3-val_loss=0.0817.ckpt"), loss(0.0817));
+    assert_eq!(results("run/epoch=3-val_loss=12.ckpt"), loss(12.0));
+    assert_eq!(results("run/epoch=3-train_loss=-1.5.ckpt"), loss(-1.5));
+    assert_eq!(results("epoch_3_acc_0.91.pt"), [("acc".to_string(), 0.91, Some(false))]);
+    assert_eq!(results("weights.03-0.08.hdf5"), [(String::new(), 0.08, None)]);
+    assert_eq!(results("epoch_7_val_0.5/model.pt"), [("val".to_string(), 0.5, None)]);
+    for none in ["step_100.pt", "lr0.1_step5.pt", "model.pt", "checkpoint-500/model.safetensors"] {
+        assert_eq!(results(none), [], "{none}");
+    }
+}
+
+#[test]
+fn only_words_for_training_prove_a_step() {
+    for worded in
+        ["step_5.pt", "epoch=3.ckpt", "checkpoint-10/model.pt", "ckpt_7.pt", "version-2/variables-0-of-2.ckpt"]
+    {
+        assert!(of_file(Path::new(worded)).is_worded, "{worded}");
+    }
+    for behind in ["rl_model_1000_steps.zip", "agent_0_steps.zip", "100steps.pt"] {
+        assert!(of_file(Path::new(behind)).is_worded, "{behind}");
+    }
+    let series = |name: &str| String::from_utf8(of_file(Path::new(name)).series).unwrap();
+    assert_eq!(series("rl_model_1000_steps.zip"), "rl_model_#_steps.zip");
+    assert_eq!(series("lr0.1_step5.pt"), "lr0.1_step#.pt", "the word is the number's behind it");
+    for open in
+        ["100.pt", "model_3.pt", "trial_1.pt", "exp1-100.pt", "2/model.pt", "batch32.pt", "v1.pt", "subject1.pt"]
+    {
+        assert!(!of_file(Path::new(open)).is_worded, "{open}");
+    }
+    let iterations = |before: &str, after: &str| iterations(Path::new(before), Path::new(after));
+    assert_eq!(iterations("step_100.pt", "step_500.pt"), Some(400.0));
+    assert_eq!(iterations("epoch=1-step=100.ckpt", "epoch=2-step=200.ckpt"), Some(100.0));
+    assert_eq!(iterations("checkpoint-500/model.safetensors", "checkpoint-1000/model.safetensors"), Some(500.0));
+    assert_eq!(iterations("checkpoint_5.pt", "checkpoint_10.pt"), None);
+    assert_eq!(iterations("epoch_1.pt", "epoch_2.pt"), None);
+    assert_eq!(iterations("step_500.pt", "step_100.pt"), None);
+}

@@ -239,13 +239,13 @@ def test_large_tensors_are_whole_to_their_edges(mount, plain):
     state = {"model": {f"{n}.weight": torch.randn(rows, 1024, generator=generator) for n, rows in (("a", 2048), ("b", 2047), ("c", 3001))}}
     exact = []
     for step in range(1, 4):
-        torch.save(state, mount / f"big_{step}.pt")
+        torch.save(state, mount / f"big_step_{20 * step}.pt")
         exact.append({path: tensor.clone() for path, tensor in tensors_of(state).items()})
         for tensor in state["model"].values():
             tensor += 1e-3 * torch.randn(tensor.shape, generator=generator)
     mount.sync()
     for step in (1, 2):
-        name = f"big_{step}.pt"
+        name = f"big_step_{20 * step}.pt"
         mount.require_released(name)
         shell(f"unzip -tqq {mount / name}")
         read = torch.load(mount / name)
@@ -256,5 +256,5 @@ def test_large_tensors_are_whole_to_their_edges(mount, plain):
             assert difference(exact[step - 1][path], tensor) <= about["bound"]
         torch.save(read, plain / name)
         shell(f"cmp {plain / name} {mount / name}")
-    weight = mount.entry("big_2.pt")["roles"]["weight"]
+    weight = mount.entry("big_step_40.pt")["roles"]["weight"]
     assert weight["stored_bytes"] <= 0.07 * weight["raw_bytes"]

@@ -1,5 +1,6 @@
 """The newest file on a remote: quantized at once, or waited for by the program that closes it."""
 
+import copy
 import os
 import threading
 
@@ -78,7 +79,10 @@ def test_a_file_with_another_time_is_judged_too(remote, nodes):
     assert f"{newest}: encoded ahead" in node.log.read_text()
     os.utime(node / newest)
     last = {n: (states[3]["model"][n] - states[2]["model"][n]).square().mean().sqrt().item() for n in states[3]["model"]}
-    small = {**states[3], "model": {name: weight + 1e-3 * last[name] * torch.randn_like(weight)
+    optimizer = copy.deepcopy(states[3]["optimizer"])
+    for state in optimizer["state"].values():
+        state["step"] += 1
+    small = {**states[3], "optimizer": optimizer, "model": {name: weight + 1e-3 * last[name] * torch.randn_like(weight)
                                     for name, weight in states[3]["model"].items()}}
     torch.save(small, node / "run/step_0004.pt")
     wait_until(lambda: node.state(newest) == "released", 60, "the former newest is released")

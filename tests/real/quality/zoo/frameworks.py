@@ -181,7 +181,7 @@ class FullCheckpoint(Language):
             require_same(slots["step"], states[1]["optimizer"]["state"][i]["step"], "steps")
 
 
-@animal("model_{}.pt", lossy=["transformer.*.weight", "lm_head.weight"], small=0.12)
+@animal("model_step_{}.pt", lossy=["transformer.*.weight", "lm_head.weight"], small=0.12)
 class TorchAlone(Language):
     """torch.save of a GPT-2's state dict, model-only; the proof holds, and it stays small."""
 
