@@ -42,7 +42,7 @@ pub(super) struct Scale {
     pub(super) update: Size,
 }
 
-/// Opens a file to look at it. A pipe does not wait for a writer. In a mount this is no restore.
+/// Opens a file to look at it, without a trace in its times where that is allowed. A pipe does not wait for a writer.
 pub(crate) fn open_aside(path: &Path) -> io::Result<File> {
     let open = |flags| File::options().read(true).custom_flags(libc::O_NONBLOCK | flags).open(path);
     // Only the owner of a file may set it.

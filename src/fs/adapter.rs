@@ -142,7 +142,7 @@ impl Filesystem for FuseAdapter {
 
     fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         self.core.archive.looked();
-        self.core.answer_open(ino.0, req.uid(), flags.0, reply);
+        self.core.answer_open(ino.0, req, flags.0, reply);
     }
 
     fn create(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, flags: i32, reply: ReplyCreate) {

@@ -18,8 +18,8 @@ use super::*;
 use crate::store::Store;
 use crate::sync::{Condvar, in_many_orders, thread};
 
-const READ: Access = Access { read: true, write: false, truncate: false, aside: false };
-const WRITE: Access = Access { read: true, write: true, truncate: false, aside: false };
+const READ: Access = Access { read: true, write: false, truncate: false, aside: false, by: None };
+const WRITE: Access = Access { read: true, write: true, truncate: false, aside: false, by: None };
 /// Numbers in a state: enough that it is released.
 const NUMBERS: usize = 20_000;
 /// The largest error of a number under `balanced`, with updates of 1e-3.

@@ -88,10 +88,10 @@ impl Core {
 
     pub(super) fn read(self: &Arc<Self>, fh: FileHandle, offset: u64, size: u32, reply: ReplyData) {
         let handle = self.handle(fh);
-        if let Ok(Some(restore)) = handle.as_ref().map(|handle| &handle.restore)
-            && let Some(object) = restore.read(size.into())
+        if let Ok(Some(reading)) = handle.as_ref().map(|handle| &handle.reading)
+            && let Some((object, by)) = reading.read(size.into())
         {
-            self.archive.restored(object);
+            self.archive.read_by(object, by);
         }
         let source = handle.map(|handle| handle.source());
         let decoded = match &source {

@@ -29,13 +29,14 @@ use crate::store::durable::CrashPoint;
 pub(super) struct Creator {
     uid: u32,
     gid: u32,
+    thread: u32,
     /// Type and permission bits; the kernel has applied the umask.
     mode: u32,
 }
 
 impl Creator {
     pub(super) fn new(request: &Request, mode: u32) -> Self {
-        Self { uid: request.uid(), gid: request.gid(), mode }
+        Self { uid: request.uid(), gid: request.gid(), thread: request.pid(), mode }
     }
 
     fn permissions(self) -> u32 {
@@ -133,9 +134,9 @@ impl Core {
         flags: i32,
         register: Register<'_>,
     ) -> Result<(Attributes, Answer)> {
+        let access = Access { truncate: false, by: self.archive.who_read(creator.thread), ..Access::of(flags) };
         let mut table = self.table();
         let mut made = None;
-        let access = Access { truncate: false, ..Access::of(flags) };
         let permissions = match access.write {
             true => unprivileged(creator.permissions(), creator.uid),
             false => creator.permissions(),
@@ -342,7 +343,7 @@ mod tests {
 
     #[test]
     fn nobody_makes_programs_that_run_as_the_daemons_user() {
-        let granted = |uid, daemon| Creator { uid, gid: 7, mode: libc::S_IFREG | 0o6755 }.granted(daemon);
+        let granted = |uid, daemon| Creator { uid, gid: 7, thread: 1, mode: libc::S_IFREG | 0o6755 }.granted(daemon);
         assert_eq!(granted(1001, 1000), 0o755);
         assert_eq!(granted(0, 1000), 0o755);
         assert_eq!(granted(1000, 1000), 0o6755);

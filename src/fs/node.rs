@@ -133,32 +133,34 @@ pub(super) struct Handle {
     pub(super) node: u64,
     /// It bypasses the kernel's page cache.
     pub(super) direct: bool,
-    /// The handle may be a restore: training goes on from its bytes.
-    pub(super) restore: Option<Restore>,
+    /// Training may go on from its bytes.
+    pub(super) reading: Option<Reading>,
     source: Mutex<Source>,
 }
 
 /// How much of a released file was read through one handle.
-pub(super) struct Restore {
+pub(super) struct Reading {
     object: Id,
+    /// The process that opened it.
+    by: u32,
     /// Bytes left to be read before it counts; 0 once it does.
     left: AtomicU64,
 }
 
-impl Restore {
-    pub(super) fn new(stub: &Stub) -> Self {
-        Self { object: stub.object, left: AtomicU64::new(stub.logical_len.div_ceil(2)) }
+impl Reading {
+    pub(super) fn new(stub: &Stub, by: u32) -> Self {
+        Self { object: stub.object, by, left: AtomicU64::new(stub.logical_len.div_ceil(2)) }
     }
 
-    /// Counts bytes that were read. Returns the object exactly once: when they become a restore.
-    pub(super) fn read(&self, count: u64) -> Option<Id> {
+    /// Counts bytes that were read. Returns the object and its reader exactly once: when half was read.
+    pub(super) fn read(&self, count: u64) -> Option<(Id, u32)> {
         let less = |left: u64| (left > 0).then(|| left.saturating_sub(count));
         let before = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).ok()?;
-        (before <= count).then_some(self.object)
+        (before <= count).then_some((self.object, self.by))
     }
 
     /// The kernel may have read everything.
-    pub(super) fn all_read(&self) -> Option<Id> {
+    pub(super) fn all_read(&self) -> Option<(Id, u32)> {
         self.read(u64::MAX)
     }
 }
@@ -173,8 +175,8 @@ pub(super) enum Source {
 }
 
 impl Handle {
-    pub(super) fn new(node: u64, direct: bool, source: Source, restore: Option<Restore>) -> Self {
-        Self { node, direct, restore, source: Mutex::new(source) }
+    pub(super) fn new(node: u64, direct: bool, source: Source, reading: Option<Reading>) -> Self {
+        Self { node, direct, reading, source: Mutex::new(source) }
     }
 
     fn slot(&self) -> MutexGuard<'_, Source> {

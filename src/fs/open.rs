@@ -21,7 +21,7 @@ use fuser::{BackingId, FileHandle, FileType, FopenFlags, ReplyOpen};
 use super::Core;
 use super::errno::{Fault, Result};
 use super::inodes::Table;
-use super::node::{Handle, Mode, Opened, Restore, Source};
+use super::node::{Handle, Mode, Opened, Reading, Source};
 use super::privileges::drop_privileges;
 use super::transition::{Prepared, RecallGoal, Step};
 
@@ -31,8 +31,10 @@ pub(super) struct Access {
     pub(super) read: bool,
     pub(super) write: bool,
     pub(super) truncate: bool,
-    /// O_NOATIME: a backup, or something else that does not use what it reads.
+    /// O_NOATIME.
     pub(super) aside: bool,
+    /// The process that opens, if this may become part of a restore.
+    pub(super) by: Option<u32>,
 }
 
 impl Access {
@@ -45,7 +47,13 @@ impl Access {
             // Also with O_RDONLY: Linux truncates, and the kernel has checked the permission.
             truncate: flags & libc::O_TRUNC != 0,
             aside: flags & libc::O_NOATIME != 0,
+            by: None,
         }
+    }
+
+    /// The bytes may change through this open.
+    pub(super) fn changes(self) -> bool {
+        self.write || self.truncate
     }
 }
 
@@ -75,12 +83,11 @@ fn open_file(place: &super::place::Place, access: Access) -> io::Result<(File, b
 
 impl Core {
     /// Answers an OPEN, at once or from a worker.
-    pub(super) fn open(self: &Arc<Self>, ino: u64, uid: u32, flags: i32, reader: Prepared, reply: ReplyOpen) {
+    pub(super) fn open(self: &Arc<Self>, ino: u64, uid: u32, access: Access, reader: Prepared, reply: ReplyOpen) {
         let register = |fd: BorrowedFd<'_>| reply.open_backing(fd);
-        match self.try_open(ino, uid, Access::of(flags), reader, &register) {
+        match self.try_open(ino, uid, access, reader, &register) {
             Ok(Step::Done(answer)) => match &answer.backing {
                 Some(backing) => {
-                    let access = Access::of(flags);
                     if access.read && access.write {
                         // Through a mapping it is changed unseen: what a look-up gave for a second holds no longer.
                         self.invalidations.attributes(ino);
@@ -92,7 +99,7 @@ impl Core {
             Ok(Step::First(wanted)) => {
                 let core = Arc::clone(self);
                 self.make(ino, wanted, move |made| match made {
-                    Ok(made) => core.open(ino, uid, flags, made, reply),
+                    Ok(made) => core.open(ino, uid, access, made, reply),
                     Err(fault) => reply.error(fault.into()),
                 });
             }
@@ -146,7 +153,7 @@ impl Core {
                 Some((Source::File(Arc::new(file)), readable, writable))
             }
         };
-        if (access.write || access.truncate) && drop_privileges(&table.place(ino)?, uid)? {
+        if access.changes() && drop_privileges(&table.place(ino)?, uid)? {
             self.invalidations.inode(ino);
         }
         let (answer, handle) = self.install(&mut table, ino, access, source, register)?;
@@ -184,9 +191,10 @@ impl Core {
         source: Option<(Source, bool, bool)>,
         register: Register<'_>,
     ) -> Result<(Answer, Arc<Handle>)> {
-        let changes = access.write || access.truncate;
+        let changes = access.changes();
         let paths = if changes { table.paths(ino) } else { Vec::new() };
         let node = table.node_mut(ino)?;
+        let file_id = node.file;
         let own = source.as_ref().map(|(source, ..)| source.clone());
         if node.opened.is_none() {
             let (source, readable, writable) = source.ok_or(Fault::Code(libc::EIO))?;
@@ -219,8 +227,9 @@ impl Core {
             self.early.add(ino, file);
         }
         let whole = matches!(&source, Source::Reader(reader) if reader.cached_file().is_some());
-        let restore = node.stub.as_ref().filter(|_| !changes && !access.aside).map(Restore::new);
-        let handle = Arc::new(Handle::new(ino, direct, source, restore));
+        let reading = node.stub.as_ref().filter(|_| !changes).zip(access.by);
+        let reading = reading.map(|(stub, by)| Reading::new(stub, by));
+        let handle = Arc::new(Handle::new(ino, direct, source, reading));
         opened.handles.insert(fh, Arc::clone(&handle));
         let backing = match &opened.mode {
             Mode::Passthrough(id) => Some(Arc::clone(id)),
@@ -229,9 +238,9 @@ impl Core {
         if direct {
             flags |= FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
         }
-        // What the kernel reads by itself is not seen: whoever opens a file that was decoded as a whole is taken to read it.
+        // What the kernel reads by itself is unseen: opening a file that was decoded as a whole counts as reading it.
         let unseen = backing.is_some() || (whole && node.cached == Some(node.version));
-        let read = handle.restore.as_ref().filter(|_| unseen).and_then(Restore::all_read);
+        let read = handle.reading.as_ref().filter(|_| unseen).and_then(Reading::all_read);
         if direct || (changes && backing.is_some()) {
             node.version += 1;
         } else if backing.is_none() {
@@ -244,7 +253,10 @@ impl Core {
         for path in paths {
             self.archive.opened_for_writing(&path);
         }
-        read.into_iter().for_each(|object| self.archive.restored(object));
+        if changes {
+            self.archive.written_by(file_id, access.by);
+        }
+        read.into_iter().for_each(|(object, by)| self.archive.read_by(object, by));
         Ok((Answer { fh: FileHandle(fh), flags, backing }, handle))
     }
 

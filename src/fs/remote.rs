@@ -3,11 +3,12 @@
 use std::ffi::OsStr;
 use std::sync::Arc;
 
-use fuser::{ReplyEmpty, ReplyEntry, ReplyOpen};
+use fuser::{ReplyEmpty, ReplyEntry, ReplyOpen, Request};
 
 use super::open::Access;
 use super::reply::{done, entry};
 use super::{Core, errno::Result};
+use crate::archive::Archive;
 
 impl Core {
     /// Answers once the remote has what is at and below a node's path. Dropped, the reply says EIO.
@@ -51,15 +52,21 @@ impl Core {
     }
 
     /// Opens a file. After a mount, the object of another node's file may have been replaced.
-    pub(super) fn answer_open(self: &Arc<Self>, ino: u64, uid: u32, flags: i32, reply: ReplyOpen) {
+    pub(super) fn answer_open(self: &Arc<Self>, ino: u64, request: &Request, flags: i32, reply: ReplyOpen) {
         let stub = self.table().node(ino).ok().and_then(|node| node.stub.clone());
+        let (uid, access) = (request.uid(), Access::of(flags));
+        // Now, since the thread waits for the answer: later it may be gone.
+        let by = match access.changes() {
+            true => self.archive.who_read(request.pid()),
+            false => stub.as_ref().and_then(|_| Archive::process(request.pid())),
+        };
+        let access = Access { by, ..access };
         // Nothing of the old bytes is needed to write a file anew.
-        let is_at_once = Access::of(flags).truncate;
-        if is_at_once || !stub.is_some_and(|stub| self.archive.is_far(&stub)) {
-            return self.open(ino, uid, flags, None, reply);
+        if access.truncate || !stub.is_some_and(|stub| self.archive.is_far(&stub)) {
+            return self.open(ino, uid, access, None, reply);
         }
         let core = Arc::clone(self);
-        self.archive.when_current(Box::new(move || core.open(ino, uid, flags, None, reply)));
+        self.archive.when_current(Box::new(move || core.open(ino, uid, access, None, reply)));
     }
 
     /// Opens a directory, with the names that other nodes have pushed before, or with those that are known.

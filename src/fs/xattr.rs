@@ -156,7 +156,9 @@ impl Core {
         if self.is_kept_from(uid, name) {
             return reply.error(Errno::EPERM);
         }
-        if let Name::Own("status" | "remote" | "generations" | "lossy" | "original" | "profile") = classify(name) {
+        if let Name::Own("status" | "remote" | "generations" | "lossy" | "original" | "profile" | "why") =
+            classify(name)
+        {
             // The first reads the size of every file, the others read an object.
             let (core, name) = (Arc::clone(self), name.to_owned());
             return self.workers.submit(Box::new(move || answer(core.getxattr(ino, &name), size, reply)));

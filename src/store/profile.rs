@@ -96,8 +96,8 @@ impl Profile {
     /// | 6 to 20  | at most balanced    | exact                                     |
     /// | 21 ...   | exact               | exact                                     |
     ///
-    /// Without an expectation nothing changes. A job that evaluates every checkpoint reads them like a restore does,
-    /// and its store must not grow eightfold for that.
+    /// Without an expectation nothing changes: most runs are resumed a few times, and their store must not grow
+    /// eightfold for that.
     pub fn in_force(asked: Profile, expected: Option<u32>, seen: u32) -> Profile {
         let Some(expected) = expected else { return asked };
         if let Profile::Published(system) = asked {

@@ -1,9 +1,9 @@
-//! Profiles that are set through a mount, and restores that it notices.
+//! Profiles that are set through a mount, and restores that it counts.
 
 use std::fs::{self, File};
-use std::io::Read;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use super::series::{Dtype, Random, Tensor, safetensors, train};
 use super::support::{Mounted, attribute, errno, state, wait_until};
@@ -14,27 +14,52 @@ const PROFILE: &str = "user.stepfs.profile";
 /// Nine restores are expected, and the first state is exact.
 const EXPECTING: &str = "expected_restores = 9\n[[profile]]\nglob = \"step_1.*\"\nprofile = \"exact\"\n";
 
-/// A mount of a store with these settings. `count` states of 8 MiB were saved and all but the newest released.
-fn trained(passthrough: bool, settings: &str, count: u64) -> (Mounted, Vec<PathBuf>) {
-    let dir = tempfile::tempdir().unwrap();
-    drop(Store::open(&dir.path().join("store")).unwrap());
-    let path = dir.path().join("store/stepfs.toml");
-    fs::write(
-        &path,
-        fs::read_to_string(&path).unwrap().replacen("[[profile]]", &format!("{settings}\n[[profile]]"), 1),
-    )
-    .unwrap();
-    let m = Mounted::on(dir, passthrough);
-    let mut random = Random(3);
-    let mut model = vec![Tensor::new("w.weight", Dtype::F32, &[1024, 2048], &mut random)];
-    let paths: Vec<PathBuf> = (1..=count).map(|at| m.mnt().join(format!("step_{at}.safetensors"))).collect();
-    for path in &paths {
-        train(&mut model, 1e-3, &mut random);
-        fs::write(path, safetensors(&model)).unwrap();
-        wait_until("it is durable", || state(path) != "staged");
+/// A run that saves states of 8 MiB through a mount.
+struct Run {
+    m: Mounted,
+    paths: Vec<PathBuf>,
+    model: Vec<Tensor>,
+    random: Random,
+}
+
+impl Run {
+    /// A mount of a store with these settings. `count` states were saved and all but the newest released.
+    fn new(passthrough: bool, settings: &str, count: u64) -> Run {
+        let dir = tempfile::tempdir().unwrap();
+        drop(Store::open(&dir.path().join("store")).unwrap());
+        let path = dir.path().join("store/stepfs.toml");
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, text.replacen("[[profile]]", &format!("{settings}\n[[profile]]"), 1)).unwrap();
+        let mut random = Random(3);
+        let model = vec![Tensor::new("w.weight", Dtype::F32, &[1024, 2048], &mut random)];
+        let mut run = Run { m: Mounted::on(dir, passthrough), paths: Vec::new(), model, random };
+        (0..count).for_each(|_| run.save());
+        let (_, older) = run.paths.split_last().unwrap();
+        wait_until("the older ones are released", || older.iter().all(|path| state(path) == "released"));
+        run
     }
-    wait_until("the older ones are released", || paths[..paths.len() - 1].iter().all(|path| state(path) == "released"));
-    (m, paths)
+
+    /// The next state is saved in this way.
+    fn save_by(&mut self, save: impl FnOnce(&Path, &[u8])) {
+        train(&mut self.model, 1e-3, &mut self.random);
+        let path = self.m.mnt().join(format!("step_{}.safetensors", self.paths.len() + 1));
+        save(&path, &safetensors(&self.model));
+        wait_until("it is durable", || state(&path) == "sealed");
+        self.paths.push(path);
+    }
+
+    fn save(&mut self) {
+        self.save_by(|path, bytes| fs::write(path, bytes).unwrap());
+    }
+
+    fn restores(&self) -> u32 {
+        restores(&self.m)
+    }
+}
+
+/// Runs a command in a shell, which reads and writes in processes of its own.
+fn shell(command: &str, path: &Path) {
+    assert!(Command::new("sh").args(["-ec", command, "sh"]).arg(path).status().unwrap().success(), "{command}");
 }
 
 fn restores(m: &Mounted) -> u32 {
@@ -51,39 +76,70 @@ macro_rules! both {
 }
 
 both! {
-    fn reading_half_of_a_lossy_file_is_a_restore(passthrough) {
-        let (m, paths) = trained(passthrough, EXPECTING, 5);
-        let part = |path: &PathBuf, from: u64, len: usize| {
-            let mut bytes = vec![0; len];
-            File::open(path).unwrap().read_exact_at(&mut bytes, from).unwrap();
-        };
-        // These are no restores: a look at the first MiB, three times; a lossless file; the newest; a backup.
-        (0..3).for_each(|_| part(&paths[1], 0, 1 << 20));
-        fs::read(&paths[0]).unwrap();
-        fs::read(&paths[4]).unwrap();
-        let mut all = Vec::new();
-        let aside = File::options().read(true).custom_flags(libc::O_NOATIME).open(&paths[2]);
-        aside.unwrap().read_to_end(&mut all).unwrap();
-        std::thread::sleep(std::time::Duration::from_millis(300));
-        assert_eq!(restores(&m), 0);
-        // Five MiB of eight through one handle.
-        part(&paths[1], 3 << 20, 5 << 20);
-        wait_until("it is noticed", || restores(&m) == 1);
-        // The backup decoded them: nothing is left to decode.
-        fs::read(&paths[2]).unwrap();
-        wait_until("it is noticed", || restores(&m) == 2);
-        // Other ranks.
-        (0..3).for_each(|_| drop(fs::read(&paths[2]).unwrap()));
-        fs::read(&paths[1]).unwrap();
-        std::thread::sleep(std::time::Duration::from_millis(300));
-        assert_eq!(restores(&m), 2);
-        assert_eq!(m.archive.status().restored[0].profile, "balanced");
+    fn reading_is_not_restoring(passthrough) {
+        let mut run = Run::new(passthrough, EXPECTING, 4);
+        // Whatever others read and copy, also onto the name of the next state, and whoever saves afterwards.
+        let old = run.paths[1].clone();
+        for command in [
+            "sha256sum $1 >/dev/null",
+            "cp $1 ${1%/*}/step_9.safetensors",
+            "cmp $1 ${1%/*}/step_9.safetensors",
+        ] {
+            shell(command, &old);
+        }
+        run.save();
+        // This process reads a little of a file, a lossless one and the newest one.
+        let part = |path: &Path| File::open(path).unwrap().read_exact_at(&mut [0; 1 << 20], 0).unwrap();
+        (0..3).for_each(|_| part(&run.paths[2]));
+        fs::read(&run.paths[0]).unwrap();
+        fs::read(&run.paths[4]).unwrap();
+        run.save();
+        assert_eq!(run.restores(), 0);
+        // This process reads, and another one saves that it has not started itself.
+        fs::read(&old).unwrap();
+        let outside = run.m.plain().join("next");
+        run.save_by(|path, bytes| {
+            fs::write(&outside, bytes).unwrap();
+            shell(&format!("cp {} $1; true", outside.display()), path);
+        });
+        assert_eq!(run.restores(), 0);
+    }
+
+    fn a_process_that_loads_and_later_saves_is_a_restore(passthrough) {
+        let mut run = Run::new(passthrough, EXPECTING, 5);
+        // Five MiB of eight, by another thread than the one that saves.
+        let old = run.paths[1].clone();
+        let load = move || File::open(old).unwrap().read_exact_at(&mut vec![0; 5 << 20], 3 << 20).unwrap();
+        std::thread::spawn(load).join().unwrap();
+        assert_eq!(run.restores(), 0);
+        run.save();
+        assert_eq!((run.restores(), run.m.archive.status().restored[0].profile.as_str()), (1, "balanced"));
+        run.save();
+        assert_eq!(run.restores(), 1);
+        // Somebody else has read it before, so the kernel and the cache have all of it. The save is a rename.
+        shell("cat $1 >/dev/null", &run.paths[2]);
+        fs::read(&run.paths[2]).unwrap();
+        run.save_by(|path, bytes| {
+            let part = path.with_extension("part");
+            fs::write(&part, bytes).unwrap();
+            fs::rename(part, path).unwrap();
+        });
+        assert_eq!(run.restores(), 2);
+        // A process that this one has started saves.
+        fs::read(&run.paths[3]).unwrap();
+        let outside = run.m.plain().join("next");
+        run.save_by(|path, bytes| {
+            fs::write(&outside, bytes).unwrap();
+            assert!(Command::new("cp").args([&outside, path]).status().unwrap().success());
+        });
+        assert_eq!(run.restores(), 3);
     }
 
     fn a_restore_just_before_the_end_is_remembered(passthrough) {
-        let (m, paths) = trained(passthrough, "", 4);
-        fs::read(&paths[1]).unwrap();
-        let m = Mounted::on(m.unmount_keeping(), passthrough);
+        let mut run = Run::new(passthrough, "", 4);
+        fs::read(&run.paths[1]).unwrap();
+        run.save();
+        let m = Mounted::on(run.m.unmount_keeping(), passthrough);
         assert_eq!(restores(&m), 1);
     }
 

@@ -1,12 +1,13 @@
-"""Profiles by attribute and command, and restores with torch.load that make a lineage finer."""
+"""Profiles by attribute and command, and restores with torch.load and torch.save that make a lineage finer."""
 
-import io
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
-from harness import FAILURE, USAGE, run, wait_until
-from series import bits_equal, tensors_of, walk
+from harness import FAILURE, USAGE, run
+from series import bits_equal, tensors_of, torch_bytes, walk
 
 pytestmark = pytest.mark.stepfs
 
@@ -45,12 +46,8 @@ def lineage(mount):
     return rows[0] if rows else {"restores": 0}
 
 
-def restore(mount, name):
-    """As a restarted job does; returns when the daemon has noticed."""
-    before = lineage(mount)["restores"]
-    state = torch.load(mount / name, weights_only=True)
-    wait_until(lambda: lineage(mount)["restores"] == before + 1, 10, f"the restore of {name} is noticed")
-    return state
+def load(mount, name):
+    return torch.load(mount / name, weights_only=True)
 
 
 def test_a_run_that_is_restored_more_often_than_expected_goes_on_exact(both):
@@ -58,18 +55,18 @@ def test_a_run_that_is_restored_more_often_than_expected_goes_on_exact(both):
     set_up(mount, "expected_restores = 1")
     run_ = Training(mount)
     run_.go_on(5)
+    # As often as expected. What is loaded is no restore before the run saves.
+    load(mount, "step_0003.pt")
     assert mount.entry("step_0003.pt")["profile"] == "balanced" and not lineage(mount)["restores"]
-    # As often as expected.
-    restore(mount, "step_0003.pt")
     run_.go_on(2)
-    assert mount.entry("step_0006.pt")["profile"] == "balanced"
+    assert mount.entry("step_0006.pt")["profile"] == "balanced" and lineage(mount)["restores"] == 1
     assert [mount.entry(f"step_000{n}.pt")["generations"] for n in (4, 6, 7)] == [0, 1, 1]
     # Once more, from a state that itself descends from a restore.
-    restore(mount, "step_0006.pt")
+    load(mount, "step_0006.pt")
+    run_.go_on(2)
     said = lineage(mount)
     assert (said["restores"], said["expected_restores"], said["asked"], said["profile"]) == (2, 1, "balanced", "exact")
     assert "its next states are exact instead of balanced" in run("status", mount.dir).stdout
-    run_.go_on(2)
     assert {mount.entry(f"step_000{n}.pt")["profile"] for n in (7, 8)} == {"exact"}
     assert [mount.entry(f"step_000{n}.pt")["generations"] for n in (8, 9)] == [2, 2]
     assert run_.is_exact("step_0008.pt") and not run_.is_exact("step_0002.pt")
@@ -77,27 +74,42 @@ def test_a_run_that_is_restored_more_often_than_expected_goes_on_exact(both):
     assert "profile: exact; 2 lossy restores behind it" in run("inspect", mount / "step_0008.pt").stdout
     # Files released before stay the same, and all of this survives a remount.
     mount.remount()
-    assert mount.entry("step_0006.pt")["profile"] == "balanced" and lineage(mount)["restores"] >= 2
+    assert mount.entry("step_0006.pt")["profile"] == "balanced" and lineage(mount)["restores"] == 2
     run_.go_on(1)
     assert mount.entry("step_0009.pt")["profile"] == "exact"
 
 
-def test_a_copy_is_counted_like_a_restore_and_a_backup_is_not(mount):
+def test_what_others_read_is_no_restore(mount):
     run_ = Training(mount)
     run_.go_on(4)
-    fd = os.open(mount / "step_0002.pt", os.O_RDONLY | os.O_NOATIME)
-    with os.fdopen(fd, "rb") as backup:
-        assert torch.load(io.BytesIO(backup.read()), weights_only=True)["step"] == 2
+    old = mount / "step_0002.pt"
+    evaluate = f"import torch; assert torch.load({str(old)!r}, weights_only=True)['step'] == 2"
+    run_all = [["cp", "-r", mount.dir, mount.base / "backup"], ["cmp", old, mount.base / "backup/step_0002.pt"], ["sha256sum", old], [sys.executable, "-c", evaluate]]
+    for command in run_all:
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     for command in ["ls", "inspect", "pin"]:
-        run(command, mount / "step_0002.pt")
+        run(command, old)
     run("cat", mount.store, "step_0002.pt", text=False)
     run("export", mount.store, "step_0002.pt", mount.base / "out")
     run("verify", mount.store)
+    run_.go_on(1)
     assert not lineage(mount)["restores"]
-    restore(mount, "step_0003.pt")
-    # Without expectations that changes nothing.
+    # The run itself loads one. Without expectations that changes nothing.
+    load(mount, "step_0003.pt")
     run_.go_on(2)
-    assert mount.entry("step_0005.pt")["profile"] == "balanced"
+    assert lineage(mount)["restores"] == 1 and mount.entry("step_0006.pt")["profile"] == "balanced"
+
+
+def test_a_state_that_a_helper_saves_is_a_restore(mount):
+    """As `torch.distributed.checkpoint` saves in a process of its own, which the run starts and feeds."""
+    run_ = Training(mount)
+    run_.go_on(4)
+    load(mount, "step_0003.pt")
+    saver = "import sys; open(sys.argv[1], 'wb').write(sys.stdin.buffer.read())"
+    state = torch_bytes(next(run_.states))
+    subprocess.run([sys.executable, "-c", saver, mount / "step_0005.pt"], input=state, check=True)
+    mount.sync()
+    assert lineage(mount)["restores"] == 1
 
 
 @pytest.mark.parametrize("role, key", [("second_moment", "exp_avg_sq"), ("first_moment", "exp_avg"), ("weight", "model")])
