@@ -59,18 +59,21 @@ impl ResidentReason {
 impl fmt::Display for ResidentReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            ResidentReason::Small | ResidentReason::Empty => "small",
-            ResidentReason::Incompressible => "would not become smaller",
+            ResidentReason::Small => "it is small: stepfs keeps files below 64 KiB as they are",
+            ResidentReason::Empty => "it is empty",
+            ResidentReason::Incompressible => "it would not become smaller",
             ResidentReason::NotUnderstood(words) | ResidentReason::CutShort(words) => words,
             ResidentReason::Unfinished => {
                 "the save is not finished: it has no .metadata or .index of its own yet, another file is missing, or `cp -r` \
                  copied it (`cp -a` keeps the order)"
             }
-            ResidentReason::NotDurable => "could not be made durable",
-            ResidentReason::DamagedStub => "it is a damaged stub",
-            ResidentReason::OtherStore => "its object is here, and it says that its store is another",
-            ResidentReason::Hole => "it is a hole",
-            ResidentReason::Unreadable => "it cannot be read",
+            ResidentReason::NotDurable => "its bytes could not be made durable; save it again",
+            ResidentReason::DamagedStub => "its stub is damaged; `stepfs verify --repair` mends what it can",
+            ResidentReason::OtherStore => {
+                "its object is here, but its stub names another store; mend `store` in stepfs.toml"
+            }
+            ResidentReason::Hole => "it has no bytes on the device: it may be a lost stub, and `stepfs verify` tells",
+            ResidentReason::Unreadable => "it cannot be read; the daemon's log says why",
         })
     }
 }

@@ -1,5 +1,7 @@
 //! The status of the store and of single files, for users.
 
+mod why;
+
 use std::fs;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -14,9 +16,10 @@ use crate::remote::Progress;
 use crate::store::durable::CrashPoint;
 use crate::store::{STUB_BYTES, Stub, is_recalled, profile_mark};
 
-use super::catalog::{Catalog, Entry, Held, State};
+use super::catalog::{Catalog, Entry, State};
 use super::resident::ResidentReason;
 use super::{Archive, ReadError, Reader, Restored};
+use why::what_keeps;
 
 /// The content of `stepfs status`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -244,9 +247,9 @@ impl Archive {
     ///
     /// - Every path has `store`, `status` and `gc` (JSON, the last for a run of retention), and `queue` (the quick
     ///   part of the status). `remote` is JSON too: how far pushing has come.
-    /// - Files have `state`, `profile`, `why` (the file stays resident), `release` (the obstacle), `generations`
-    ///   (lossy restores behind it), `lossy` ([`super::lossy_words`]) and `best` (the file that names it). Archived
-    ///   ones also have `object` and `original` (SHA-256).
+    /// - Files have `state`, `profile`, `why` (it is exact, lossy, or as it was written), `release` (the obstacle),
+    ///   `generations` (lossy restores behind it), `lossy` ([`super::lossy_words`]) and `best` (the file that names
+    ///   it). Archived ones also have `object` and `original` (SHA-256).
     /// - Directories have `profile` if one is set for them or above them.
     pub fn attribute(&self, path: &Path, name: &str) -> Option<Vec<u8>> {
         match name {
@@ -257,6 +260,7 @@ impl Archive {
             "remote" => return serde_json::to_vec(&self.remote_progress()?).ok(),
             "profile" => return self.profile_attribute(path),
             "lossy" => return self.lossy_words(path).map(String::into_bytes),
+            "why" => return self.why(path).map(String::into_bytes),
             "original" => return self.original(path).map(String::into_bytes),
             "generations" => {
                 let state = self.catalog().get(path)?.state.clone();
@@ -272,16 +276,11 @@ impl Archive {
                 State::Released(id) | State::Archived(_, id) => Some(id.to_string().into_bytes()),
                 _ => None,
             },
-            "why" => match (&entry.state, &entry.failed, entry.held) {
-                (_, Some(failed), _) => Some(failed.why.clone().into_bytes()),
-                (State::Resident(why), ..) => Some(why.to_string().into_bytes()),
-                (.., Some(Held::Pinned)) => Some(b"it is pinned".to_vec()),
-                (.., Some(Held::Best)) => Some(why_best(&catalog, path).into_bytes()),
-                (.., Some(Held::Recalled)) => Some(b"it was recalled".to_vec()),
-                (_, None, None) => None,
-            },
             "best" => catalog.named_best_by(path).map(|by| by.as_os_str().as_encoded_bytes().to_vec()),
-            "release" => Some(what_keeps(&catalog, path, entry).into_bytes()),
+            "release" => Some(match entry.state {
+                State::Released(_) => b"released".to_vec(),
+                _ => what_keeps(&catalog, path, entry).words.into_bytes(),
+            }),
             _ => None,
         }
     }
@@ -354,41 +353,6 @@ impl Archive {
             self.io().discard(&target, CrashPoint::RecallWritten);
         })?;
         Ok(target)
-    }
-}
-
-/// Why a file is not a stub: `released` when it is one, `working` while something is done about it, or the reason.
-fn what_keeps(catalog: &Catalog, path: &Path, entry: &Entry) -> String {
-    match (&entry.state, &entry.failed, entry.held) {
-        (State::Released(_), ..) => "released".into(),
-        (State::Resident(why), ..) => why.to_string(),
-        (State::Staged, ..) => "it is open for writing".into(),
-        (_, Some(failed), _) => failed.why.clone(),
-        (_, _, Some(Held::Pinned)) => "it is pinned (see `stepfs unpin`)".into(),
-        (_, _, Some(Held::Best)) => why_best(catalog, path),
-        (_, _, Some(Held::Recalled)) => "it was recalled".into(),
-        _ if entry.busy => "it is open, or has several names".into(),
-        (State::Sealed(sealed), ..) if !catalog.has_unsealed() && !catalog.has_newer(path, sealed) => {
-            "it is the newest of its lineage, and stays exact".into()
-        }
-        (State::Sealed(sealed), ..) if !catalog.has_unsealed() && !catalog.is_history(path, sealed) => {
-            "it has the highest step of its lineage, and stays exact".into()
-        }
-        _ if catalog.is_of_fullest(path) => {
-            "it waits until a newer checkpoint has as many files; `stepfs release` ends the wait".into()
-        }
-        _ => match catalog.held_up_by(path) {
-            Some(by) => format!("it waits until {} of its checkpoint has a newer state", by.display()),
-            None => "working".into(),
-        },
-    }
-}
-
-/// The file that names this one as the best.
-fn why_best(catalog: &Catalog, path: &Path) -> String {
-    match catalog.named_best_by(path) {
-        Some(by) => format!("{} names it as the best, so it stays exact", by.display()),
-        None => "working".into(),
     }
 }
 

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::compare::{Codec, Errors, Report, Series, Watch, compare, plot, steps};
 
+use super::as_written::refuse_lossy;
 use super::format::{name, percent, progress, size, table};
 
 /// Store a series of checkpoints with many codecs, and compare size, loss and cost.
@@ -18,6 +19,9 @@ use super::format::{name, percent, progress, size, table};
 /// numbers. stepfs only reads them. Profiles and published systems go through a temporary store, as in a mount:
 /// keyframes, indexes and stubs count. The newest checkpoint is archived too, although a mount would keep it as
 /// written; a copy of the one before it serves as its successor. Loss is measured on decoded values.
+///
+/// FILES must hold the values that a program wrote: released files of a mount that are lossy already are refused. To
+/// get exact ones, set `stepfs profile --set exact DIR`, and save a few checkpoints in DIR.
 ///
 /// DIR needs room for twice the series. All temporary data is removed at the end, also after Ctrl-C.
 #[derive(clap::Args)]
@@ -71,6 +75,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         }
     }
     let series = Series::open(&args.files)?;
+    refuse_lossy(&args.files)?;
     for (path, why) in &series.skipped {
         say_error!("stepfs: left out: {}: {why}", path.display());
     }

@@ -15,6 +15,7 @@ macro_rules! say_error {
 }
 
 mod against;
+mod as_written;
 mod buffers;
 mod cat;
 mod compare;
@@ -51,6 +52,7 @@ mod tune;
 mod umount;
 mod verify;
 mod wait;
+mod why;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -100,6 +102,7 @@ enum Command {
     Recall(recall::Args),
     Ls(ls::Args),
     Status(status::Args),
+    Why(why::Args),
     Inspect(inspect::Args),
     Import(import::Args),
     Export(export::Args),
@@ -142,6 +145,7 @@ fn run(command: Command) -> ExitCode {
         Command::Recall(args) => recall::run(args),
         Command::Ls(args) => ls::run(args),
         Command::Status(args) => status::run(args),
+        Command::Why(args) => why::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Import(args) => import::run(args),
         Command::Export(args) => export::run(args),

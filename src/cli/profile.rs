@@ -13,8 +13,9 @@ use super::target::{Target, attribute};
 
 /// Show or set how faithfully files are kept once a newer file of their lineage is durable.
 ///
-/// exact: bit for bit. balanced: a restore should cost half an iteration of training. compact: up to two.
-/// docs/QUALITY.md has the measured cost. For comparison there are also published systems, listed below.
+/// exact: bit for bit. balanced: going on from an old checkpoint costs at most half an iteration, or 1% of the distance to
+/// the checkpoint before it if that is more. compact: two iterations or 4%. docs/QUALITY.md has the intervals that were
+/// measured. For comparison there are also published systems, listed below.
 ///
 /// A profile on a file, or on a directory for all files below it, overrides the rules of stepfs.toml. The nearest one
 /// wins. It applies when a file is archived; released files do not change. It follows its file on rename; `cp -a` does

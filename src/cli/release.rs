@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
+use crate::store::{MIN_RELEASE_BYTES, Store, beneath};
+
 use super::FAILED;
 use super::format::{name, progress};
 use super::listing::files;
@@ -32,8 +34,8 @@ pub(super) struct Args {
 
 struct File {
     path: PathBuf,
-    /// The user named it; it was not found in a directory.
-    named: bool,
+    /// It may stay without a message: it is small, and was found in a directory.
+    quiet: bool,
     reason: String,
     looks: u32,
 }
@@ -43,10 +45,11 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     let mut waiting = Vec::new();
     for path in &args.paths {
         let (target, mount) = Target::in_mount(path)?;
-        let store = crate::store::Store::look(&target.store)?;
+        let store = Store::look(&target.store)?;
         for file in files(&store, &target.path)? {
-            let named = file == target.path;
-            waiting.push(File { path: mount.join(file), named, reason: String::new(), looks: 0 });
+            let is_small = || beneath::metadata(&store.tree(), &file).is_ok_and(|it| it.len() < MIN_RELEASE_BYTES);
+            let quiet = file != target.path && is_small();
+            waiting.push(File { path: mount.join(file), quiet, reason: String::new(), looks: 0 });
         }
         wanted.push(mount.join(target.path));
     }
@@ -80,8 +83,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         bar.set_position(bar.length().unwrap_or(0) - waiting.len() as u64);
     }
     bar.finish_and_clear();
-    // Files named only through a directory may stay because they are small, without a message.
-    stays.retain(|file| file.named || file.reason != "small");
+    stays.retain(|file| !file.quiet);
     for file in &stays {
         say_error!("stepfs: {} stays as it is: {}", name(&file.path.to_string_lossy()), file.reason);
     }

@@ -19,6 +19,7 @@ use crate::published::registry::SystemId;
 use crate::store::durable::scratch;
 use crate::store::{Error, Profile, Store, step_pattern};
 
+use super::as_written::refuse_lossy;
 use eval::Evaluator;
 use report::{Candidate, Report, Table};
 
@@ -32,6 +33,9 @@ use report::{Candidate, Report, Table};
 ///
 /// Without --eval, a small error counts as good. The error is the root mean square error of the weights, divided by
 /// that of their last update. It says nothing about the model's use; a score does.
+///
+/// Released files of a mount that are lossy already are refused. To get exact ones, set `stepfs profile --set exact
+/// DIR`, and save a few checkpoints in DIR.
 #[derive(clap::Args)]
 #[command(after_help = "Example: at most 1% more held-out loss, and the result goes to the store's stepfs.toml\n  \
 stepfs tune run/step_0[1-4].pt --eval 'python eval.py' --tolerance 1% --store ~/ckpts.store\n\n\
@@ -113,6 +117,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     }
     let files = in_order(&args.files);
     let series = Series::open(&files)?;
+    refuse_lossy(&files)?;
     let watch = Watch { stop: &interrupted, progress: &|_, _| {} };
     let trial = Trial::of(&series, &watch)?;
     let parent = args.tmp.clone().unwrap_or_else(std::env::temp_dir);

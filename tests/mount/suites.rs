@@ -129,7 +129,8 @@ both! {
         assert_eq!(fs::read(&file).unwrap(), b"as far as it goes");
         assert_eq!(listed(&dir).len(), 1);
         wait_until("it is sealed", || state(&file) != "staged");
-        wait_until("it is known why it stays", || attribute(&file, "user.stepfs.why").as_deref() == Some("small"));
+        let why = || attribute(&file, "user.stepfs.why").unwrap_or_default();
+        wait_until("it is known why it stays", || why().starts_with("it is small"));
     }
 
     /// The archive's work on files succeeds at any depth.

@@ -84,7 +84,7 @@ fn of_file(path: &Path) -> Result<Report> {
         path_bytes: name_bytes(path),
         container: description.kind.name(),
         note: description.note.clone(),
-        why: word(path, "why"),
+        why: word(path, "why").filter(|_| word(path, "state").as_deref() != Some("released")),
         bytes: file.metadata()?.len(),
         profile: object.as_ref().map(|object| object.index().profile.clone()).or_else(|| word(path, "profile")),
         generations: word(path, "generations").and_then(|count| count.parse().ok()),

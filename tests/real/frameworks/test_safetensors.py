@@ -19,8 +19,8 @@ def save(state, path):
 
 
 def series(mount, plain, **options):
-    names = save_walk(mount.dir, 5, name="model-{:04d}.safetensors", save=save, **options)
-    save_walk(plain, 5, name="model-{:04d}.safetensors", save=save, **options)
+    names = save_walk(mount.dir, 5, name="model-step-{:04d}.safetensors", save=save, **options)
+    save_walk(plain, 5, name="model-step-{:04d}.safetensors", save=save, **options)
     mount.sync()
     mount.require_released(*names[:-1])
     return names

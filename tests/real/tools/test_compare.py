@@ -68,6 +68,31 @@ def test_the_picture_is_a_picture(plain):
     assert all(inside(circle, "cx", "width") and inside(circle, "cy", "height") for circle in circles)
 
 
+def test_files_that_are_lossy_already_are_refused(mount, plain):
+    names = save_walk(mount.dir, 4, seed=8)
+    save_walk(plain, 4, seed=8)
+    mount.sync()
+    mount.require_released(*names[:-1])
+    codecs = ["--codecs", "exact,balanced"]
+    inside = [mount / name for name in names]
+    for files, first in [(inside, f"{names[0]} and 2 more"), ([mount.dir], f"{names[0]} and 2 more"),
+                         ([plain / names[0], mount / names[1]], names[1])]:
+        done = run("compare", *files, *codecs, check=False)
+        assert done.returncode == FAILURE and not done.stdout, done.stdout
+        assert f"{first}: stepfs has released this with loss (errors up to weight " in done.stderr, done.stderr
+        assert "stepfs profile --set exact" in done.stderr
+    # Both ways on that the error names: copies from before the release, and a directory that keeps exact files.
+    run("compare", plain, *codecs)
+    (mount / "trial").mkdir()
+    run("profile", "--set", "exact", mount / "trial")
+    later = save_walk(mount / "trial", 3, seed=9)
+    mount.sync()
+    mount.require_released(*(f"trial/{name}" for name in later[:-1]))
+    report = run_json("compare", mount / "trial", *codecs, "--json")
+    errors = {codec["name"]: codec["error"]["of_update"]["rms"] for codec in report["codecs"]}
+    assert errors["exact"] == 0 < errors["balanced"]
+
+
 def test_wrong_inputs(plain):
     names = save_walk(plain, 2, seed=7)
     small = {"wte.weight": (256, 64), "ln.weight": (128,)}

@@ -247,6 +247,19 @@ def test_wrong_files(files, tmp_path):
         failure(*files, *wrong, code=USAGE)
 
 
+def test_files_that_are_lossy_already_are_refused(files, mount):
+    names = save_walk(mount.dir, 3, seed=5)
+    mount.sync()
+    mount.require_released(*names[:-1])
+    for given, first in [([mount / name for name in names], f"{names[0]} and 1 more"), ([mount.dir], f"{names[0]} and 1 more"),
+                         ([mount / names[0], mount / names[-1]], names[0])]:
+        said = failure(*given)
+        assert f"{first}: stepfs has released this with loss (errors up to weight " in said, said
+        assert "stepfs profile --set exact" in said
+    # The newest is exact.
+    assert "not of the same model" in failure(mount / names[-1], files[0])
+
+
 @pytest.mark.slow
 def test_a_store_in_use_and_one_that_is_none(files, mount, tmp_path):
     save_walk(mount.dir, 1, seed=5)

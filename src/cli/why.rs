@@ -1,0 +1,117 @@
+//! `stepfs why`
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+
+use crate::archive::Archive;
+use crate::store::{Store, name_bytes};
+
+use super::format::name;
+use super::listing::files;
+use super::remote_url;
+use super::target::{Target, attribute};
+
+/// Say why files are exact, lossy, or as they were written, and the next step.
+///
+/// Prints one line per file: the reason, and the next step where there is one. Same as `getfattr -n user.stepfs.why`.
+///
+/// The newest file of a lineage stays exact. So do small, pinned and unfinished files, and those named as the best. An
+/// older file becomes an object, exact or lossy. A number in its name must count training: step_10, epoch_3, iter_500
+/// or checkpoint-7. Otherwise it has no newer state.
+///
+/// Of a store that is not mounted it knows released, small, pinned and recalled files. Only a mount knows all others.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  \
+stepfs why /ckpts/run/step_100.pt      one file\n  \
+stepfs why /ckpts/run                  each file below a directory\n  \
+stepfs why /ckpts --json               for programs\n\n\
+`stepfs ls` shows the sizes, `stepfs inspect` the tensors of one file.")]
+pub(super) struct Args {
+    /// Files and directories in a mount, or a store.
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<PathBuf>,
+    /// Print a JSON array, one object per file.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Answer {
+    path: String,
+    /// In hexadecimal, if it is not UTF-8.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path_bytes: Option<String>,
+    why: String,
+}
+
+pub(super) fn run(args: Args) -> Result<ExitCode> {
+    let mut answers = Vec::new();
+    for path in &args.paths {
+        if remote_url::url_of(path).is_some() {
+            bail!("{}: name files in a mount of a store with this remote", path.display());
+        }
+        let target = Target::of(path)?;
+        let store = Store::look(&target.store)?;
+        for file in files(&store, &target.path)? {
+            // A file may disappear meanwhile.
+            let Some(why) = why(&store, &target, &file)? else { continue };
+            let shown = shown(path, &target, &file);
+            answers.push(Answer { path: shown.to_string_lossy().into_owned(), path_bytes: name_bytes(&shown), why });
+        }
+    }
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        serde_json::to_writer_pretty(&mut out, &answers)?;
+        writeln!(out)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    for answer in &answers {
+        writeln!(out, "{}: {}", name(&answer.path), name(&answer.why))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Why a file is as it is; `None` if it is gone.
+fn why(store: &Store, target: &Target, file: &Path) -> Result<Option<String>> {
+    let answer = match &target.mount {
+        Some(mount) => attribute(&mount.join(file), "why").map(|why| String::from_utf8_lossy(&why).into_owned()),
+        None => Archive::why_at_rest(store, file),
+    };
+    match answer {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENODATA | libc::ENOENT | libc::ENOTDIR)) => Ok(None),
+        answer => answer.map(Some).with_context(|| format!("{}", file.display())),
+    }
+}
+
+/// A file's path as the user knows it: below the path that the user named, or inside the store.
+fn shown(named: &Path, target: &Target, file: &Path) -> PathBuf {
+    match file.strip_prefix(&target.path) {
+        _ if target.mount.is_none() => file.to_path_buf(),
+        // `join("")` would end in a slash.
+        Ok(rest) if !rest.as_os_str().is_empty() => named.join(rest),
+        _ => named.to_path_buf(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_shown_below_the_path_that_was_named() {
+        let target = |mount: bool, path: &str| Target {
+            store: "/s".into(),
+            mount: mount.then(|| "/mnt".into()),
+            path: path.into(),
+        };
+        let shown = |named: &str, target: &Target, file: &str| shown(Path::new(named), target, Path::new(file));
+        assert_eq!(shown("../run", &target(true, "run"), "run/a/b.pt"), Path::new("../run/a/b.pt"));
+        assert_eq!(shown("b.pt", &target(true, "run/b.pt"), "run/b.pt").to_str(), Some("b.pt"));
+        assert_eq!(shown("/mnt", &target(true, ""), "b.pt"), Path::new("/mnt/b.pt"));
+        assert_eq!(shown("/s", &target(false, ""), "run/b.pt"), Path::new("run/b.pt"));
+    }
+}
