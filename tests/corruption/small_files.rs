@@ -144,7 +144,7 @@ fn every_byte_of_a_note() {
     let rest = Rest::of(3);
     let id = rest.id(&step(1));
     let times = Times { accessed: (1_000, 5), modified: (2_000, 6) };
-    let note = StubNote { path: Path::new("run").join("step_00001.safetensors"), object: id, times };
+    let note = StubNote { path: step(1).into(), object: id, times };
     let bytes = note.encode();
     let directory = rest.root().join("tree/run");
     let before = Times::of(&fs::metadata(&directory).unwrap());
