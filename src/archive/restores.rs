@@ -33,7 +33,7 @@ const REMEMBERED: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub(super) struct Noticed {
     /// What may become a restore. Threads that answer the kernel take it for moments, also under the file system's
-    /// lock, and so does whoever takes `known`. No other lock under it.
+    /// lock, and so do those that take `known`. No other lock under it.
     seen: Mutex<Seen>,
     /// The store's record. Encoders, the housekeeper and threads that ask for a status take it, and may read an object
     /// under it: a count must have the restore that is being entered. Only `seen` and the locks of `objects` under it.

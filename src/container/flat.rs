@@ -1,4 +1,4 @@
-//! Several weights in one storage: views, none of which is all of it. `flatten_parameters` of an LSTM or a GRU makes
+//! Several weights in one storage: each is a view of a part of it. `flatten_parameters` of an LSTM or a GRU makes
 //! such storages on a GPU.
 
 use std::collections::BTreeSet;

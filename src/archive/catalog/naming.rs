@@ -59,7 +59,7 @@ impl Catalog {
         held.iter().for_each(|other| self.entries.edit(other, |entry| entry.held = None));
     }
 
-    /// The other files of a series of which this holds. Looks at each file below the run's directory, most by its name's
+    /// The other files of a series for which `holds` is true. Looks at each file below the run's directory, most by its name's
     /// depth and last part alone.
     fn of_series(&self, path: &Path, series: &[u8], holds: impl Fn(&Entry) -> bool) -> Vec<PathBuf> {
         let run = step_pattern::group(path).unwrap_or_else(|| path.to_path_buf());
