@@ -99,7 +99,9 @@ impl Archive {
         self.keep_for_ahead(sealed, &newer.1, source);
         // Its lineage has another newest state now.
         self.garbage.store(true, Ordering::Relaxed);
-        self.is_proven_by(object, newer);
+        if self.is_lossy(object) {
+            self.is_proven_by(object, newer);
+        }
         if !self.advance_named(path, version, State::Archived(Arc::clone(sealed), object)) {
             return Ok(());
         }
@@ -145,6 +147,7 @@ impl Archive {
         Ok(false)
     }
 
+    /// Keeps in mind, until the release, which file proved an object.
     fn is_proven_by(&self, object: Id, (path, newer): &(PathBuf, Arc<Sealed>)) {
         let mut provers = self.provers.lock().unwrap_or_else(PoisonError::into_inner);
         provers.insert(object, (path.clone(), newer.file));
@@ -194,8 +197,7 @@ impl Archive {
     }
 
     /// Whether a statement names the file as the best of its run, or its own name shows the best result: then it is held.
-    /// Both happen under one lock, so
-    /// that a newer statement can let it go.
+    /// Both happen under one lock, so that a newer statement can let it go.
     fn is_best(&self, path: &Path, version: u64) -> bool {
         let mut catalog = self.catalog();
         if let Some(by) = catalog.named_best_by(path).map(Path::to_path_buf) {

@@ -163,6 +163,7 @@ impl Archive {
             // this lock, so none can come between the look and the rename. This takes a few calls that wait for no
             // device: their data was read when the file was archived and the stub got its attributes.
             let pinned = is_pinned(&self.store.tree(), path)?;
+            let loses = !sealed.copy && self.is_lossy(object);
             // A file closed just now may name this one as the best of its run: it is examined first.
             let best = {
                 let catalog = self.catalog();
@@ -171,10 +172,8 @@ impl Archive {
                 }
                 let is_named = || catalog.named_best_by(path).is_some().then_some(Held::Best);
                 let has_result = || catalog.best_result(path).is_some().then_some(Held::Result);
-                let loses = !sealed.copy && self.is_lossy(object);
                 if loses { is_named().or_else(has_result) } else { None }
             };
-            let loses = !sealed.copy && self.is_lossy(object);
             if pinned
                 || best.is_some()
                 || !self.catalog().may_go(path, sealed)

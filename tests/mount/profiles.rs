@@ -78,7 +78,7 @@ macro_rules! both {
 both! {
     fn reading_is_not_restoring(passthrough) {
         let mut run = Run::new(passthrough, EXPECTING, 4);
-        // Whatever others read and copy, also onto the name of the next state, and whoever saves afterwards.
+        // Other programs read and copy, also onto the name of the next state. Then another program saves.
         let old = run.paths[1].clone();
         for command in [
             "sha256sum $1 >/dev/null",

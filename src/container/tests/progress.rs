@@ -98,7 +98,7 @@ fn other_formats_tell_the_same() {
 
 #[test]
 fn a_hostile_pickle_costs_little() {
-    // A million times one mapping with entries of its own, of which none is an optimizer.
+    // One mapping a million times. Its own entries hold no optimizer.
     let entries: Vec<String> = (0..1000).map(|n| format!("k{n}")).collect();
     let entries: Vec<(&str, Vec<u8>)> = entries.iter().map(|key| (key.as_str(), list(&[b"}".to_vec()]))).collect();
     let shared = [&dict(&entries)[..], b"q\x000](", &b"h\x00".repeat(1_000_000), b"e"].concat();

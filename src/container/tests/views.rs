@@ -20,7 +20,7 @@ fn is_proven(d: &Description, path: &str) -> bool {
     at(d, path).trained.is_some()
 }
 
-/// A model with an embedding, a layer of which these are the tensors, and an output; and its Adam.
+/// A model and its Adam. The model has an embedding, a layer with these tensors, and an output.
 fn model(layer: &[(&str, Vec<u8>)], len: usize) -> Description {
     let mut own = vec![("emb.weight", tensor(0, &[8, 4]))];
     own.extend(layer.iter().cloned());
@@ -48,7 +48,7 @@ fn weights_in_one_storage_are_proven_with_the_others() {
     let rnn = at(&d, "model/rnn.bias_ih_l0");
     assert!(rnn.is_weight() && rnn.is_flat() && rnn.is_trained_by_numbers() && !rnn.is_trained_by_shape_only());
     assert_eq!((rnn.shape.as_slice(), rnn.aliases.len()), (&[66][..], 2));
-    // State of a weight by itself is paired with it, that of one in the storage is not.
+    // The state of a separate weight is paired with it. The state of a weight in the storage is not.
     let path = |i: Option<usize>| i.map(|i| d.tensors[i].path.as_str());
     assert_eq!(path(at(&d, "optimizer/state/0/exp_avg").of), Some("model/emb.weight"));
     for state in ["optimizer/state/1/exp_avg", "optimizer/state/2/exp_avg_sq"] {

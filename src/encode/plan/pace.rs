@@ -10,7 +10,7 @@
 //!   between two successive updates. So the error costs a share of the interval that grows with c^2 I / cos. The factor
 //!   before it, rate times h, is much the same everywhere, since an optimizer is stable only below a fixed product of
 //!   the two. In four series of GPTs (1 and 5 million parameters, training and fine-tuning, intervals of 100 to 2,500,
-//!   all phases of training) it is 1 / 1,000,000 to 1 / 60,000, and mostly below 1 / 100,000.
+//!   all phases of training) it is 1 / 1,000,000 to 1 / 50,000, and mostly below 1 / 100,000.
 
 use std::io;
 
