@@ -1269,11 +1269,9 @@ def report(files):
         ]
         slopes = {line["R"]: line for line in of(ULP)}
         out += [
-            "Slope of the held-out loss an iteration: "
-            + ", ".join(
-                f"{line['slope']:.2g} ± {line['slope_error']:.1g} at {start}" for start, line in sorted(slopes.items())
-            )
-            + ".",
+            "| restored at iteration | slope of the held-out loss an iteration |",
+            "|---|---|",
+            *(f"| {start} | {line['slope']:.2g} ± {line['slope_error']:.1g} |" for start, line in sorted(slopes.items())),
             "",
         ]
         which = lambda line: f"R {line['R']} every {line['interval']} under {line['profile']}"
