@@ -105,7 +105,7 @@ def test_each_zip_of_a_released_file_is_sound(distributed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.nightly), 4])
 def test_training_goes_on_from_a_released_step_on_other_ranks(distributed, ranks):
     losses = [train(ranks, "--resume", folder / STEPS[2], "--iters", 10, *SMALL)
               for folder in (distributed.mount.dir, distributed.plain)]

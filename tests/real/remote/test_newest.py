@@ -159,7 +159,7 @@ def test_after_a_barrier_each_rank_sees_what_the_others_have_closed(remote, node
 
 
 # It waits for the minute that a close waits.
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_close_reports_that_the_remote_refuses(remote, nodes):
     if remote.url.startswith("s3"):
         pytest.skip("moto takes all credentials")

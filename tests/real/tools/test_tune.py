@@ -158,7 +158,7 @@ def test_without_a_score_the_error_decides(files):
     assert loose["chosen"].startswith("inshrinkerator")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_higher_is_better(files, tmp_path):
     """A score that falls with the error: the largest weight's deviation, negated."""
     newest = torch.load(files[-1])["model"]["wte.weight"]
@@ -189,7 +189,7 @@ def test_commands_that_fail(files, tmp_path, command, words):
     assert not list(scratch.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_is_not_a_number_is_not_good_enough(files):
     """A destroyed model may well score NaN: a valid answer, but a failed one."""
     command = f"cmp -s \"$1\" {files[-1]} && echo 1 || echo nan"
@@ -267,8 +267,9 @@ def test_a_store_in_use_and_one_that_is_none(files, mount, tmp_path):
     assert "in use" in failure(*files, "--store", mount.store)
     assert (mount.store / "stepfs.toml").read_text() == before
     mount.umount()
-    assert "exact" in run("tune", *files, "--tolerance", "0", "--store", mount.store).stdout
-    assert 'default_profile = "exact"' in (mount.store / "stepfs.toml").read_text()
+    # Any error is good enough, so the search ends soon.
+    chosen = run_json("tune", *files, "--tolerance", "1000%", "--store", mount.store, "--json")["chosen"]
+    assert f'default_profile = "{chosen}"' in (mount.store / "stepfs.toml").read_text() and chosen != "balanced"
     failure(*files, "--store", tmp_path / "none")
     assert not (tmp_path / "none").exists()
     assert "eval.py" in run("tune", "--help").stdout
