@@ -26,7 +26,7 @@ pub fn encode(spec: TileSpec, state: &State, parent: Option<&State>, out: &mut V
             true
         }
         (Coding::Lattice { .. }, State::Lattice { keyframe, accumulators, step, exceptions }) => {
-            let (a, rows) = (&accumulators.wide(), Some(rows));
+            let a = &accumulators.wide();
             match parent {
                 Some(State::Lattice { keyframe: other, accumulators: before, step: from, .. })
                     if keyframe == other && before.len() == a.len() =>
@@ -36,11 +36,11 @@ pub fn encode(spec: TileSpec, state: &State, parent: Option<&State>, out: &mut V
                         lattice::rescale(block, *from, *step).is_ok()
                     };
                     let narrow = before.narrow().filter(|_| from == step && lattice::is_step(*step));
-                    lattice::encode_difference(a, narrow, restated, rows, exceptions, out).is_ok()
+                    lattice::encode_difference(a, narrow, restated, exceptions, out).is_ok()
                 }
                 // All of its integers are 0.
                 Some(parent) if parent.plain_bytes().is_some() && parent.plain_bytes() == keyframe.as_ref() => {
-                    lattice::encode_tile(a, None, rows, exceptions, out).is_ok()
+                    lattice::encode_tile(a, None, exceptions, out).is_ok()
                 }
                 _ => false,
             }
@@ -54,7 +54,7 @@ pub fn encode(spec: TileSpec, state: &State, parent: Option<&State>, out: &mut V
             None => false,
         },
         (Coding::LatticeKey { .. }, State::Lattice { keyframe: None, accumulators, exceptions, .. }) => {
-            lattice::encode_tile(&accumulators.wide(), None, Some(rows), exceptions, out).is_ok()
+            lattice::encode_tile(&accumulators.wide(), None, exceptions, out).is_ok()
         }
         (Coding::RowsKey { .. }, State::Lattice { keyframe: None, accumulators, exceptions, .. }) => {
             rows::encode_tile(&accumulators.wide(), None, rows, exceptions, out).is_ok()
@@ -64,7 +64,7 @@ pub fn encode(spec: TileSpec, state: &State, parent: Option<&State>, out: &mut V
             State::Lattice { keyframe: Some(keyframe), accumulators, exceptions, .. },
         ) => {
             lattice::put_keyframe(dtype, keyframe, out);
-            lattice::encode_tile(&accumulators.wide(), None, Some(rows), exceptions, out).is_ok()
+            lattice::encode_tile(&accumulators.wide(), None, exceptions, out).is_ok()
         }
         (Coding::LogKey { .. }, State::Log { factors, first, q, .. }) => {
             log::encode_tile(&q.wide(), Parent::Factors(Grid { factors, first: *first }), out).is_ok()
@@ -76,7 +76,7 @@ pub fn encode(spec: TileSpec, state: &State, parent: Option<&State>, out: &mut V
             _ => false,
         },
         (Coding::Moment { .. } | Coding::Sized { .. }, State::Moment { accumulators, exceptions, .. }) => {
-            lattice::encode_tile(&accumulators.wide(), None, None, exceptions, out).is_ok()
+            lattice::encode_tile(&accumulators.wide(), None, exceptions, out).is_ok()
         }
         (Coding::Cast { .. }, State::Bytes(_)) => true,
         // Store the state as it is: without its former parent, the system cannot encode it any more.

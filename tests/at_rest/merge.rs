@@ -126,10 +126,10 @@ fn direct(objects: &Objects, from: Id, to: Id) -> f64 {
                 {
                     let mut base = base.values();
                     lattice::rescale(&mut base, *was, *step).unwrap();
-                    lattice::encode_tile(&accumulators.wide(), Some(&base), None, &[], &mut payload).unwrap();
+                    lattice::encode_tile(&accumulators.wide(), Some(&base), &[], &mut payload).unwrap();
                 }
                 (State::Lattice { accumulators, .. }, _) => {
-                    lattice::encode_tile(&accumulators.wide(), None, None, &[], &mut payload).unwrap();
+                    lattice::encode_tile(&accumulators.wide(), None, &[], &mut payload).unwrap();
                 }
                 (State::Bytes(now), State::Bytes(then)) => {
                     stepfs::codec::lossless::encode(tensor.dtype, now, Some(then), &mut payload);

@@ -26,7 +26,7 @@ fn payload(input: &mut Input, n: usize) -> Vec<u8> {
     let a: Vec<i32> = (0..n).map(|_| (input.u32() as i32) % spread).collect();
     let mut out = Vec::new();
     let exceptions = exceptions(input, n);
-    lattice::encode_tile(&a, None, None, &exceptions, &mut out).expect("all fit");
+    lattice::encode_tile(&a, None, &exceptions, &mut out).expect("all fit");
     if input.byte() == 9 {
         out.extend_from_slice(input.bytes(4));
     }
@@ -235,9 +235,8 @@ pub(crate) fn round_trip(data: &[u8]) {
     if let Ok(error) = lattice::quantize(dtype, &w, k, step, &mut a, &mut r, &mut kept) {
         is_within(dtype, &w, &r, error, step / 2.0);
         let prior: Option<Vec<i32>> = input.flag().then(|| a.iter().map(|a| a / 2).collect());
-        let grid = Rows { width: 1 + input.upto(50) as u64, first: u64::from(input.byte()) };
         let mut out = Vec::new();
-        if lattice::encode_tile(&a, prior.as_deref(), Some(grid), &kept, &mut out).is_ok() {
+        if lattice::encode_tile(&a, prior.as_deref(), &kept, &mut out).is_ok() {
             let (mut sums, mut exceptions) = (prior.unwrap_or_else(|| vec![0; n]), Vec::new());
             lattice::decode_tile_add(&out, &mut sums, &mut exceptions).expect("written bytes can be read");
             let mut back = vec![0; w.len()];

@@ -326,11 +326,11 @@ fn payload(input: &mut Input, coding: Coding, dtype: Dtype, n: usize) -> Vec<u8>
             lossless::encode(dtype, &bytes, parent.as_deref(), &mut out);
         }
         Coding::Lattice { .. } | Coding::LatticeKey { .. } | Coding::Moment { .. } | Coding::Sized { .. } => {
-            let _ = lattice::encode_tile(&symbols, None, None, &[], &mut out);
+            let _ = lattice::encode_tile(&symbols, None, &[], &mut out);
         }
         Coding::LatticeWithKeyframe { .. } => {
             lattice::put_keyframe(dtype, &bytes, &mut out);
-            let _ = lattice::encode_tile(&symbols, None, None, &[], &mut out);
+            let _ = lattice::encode_tile(&symbols, None, &[], &mut out);
         }
         Coding::Rows { .. } | Coding::RowsKey { .. } => {
             let rows = Rows { width: 6, first: 0 };
