@@ -230,7 +230,7 @@ impl Work {
 
     fn lattice_encode(&mut self, tile: &Tile) -> &[u8] {
         self.quantize(tile);
-        lattice::encode_tile(&self.a, Some(&tile.parent), None, &self.exceptions, &mut self.payload).expect("fits");
+        lattice::encode_tile(&self.a, Some(&tile.parent), &self.exceptions, &mut self.payload).expect("fits");
         black_box(&self.payload)
     }
 
@@ -290,7 +290,7 @@ impl Work {
             &mut self.exceptions,
         )
         .expect("fits");
-        lattice::encode_tile(&self.a, None, None, &self.exceptions, &mut self.payload).expect("fits");
+        lattice::encode_tile(&self.a, None, &self.exceptions, &mut self.payload).expect("fits");
         black_box(&self.payload)
     }
 

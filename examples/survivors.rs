@@ -42,7 +42,7 @@ fn tensor(chain: &Chain, number: usize, before: Option<&Chain>) -> Result<u64, B
         let fits = |other: &TensorEntry| other.path == entry.path && other.tiles.len() == entry.tiles.len();
         Some((before, before.leaf().index().tensors.iter().position(fits)?))
     });
-    let (Some((before, twin)), Some(_)) = (twin, entry.coding.parent()) else {
+    let (Some((before, twin)), Some(_)) = (twin, entry.coding.parent) else {
         return Ok(entry.stored());
     };
     let (mut difference, mut alone) = (0, 0);
@@ -53,10 +53,10 @@ fn tensor(chain: &Chain, number: usize, before: Option<&Chain>) -> Result<u64, B
             (State::Lattice { accumulators, step, .. }, State::Lattice { accumulators: base, step: from, .. }) => {
                 let mut base = base.values();
                 lattice::rescale(&mut base, *from, *step)?;
-                lattice::encode_tile(&accumulators.wide(), Some(&base), None, &[], &mut out)?;
+                lattice::encode_tile(&accumulators.wide(), Some(&base), &[], &mut out)?;
             }
             (State::Lattice { accumulators, .. }, State::Bytes(_)) => {
-                lattice::encode_tile(&accumulators.wide(), None, None, &[], &mut out)?;
+                lattice::encode_tile(&accumulators.wide(), None, &[], &mut out)?;
             }
             (State::Bytes(bytes), _) => {
                 lossless::encode(entry.dtype, bytes, Some(&then.bytes(entry.dtype)?), &mut out);

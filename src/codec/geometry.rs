@@ -1,7 +1,5 @@
 //! The position of a tile's elements in their tensor.
 
-use crate::entropy::grid::Shape;
-
 /// The position of a tile's elements in rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rows {
@@ -12,12 +10,6 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// The same for symbols; `None` if there are no columns.
-    pub(super) fn shape(self) -> Option<Shape> {
-        let first = usize::try_from(self.first.checked_rem(self.width)?).ok()?;
-        Some(Shape { width: usize::try_from(self.width).ok()?, first })
-    }
-
     /// Lengths of the rows in a tile of this many elements, including cut rows at its ends. Width 0 has none.
     pub(super) fn lengths(self, elements: usize) -> impl Iterator<Item = usize> {
         let width = usize::try_from(self.width).unwrap_or(usize::MAX);

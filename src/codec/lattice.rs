@@ -17,7 +17,6 @@
 
 use super::exception::{put_exceptions, take_exceptions};
 use super::float::{Float, for_float};
-use super::geometry::Rows;
 use super::single::{in_single, sum};
 use super::{Dtype, lossless, small};
 use crate::entropy::ints::Symbol;
@@ -270,12 +269,10 @@ multiversion! {
 }
 
 /// Appends the payload of a tile: the symbols A - (A of the parent, in this tile's step), then the exceptions, whose
-/// indices ascend. `parent_a` has the length of `a`, or is `None` for a keyframe. `rows` gives the elements' rows, if
-/// their symbols may be coded by row.
+/// indices ascend. `parent_a` has the length of `a`, or is `None` for a keyframe.
 pub fn encode_tile(
     a: &[i32],
     parent_a: Option<&[i32]>,
-    rows: Option<Rows>,
     exceptions: &[Exception],
     out: &mut Vec<u8>,
 ) -> Result<(), Unfit> {
@@ -287,10 +284,10 @@ pub fn encode_tile(
             block.copy_from_slice(&parent[start..][..block.len()]);
             true
         };
-        return encode_difference(a, None, fill, rows, exceptions, out);
+        return encode_difference(a, None, fill, exceptions, out);
     }
     let fill = |start: usize, block: &mut [i32]| block.copy_from_slice(&a[start..][..block.len()]);
-    varint::put_bytes(out, |out| ints::encode_blocks(a.len(), rows.and_then(Rows::shape), out, fill));
+    varint::put_bytes(out, |out| ints::encode_blocks(a.len(), out, fill));
     put_exceptions(exceptions, out);
     Ok(())
 }
@@ -305,7 +302,6 @@ pub fn encode_difference(
     a: &[i32],
     narrow: Option<&[i16]>,
     mut parent: impl FnMut(usize, &mut [i32]) -> bool,
-    rows: Option<Rows>,
     exceptions: &[Exception],
     out: &mut Vec<u8>,
 ) -> Result<(), Unfit> {
@@ -316,7 +312,7 @@ pub fn encode_difference(
             let range = start..start + classes.len();
             narrow.is_some_and(|before| small::differences(level, &a[range.clone()], &before[range], classes))
         };
-        ints::encode_blocks_or(a.len(), rows.and_then(Rows::shape), out, classes, |start, symbols| {
+        ints::encode_blocks_or(a.len(), out, classes, |start, symbols| {
             fits &= parent(start, symbols) && subtract_from(level, &a[start..][..symbols.len()], symbols);
         });
     });
@@ -340,15 +336,24 @@ pub fn decode_tile_add(
     take_exceptions(payload, acc.len(), exceptions_out)
 }
 
-/// Appends the keyframe tile K of a state that has its own, before its [`encode_tile`] without a parent.
-pub fn put_keyframe(dtype: Dtype, keyframe: &[u8], out: &mut Vec<u8>) {
-    varint::put_bytes(out, |out| lossless::encode(dtype, keyframe, None, out));
+/// Appends the keyframe tile K of a state without a parent, or that it is 0, before the state's [`encode_tile`].
+pub fn put_keyframe(dtype: Dtype, keyframe: Option<&[u8]>, out: &mut Vec<u8>) {
+    varint::put_bytes(out, |out| {
+        if let Some(keyframe) = keyframe {
+            lossless::encode(dtype, keyframe, None, out);
+        }
+    });
 }
 
-/// Decodes the output of [`put_keyframe`] into `keyframe`; returns the payload that follows.
-pub fn take_keyframe<'a>(dtype: Dtype, mut payload: &'a [u8], keyframe: &mut [u8]) -> Result<&'a [u8], Corrupt> {
-    lossless::decode(dtype, varint::take_bytes(&mut payload)?, None, keyframe)?;
-    Ok(payload)
+/// Decodes the output of [`put_keyframe`] for a tile of `len` bytes; returns K, and the payload that follows.
+pub fn take_keyframe(dtype: Dtype, mut payload: &[u8], len: usize) -> Result<(Option<Vec<u8>>, &[u8]), Corrupt> {
+    let keyframe = varint::take_bytes(&mut payload)?;
+    if keyframe.is_empty() {
+        return Ok((None, payload));
+    }
+    let mut k = vec![0; len];
+    lossless::decode(dtype, keyframe, None, &mut k)?;
+    Ok((Some(k), payload))
 }
 
 multiversion! {

@@ -72,8 +72,8 @@ mod tests {
                 integers.fill(start, block);
                 true
             };
-            let fits = encode_difference(&now, integers.narrow(), fill, None, &[], &mut narrow);
-            prop_assert_eq!(fits, encode_tile(&now, Some(&before), None, &[], &mut wide));
+            let fits = encode_difference(&now, integers.narrow(), fill, &[], &mut narrow);
+            prop_assert_eq!(fits, encode_tile(&now, Some(&before), &[], &mut wide));
             prop_assert_eq!(narrow, wide);
         }
 

@@ -12,7 +12,6 @@
 //! payload of the remaining values follows. Extra bits must be located one by one; packed bits need not.
 
 use super::bits::{BitReader, BitWriter};
-use super::grid::Shape;
 use super::scratch::Scratch;
 use super::simd::{Level, multiversion};
 use super::{Corrupt, cost, huffman, packed, symbols, varint};
@@ -54,29 +53,28 @@ fn large(class: u8, extra: &mut BitReader<'_>) -> Result<i32, Corrupt> {
 /// Appends the smallest payload of `values` in this format.
 pub fn encode(values: &[i32], out: &mut Vec<u8>) {
     let fill = |start: usize, block: &mut [i32]| block.copy_from_slice(&values[start..][..block.len()]);
-    encode_halved(values.len(), 0, None, out, fill);
+    encode_halved(values.len(), 0, out, fill);
 }
 
 /// Values made and classified together, in the first-level cache.
 pub(crate) const BLOCK: usize = 2048;
 
 /// Appends the payload of `n` values, which `fill` makes block by block. `fill` gets the index of a block's first value
-/// and the block; it may be called more than once for a block. `shape` gives their rows, if that may help.
-pub(crate) fn encode_blocks(n: usize, shape: Option<Shape>, out: &mut Vec<u8>, fill: impl FnMut(usize, &mut [i32])) {
-    encode_blocks_or(n, shape, out, |_, _| false, fill);
+/// and the block; it may be called more than once for a block.
+pub(crate) fn encode_blocks(n: usize, out: &mut Vec<u8>, fill: impl FnMut(usize, &mut [i32])) {
+    encode_blocks_or(n, out, |_, _| false, fill);
 }
 
 /// The same, where `small` may be able to write the classes of a block at once. It returns false for a block with a
 /// large value, and whenever it likes; then `fill` makes the values.
 pub(crate) fn encode_blocks_or(
     n: usize,
-    shape: Option<Shape>,
     out: &mut Vec<u8>,
     small: impl FnMut(usize, &mut [u8]) -> bool,
     mut fill: impl FnMut(usize, &mut [i32]),
 ) {
     let width = width_to_pack(n, &mut fill);
-    encode_halved_or(n, width, shape, out, small, fill);
+    encode_halved_or(n, width, out, small, fill);
 }
 
 /// From this many values on, speed matters more than the last bytes: a whole tile of f32.
@@ -110,20 +108,13 @@ fn width_to_pack(n: usize, fill: &mut impl FnMut(usize, &mut [i32])) -> u32 {
 }
 
 /// Appends the payload of values whose `width` low bits are packed separately, unless that is 0.
-pub(super) fn encode_halved(
-    n: usize,
-    width: u32,
-    shape: Option<Shape>,
-    out: &mut Vec<u8>,
-    fill: impl FnMut(usize, &mut [i32]),
-) {
-    encode_halved_or(n, width, shape, out, |_, _| false, fill);
+pub(super) fn encode_halved(n: usize, width: u32, out: &mut Vec<u8>, fill: impl FnMut(usize, &mut [i32])) {
+    encode_halved_or(n, width, out, |_, _| false, fill);
 }
 
 fn encode_halved_or(
     n: usize,
     width: u32,
-    shape: Option<Shape>,
     out: &mut Vec<u8>,
     mut small: impl FnMut(usize, &mut [u8]) -> bool,
     mut fill: impl FnMut(usize, &mut [i32]),
@@ -155,10 +146,7 @@ fn encode_halved_or(
         }
     }
     bits.finish();
-    varint::put_bytes(out, |out| match shape {
-        Some(shape) => symbols::encode_rows(&classes, shape, out),
-        None => symbols::encode(&classes, out),
-    });
+    varint::put_bytes(out, |out| symbols::encode(&classes, out));
     out.extend_from_slice(&extra);
 }
 

@@ -1,15 +1,12 @@
 //! Symbols to bits and back; pure.
 //!
 //! - [`ints`]: `i32` values: a class byte each, then the extra bits of the large ones.
-//! - [`bytes`]: byte symbols: picks raw, constant, Huffman, blocks of symbols, zero runs, or a grid, whichever is
-//!   cheapest.
+//! - [`symbols`]: byte symbols: picks raw, constant, Huffman, blocks of symbols, or zero runs, whichever is cheapest.
 //! - `cost`: estimates from the counts of symbols.
-//! - [`grid`]: symbols in rows and columns, coded by the activity of these.
 //! - `huffman`: the order-0 prefix code under all of these: several interleaved bit streams, several symbols per
 //!   look-up.
 //! - `packed`: low bits of values, all of one width.
 //! - `bits`, `varint`: bit and integer fields of headers.
-//! - `range`: single bits with adaptive probabilities.
 //! - `scratch`: buffers reused from tile to tile.
 //! - `level`: one source, compiled for each instruction set, chosen at run time.
 //!
@@ -19,11 +16,9 @@
 mod bits;
 mod blocks;
 pub(crate) mod cost;
-pub mod grid;
 mod huffman;
 pub mod ints;
 mod packed;
-mod range;
 pub(crate) mod scratch;
 pub(crate) mod simd;
 mod sparse;

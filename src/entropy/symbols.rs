@@ -1,10 +1,9 @@
-//! Byte symbols, order 0: the cheapest of six encodings, by an estimate from their histogram.
+//! Byte symbols, order 0: the cheapest of five encodings, by an estimate from their histogram.
 //!
 //! The payload of no symbols is empty; otherwise it is a mode byte and the mode's data. `docs/FORMAT.md` has every
 //! byte.
 
 use super::cost::{block_bits, entropy_bits, flag_bits, header_bits, huffman_bits, literal_bits};
-use super::grid::{self, Shape};
 use super::scratch::Scratch;
 use super::simd::{Level, multiversion};
 use super::{Corrupt, blocks, huffman, sparse};
@@ -14,7 +13,6 @@ const CONSTANT: u8 = 1;
 const HUFFMAN: u8 = 2;
 const BLOCKS: u8 = 3;
 const SPARSE: u8 = 4;
-const GRID: u8 = 5;
 
 /// With a smaller saving, symbols stay raw: copying is several times as fast as decoding.
 const WORTH_CODING: f64 = 0.98;
@@ -24,33 +22,19 @@ const WORTH_CODING: f64 = 0.98;
 struct Modes {
     blocks: bool,
     sparse: bool,
-    grid: bool,
 }
 
 impl Modes {
-    const ALL: Modes = Modes { blocks: true, sparse: true, grid: true };
+    const ALL: Modes = Modes { blocks: true, sparse: true };
     /// Gaps and literals of zero runs.
-    const WITHIN_SPARSE: Modes = Modes { blocks: true, sparse: false, grid: false };
+    const WITHIN_SPARSE: Modes = Modes { blocks: true, sparse: false };
     /// Literals of blocks.
-    const WITHIN_BLOCKS: Modes = Modes { blocks: false, sparse: false, grid: false };
+    const WITHIN_BLOCKS: Modes = Modes { blocks: false, sparse: false };
 }
 
 /// Appends the payload of `symbols`.
 pub fn encode(symbols: &[u8], out: &mut Vec<u8>) {
     encode_within(symbols, Modes::ALL, out);
-}
-
-/// The same for symbols that form rows.
-pub fn encode_rows(symbols: &[u8], shape: Shape, out: &mut Vec<u8>) {
-    let start = out.len();
-    encode(symbols, out);
-    let without = out.len() - start;
-    out.push(GRID);
-    if grid::encode(symbols, shape, out) && ((out.len() - start - without) as f64) < WORTH_CODING * without as f64 {
-        out.drain(start..start + without);
-    } else {
-        out.truncate(start + without);
-    }
 }
 
 /// Appends the payload of `symbols` in a Huffman code over single symbols, or raw if that is shorter: the published
@@ -135,7 +119,6 @@ fn decode_within(payload: &[u8], modes: Modes, out: &mut [u8]) -> Result<(), Cor
         SPARSE if modes.sparse => {
             sparse::decode(body, out, |nested, out| decode_within(nested, Modes::WITHIN_SPARSE, out))?;
         }
-        GRID if modes.grid => grid::decode(body, out)?,
         _ => return Err(Corrupt("mode of a symbol payload")),
     }
     Ok(())

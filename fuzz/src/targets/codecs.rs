@@ -26,7 +26,7 @@ fn payload(input: &mut Input, n: usize) -> Vec<u8> {
     let a: Vec<i32> = (0..n).map(|_| (input.u32() as i32) % spread).collect();
     let mut out = Vec::new();
     let exceptions = exceptions(input, n);
-    lattice::encode_tile(&a, None, None, &exceptions, &mut out).expect("all fit");
+    lattice::encode_tile(&a, None, &exceptions, &mut out).expect("all fit");
     if input.byte() == 9 {
         out.extend_from_slice(input.bytes(4));
     }
@@ -56,16 +56,14 @@ pub(crate) fn lattice_decode(data: &[u8]) {
     let payloads: Vec<Vec<u8>> = steps.iter().map(|_| payload(&mut input, n)).collect();
     let mut runs: Vec<(&[u8], f64)> = payloads.iter().map(Vec::as_slice).zip(steps.iter().copied()).collect();
     // A with its keyframe in the same payload.
-    let mut own = vec![0; n * dtype.size()];
-    let mut with_keyframe = None;
+    let mut own = None;
     if input.byte() == 3
-        && let Ok(rest) = lattice::take_keyframe(dtype, runs[0].0, &mut own)
+        && let Ok((keyframe, rest)) = lattice::take_keyframe(dtype, runs[0].0, n * dtype.size())
     {
-        let length = rest.len();
-        runs[0].0 = &payloads[0][payloads[0].len() - length..];
-        with_keyframe = Some(own.as_slice());
+        runs[0].0 = rest;
+        own = keyframe;
     }
-    let k = with_keyframe.or(k.as_deref());
+    let k = own.as_deref().or(k.as_deref());
     let one_by_one = || -> Option<Vec<u8>> {
         let mut a = start.clone().unwrap_or_else(|| vec![0; n]);
         let (mut before, mut exceptions) = (first, Vec::new());
@@ -235,9 +233,8 @@ pub(crate) fn round_trip(data: &[u8]) {
     if let Ok(error) = lattice::quantize(dtype, &w, k, step, &mut a, &mut r, &mut kept) {
         is_within(dtype, &w, &r, error, step / 2.0);
         let prior: Option<Vec<i32>> = input.flag().then(|| a.iter().map(|a| a / 2).collect());
-        let grid = Rows { width: 1 + input.upto(50) as u64, first: u64::from(input.byte()) };
         let mut out = Vec::new();
-        if lattice::encode_tile(&a, prior.as_deref(), Some(grid), &kept, &mut out).is_ok() {
+        if lattice::encode_tile(&a, prior.as_deref(), &kept, &mut out).is_ok() {
             let (mut sums, mut exceptions) = (prior.unwrap_or_else(|| vec![0; n]), Vec::new());
             lattice::decode_tile_add(&out, &mut sums, &mut exceptions).expect("written bytes can be read");
             let mut back = vec![0; w.len()];

@@ -1,6 +1,5 @@
 //! Symbols to bits and back.
 
-use stepfs::entropy::grid::Shape;
 use stepfs::entropy::{ints, symbols};
 
 use super::input::Input;
@@ -18,7 +17,7 @@ pub(crate) fn decode(data: &[u8]) {
         0 | 1 => {
             let mut out = vec![0xaa; count];
             if symbols::decode(payload, &mut out).is_ok() {
-                bytes_return(&out, Shape { width: 1 + count / 7, first: 0 });
+                bytes_return(&out);
             }
         }
         2 => {
@@ -45,8 +44,6 @@ pub(crate) fn decode(data: &[u8]) {
 pub(crate) fn round_trip(data: &[u8]) {
     let mut input = Input::new(data);
     let (wide, runs, long) = (input.flag(), input.flag(), input.flag());
-    let shape = Shape { width: 1 + input.upto(2000), first: 0 };
-    let shape = Shape { first: input.upto(shape.width - 1), ..shape };
     let count = input.upto(if long { MOST } else { 500 });
     let raw = input.filled(count);
     let mut symbols: Vec<u8> = Vec::with_capacity(count);
@@ -63,7 +60,7 @@ pub(crate) fn round_trip(data: &[u8]) {
         let spread = input.byte().max(1);
         symbols.extend(raw.iter().map(|byte| if wide { *byte } else { byte.wrapping_rem(spread).wrapping_add(15) }));
     }
-    bytes_return(&symbols, shape);
+    bytes_return(&symbols);
     let magnitude = input.byte() % 32;
     let values: Vec<i32> = symbols
         .chunks_exact(4)
@@ -74,11 +71,10 @@ pub(crate) fn round_trip(data: &[u8]) {
     ints_return(&values);
 }
 
-fn bytes_return(symbols: &[u8], shape: Shape) {
-    let mut each: [Vec<u8>; 3] = Default::default();
+fn bytes_return(symbols: &[u8]) {
+    let mut each: [Vec<u8>; 2] = Default::default();
     symbols::encode(symbols, &mut each[0]);
-    symbols::encode_rows(symbols, shape, &mut each[1]);
-    symbols::encode_huffman(symbols, &mut each[2]);
+    symbols::encode_huffman(symbols, &mut each[1]);
     for payload in &each {
         // FORMAT.md: raw costs a byte, and nothing costs more.
         assert!(payload.len() <= symbols.len() + 1);

@@ -129,7 +129,7 @@ proptest! {
         for state in 0..states as usize {
             let kept = vec![Exception { index: (n / 2) as u32, raw: state as u64 }];
             let mut payload = Vec::new();
-            lattice::encode_tile(&integers(seed.wrapping_add(7 + state as u64), n, change), None, None, &kept, &mut payload)
+            lattice::encode_tile(&integers(seed.wrapping_add(7 + state as u64), n, change), None, &kept, &mut payload)
                 .unwrap();
             exceptions.clear();
             sound = sound

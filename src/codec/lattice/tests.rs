@@ -46,7 +46,7 @@ fn check(dtype: Dtype, w: &[u8], k: Option<&[u8]>, g: f64, q: &Quantized) {
         assert_eq!(w[at..at + size], e.raw.to_le_bytes()[..size]);
     }
     let mut payload = Vec::new();
-    encode_tile(&q.a, None, None, &q.exceptions, &mut payload).unwrap();
+    encode_tile(&q.a, None, &q.exceptions, &mut payload).unwrap();
     let mut acc = vec![0; q.a.len()];
     let mut exceptions = Vec::new();
     decode_tile_add(&payload, &mut acc, &mut exceptions).unwrap();
@@ -150,7 +150,7 @@ proptest! {
         let a2: Vec<i32> = a1.iter().zip(&states).map(|(a, s)| a + s.2).collect();
         let delta = |a: &[i32], parent: &[i32]| {
             let mut payload = Vec::new();
-            encode_tile(a, Some(parent), None, &[], &mut payload).unwrap();
+            encode_tile(a, Some(parent), &[], &mut payload).unwrap();
             payload
         };
         let mut by_steps = a0.clone();
@@ -171,7 +171,7 @@ proptest! {
     ) {
         let exceptions = [Exception { index: 1, raw: 9 }, Exception { index: 5, raw: u64::MAX }];
         let mut payload = Vec::new();
-        encode_tile(&a, None, None, &exceptions, &mut payload).unwrap();
+        encode_tile(&a, None, &exceptions, &mut payload).unwrap();
         let _ = decode_tile_add(&payload, &mut vec![0; elements], &mut Vec::new());
         let _ = decode_tile_add(&payload[..cut.index(payload.len())], &mut vec![0; a.len()], &mut Vec::new());
         for (at, byte) in flips {
@@ -210,13 +210,13 @@ fn too_many_steps_are_unfit_and_the_last_ones_fit() {
     let w = tile(Dtype::F64, &[f64::from(MAX_A) + 1.0]);
     assert!(run(Dtype::F64, &w, None, 1.0).is_err());
     let mut payload = Vec::new();
-    assert!(encode_tile(&[i32::MIN], Some(&[1]), None, &[], &mut payload).is_err());
+    assert!(encode_tile(&[i32::MIN], Some(&[1]), &[], &mut payload).is_err());
 }
 
 #[test]
 fn sums_beyond_32_bits_are_errors() {
     let mut payload = Vec::new();
-    encode_tile(&[1, 1], None, None, &[], &mut payload).unwrap();
+    encode_tile(&[1, 1], None, &[], &mut payload).unwrap();
     let mut none = Vec::new();
     assert!(decode_tile_add(&payload, &mut [i32::MAX, 0], &mut none).is_err());
     assert!(decode_tile_add(&payload, &mut [i32::MAX - 1, 0], &mut none).is_ok());
@@ -275,7 +275,7 @@ proptest! {
         }
         let child: Vec<i32> = predicted.iter().zip(&states).map(|(a, s)| a + s.1).collect();
         let mut payload = Vec::new();
-        encode_tile(&child, Some(&predicted), None, &[], &mut payload).unwrap();
+        encode_tile(&child, Some(&predicted), &[], &mut payload).unwrap();
         let mut decoded = parent;
         rescale(&mut decoded, from, to).unwrap();
         decode_tile_add(&payload, &mut decoded, &mut Vec::new()).unwrap();
@@ -307,7 +307,7 @@ fn documented_examples() {
     crate::entropy::symbols::encode(&[7; 5000], &mut out);
     assert_eq!(out, [1, 7]);
     out.clear();
-    encode_tile(&[0; 5000], None, None, &[], &mut out).unwrap();
+    encode_tile(&[0; 5000], None, &[], &mut out).unwrap();
     assert_eq!(out, [3, 2, 1, 15, 0]);
     out.clear();
     crate::codec::lossless::encode(Dtype::U8, &[1, 2, 3, 4, 5], None, &mut out);

@@ -48,7 +48,7 @@ pub fn encode_tile(q: &[i32], parent: Parent<'_>, out: &mut Vec<u8>) -> Result<(
         let range = start..start + classes.len();
         narrow.is_some_and(|before| small::steps(level, &q[range.clone()], &before[range], classes))
     };
-    ints::encode_blocks_or(q.len(), None, out, classes, |start, symbols| {
+    ints::encode_blocks_or(q.len(), out, classes, |start, symbols| {
         match parent {
             Parent::Factors(grid) => grid.initial(start, symbols),
             Parent::State(parent) => symbols.copy_from_slice(&parent[start..][..symbols.len()]),

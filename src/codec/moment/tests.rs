@@ -72,7 +72,7 @@ proptest! {
             }
         }
         let mut payload = Vec::new();
-        encode_tile(&a, None, None, &exceptions, &mut payload).unwrap();
+        encode_tile(&a, None, &exceptions, &mut payload).unwrap();
         let (mut acc, mut again) = (vec![0; a.len()], Vec::new());
         decode_tile_add(&payload, &mut acc, &mut again).unwrap();
         prop_assert_eq!((acc, again), (a, exceptions));
@@ -239,7 +239,7 @@ fn quotients_of_order_one_cost_little() {
     let mut a = vec![0; 20_000];
     quantize((Rule::Root, Dtype::F32), &m, &v, (g, 0.0), &mut a, &mut Vec::new()).unwrap();
     let mut payload = Vec::new();
-    encode_tile(&a, None, None, &[], &mut payload).unwrap();
+    encode_tile(&a, None, &[], &mut payload).unwrap();
     let percent = payload.len() as f64 * 100.0 / m.len() as f64;
     // The entropy of a normal in steps of its deviation is 2.05 bits, 6.4% of fp32.
     assert!((5.0..7.5).contains(&percent), "{percent}%");

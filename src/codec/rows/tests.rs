@@ -257,7 +257,7 @@ fn rows_pay_where_few_move() {
     let least = rms.iter().copied().filter(|r| *r > 0.0).fold(f64::MAX, f64::min);
     let one_step = lattice::choose_g(Dtype::F32, &[least], 1.0).unwrap();
     lattice::quantize(Dtype::F32, &new, Some(&old), one_step, &mut a, &mut r, &mut Vec::new()).unwrap();
-    lattice::encode_tile(&a, Some(&zeros), None, &[], &mut payload).unwrap();
+    lattice::encode_tile(&a, Some(&zeros), &[], &mut payload).unwrap();
     println!(
         "rows {:.2}%, one lattice {:.2}%",
         by_rows as f64 * 100.0 / new.len() as f64,
