@@ -58,9 +58,6 @@ TWO = [
           note="As ZeRO 1."),
     Entry("deepspeed-3", "DeepSpeed, ZeRO 3", "zero", ("deepspeed",), "3", environment=2, ranks=2,
           note="The bf16 weights are not in the files: DeepSpeed rounds them from the masters."),
-    Entry("deepspeed-universal", "DeepSpeed's Universal checkpoint", "zero", ("deepspeed",), "universal", environment=2, ranks=2,
-          note="Each parameter and each moment is a file of its own. Together they show what they are. The moments stay exact, "
-               "because an object never needs another file. Files of less than 64 KiB stay whole; there are many in so small a model."),
     Entry("torchtitan", "torchtitan's CheckpointManager, FSDP2, `keep_latest_k`", "titan", ("torchtitan", "torch"), environment=2, ranks=2,
           note="The weights lie at the root of the checkpoint, beside `optimizer`. stepfs knows them by the optimizer's names."),
     Entry("megatron", "Megatron-core's dist_checkpointing, 2 ranks", "megatron_core", ("megatron-core", "torch"), environment=2, ranks=2,
@@ -84,10 +81,5 @@ TWO = [
           note="Arrays of numpy one after another in one file, without names. Nothing says what they hold, so they lose nothing."),
     Entry("paddle", "Paddle, `.pdparams` and `.pdopt`", "paddle_save", ("paddlepaddle",), environment=2,
           note="Both files are pickles. The optimizer in one proves the weights in the other."),
-    Entry("joblib", "scikit-learn's MLPClassifier, `joblib.dump`", "scikit", ("joblib", "scikit-learn"), "joblib", environment=2,
-          note="The network's Adam stands in the pickle, and proves its weights."),
-    Entry("pickle", "the same, pickled", "scikit", ("scikit-learn",), "pickle", environment=2),
-    Entry("mlx", "MLX, `mx.save_safetensors`", "mlx_network", ("mlx",), environment=2,
-          note="The moments have the names `NAME.m` and `NAME.v`. Their values show that they are not those of MLX's Adamax."),
 ]
 ENTRIES = {entry.name: entry for entry in [*ONE, *TWO]}

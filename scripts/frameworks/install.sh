@@ -5,8 +5,8 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 second=$1
-packages=(tensorflow-cpu jax flax orbax-checkpoint optax equinox scikit-learn joblib pytorch-ignite mmengine fvcore timm torchvision
-    paddlepaddle fastai "mlx[cpu]" ninja)
+packages=(tensorflow-cpu jax flax orbax-checkpoint optax equinox joblib pytorch-ignite mmengine fvcore timm torchvision
+    paddlepaddle fastai ninja)
 # Installed without their dependencies, which need a GPU or are for training on many machines.
 alone=(megatron-core torchtitan torchdata tyro docstring-parser typeguard spmd_types)
 [ "$(cat "$second/.installed" 2>/dev/null)" != "${packages[*]} ${alone[*]} deepspeed" ] || exit 0

@@ -17,31 +17,9 @@ const MOST_FILES: usize = 32;
 /// control variates. These have the shapes of the parameters, and so their numbers prove nothing.
 fn keeps_no_parameters(path: &Path) -> bool {
     const WORDS: [&str; 25] = [
-        "fisher",
-        "importance",
-        "omega",
-        "hessian",
-        "curvature",
-        "grad",
-        "grads",
-        "gradient",
-        "gradients",
-        "momentum",
-        "mom",
-        "velocity",
-        "variate",
-        "variates",
-        "local",
-        "residual",
-        "error",
-        "delta",
-        "sq",
-        "square",
-        "mean",
-        "means",
-        "var",
-        "variance",
-        "cov",
+        "fisher", "importance", "omega", "hessian", "curvature", "grad", "grads", "gradient", "gradients", "momentum",
+        "mom", "velocity", "variate", "variates", "local", "residual", "error", "delta", "sq", "square", "mean",
+        "means", "var", "variance", "cov",
     ];
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
     name.split(|c: char| !c.is_alphanumeric()).any(|word| WORDS.contains(&word))

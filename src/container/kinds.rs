@@ -11,7 +11,7 @@ const CLAIMS: [&str; 11] =
     ["exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "sum", "ax", "m", "v", "mu", "nu"];
 
 /// State with an entry for each element of the parameter.
-pub(super) const FULL: [&str; 29] = [
+pub(super) const FULL: [&str; 27] = [
     "exp_avg",
     "exp_avg_sq",
     "max_exp_avg_sq",
@@ -39,12 +39,7 @@ pub(super) const FULL: [&str; 29] = [
     "state2",
     BNB1,
     BNB2,
-    OPEN_MOMENTS[0],
-    OPEN_MOMENTS[1],
 ];
-
-/// The moments of MLX, whose Adam and Adamax write the same names.
-pub(super) const OPEN_MOMENTS: [&str; 2] = ["first of MLX", "second of MLX"];
 
 /// The parameter in full precision, as Transformer Engine and apex call it, and Megatron.
 const COPIES: [&str; 2] = ["master_param", "fp32_param"];
@@ -167,15 +162,6 @@ impl State<'_> {
             let why = "grad_avg beside sqr_avg, and nothing but the step (fastai)";
             return Some(pair(m, v, Use::ByRole, [why, why]));
         }
-        let [first, second] = OPEN_MOMENTS;
-        if let Some((m, v)) = self.get(first).zip(self.get(second))
-            && self.known
-            && self.only(&OPEN_MOMENTS)
-            && self.same(m, v)
-        {
-            let why = "a moment of MLX: its values tell Adam from Adamax";
-            return Some(pair(m, v, Use::Open, [why, why]));
-        }
         for [first, second, around] in [["moment1", "moment2", ""], ["state1", "state2", ""], [BNB1, BNB2, BNB]] {
             if let Some((m, v)) = self.get(first).zip(self.get(second))
                 && self.known
@@ -183,8 +169,8 @@ impl State<'_> {
                 && self.same(m, v)
             {
                 // Moonlight's Muon, for what is no matrix; bitsandbytes with 32 bits, and its small tensors with 8;
-                // Keras, by number; Paddle, beside powers of its betas; scikit-learn.
-                let why = "one of two moments, beside nothing but the step (Adam of Moonlight, bitsandbytes, Keras, Paddle or scikit-learn)";
+                // Keras, by number; Paddle, beside powers of its betas.
+                let why = "one of two moments, beside nothing but the step (Adam of Moonlight, bitsandbytes, Keras or Paddle)";
                 return Some(pair(m, v, Use::ByRole, [why, why]));
             }
         }

@@ -11,14 +11,12 @@ mod description;
 pub mod elasticdl;
 mod flat;
 mod flax;
-mod gguf;
 mod hdf5;
 mod json;
 mod kinds;
 mod legacy;
 mod made;
 mod magic;
-mod mlx;
 mod named;
 mod nested;
 mod npy;
@@ -41,10 +39,8 @@ mod table;
 #[cfg(test)]
 mod tests;
 mod torch;
-mod universal;
 mod view;
 mod walk;
-mod zarr;
 mod zip;
 
 use std::io;
@@ -101,12 +97,8 @@ pub enum Kind {
     Joblib,
     /// A mapping of Flax in msgpack (.msgpack, `checkpoint_N`).
     Flax,
-    /// A model of llama.cpp (.gguf).
-    Gguf,
     /// Tensors of TensorFlow, whose names stand in another file (`.data-00000-of-00001`).
     Bundle,
-    /// A chunk of an array of zarr, whose description stands in another file.
-    Zarr,
     /// A `Model` message of an ElasticDL parameter server.
     ElasticDl,
     /// Anything else; `Description::tensors` is empty.
@@ -129,9 +121,7 @@ impl Kind {
             Kind::Pickle => "pickle",
             Kind::Joblib => "joblib",
             Kind::Flax => "flax",
-            Kind::Gguf => "gguf",
             Kind::Bundle => "tensorflow",
-            Kind::Zarr => "zarr",
             Kind::ElasticDl => "elasticdl",
             Kind::Opaque => "opaque",
         }
@@ -217,8 +207,6 @@ pub enum Use {
     Norm,
     /// Of both: the update divides by the root of the second less the square of the first (centered RMSprop).
     Centered,
-    /// Of both: names and shapes leave it open. Only values can tell; until they do, both are exact.
-    Open,
     /// Of a momentum: its direction is the update, at any size (Lion).
     Direction,
     /// Of a momentum: the update asks for its sign and for nothing else (Rprop).
@@ -340,12 +328,7 @@ pub fn describe_at<T: ReadAt>(
     open: impl Fn(&Path) -> io::Result<T>,
 ) -> io::Result<Description> {
     let Some(shard) = Shard::of(path) else {
-        let mut description = describe(src)?;
-        universal::relate(path, &mut description, &open);
-        return Ok(match description.kind {
-            Kind::Opaque => zarr::describe(path, src.size(), &open).unwrap_or(description),
-            _ => description,
-        });
+        return describe(src);
     };
     match open(&shard.index) {
         Ok(index) => Description::of_shard(src, &index, &shard),
@@ -374,7 +357,7 @@ pub fn cut_short(path: &Path, src: &dyn ReadAt, description: &Description) -> io
 
 /// Whether other files say what the tensors in a file are. Equal files may then be of different tensors.
 pub fn is_named_elsewhere(path: &Path) -> bool {
-    is_of_chunks(path) || is_shard(path) || universal::is_part(path) || zarr::is_chunk(path)
+    is_of_chunks(path) || is_shard(path)
 }
 
 fn read(src: &dyn ReadAt) -> Result<Description, read::Fail> {
@@ -400,7 +383,6 @@ fn read(src: &dyn ReadAt) -> Result<Description, read::Fail> {
         npy::describe,
         legacy::describe,
         pickled::describe,
-        gguf::describe,
         flax::describe,
     ];
     for describe in readers {

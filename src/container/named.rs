@@ -3,7 +3,7 @@
 use super::proof::Training;
 use super::role::{self, Context};
 use super::slots::{Optimizers, Standing};
-use super::{Role, Tensor, mlx, pairing};
+use super::{Role, Tensor, pairing};
 use crate::codec::Dtype;
 
 /// Why bytes of an element type that stepfs does not know are kept as they are.
@@ -19,9 +19,8 @@ pub(super) fn role(name: &str, dtype: Dtype, weight: &'static str) -> (Role, &'s
 
 /// Finds pairs and proofs among the tensors of a file, by ascending extent.
 pub(super) fn relate(tensors: &mut [Tensor]) -> Training {
-    let mut standings: Vec<_> = tensors.iter().map(|t| Some(Standing::named(0, &t.path, false))).collect();
-    let mut optimizers = Optimizers::default();
-    mlx::state(tensors, &mut standings, &mut optimizers);
+    let standings: Vec<_> = tensors.iter().map(|t| Some(Standing::named(0, &t.path, false))).collect();
+    let optimizers = Optimizers::default();
     pairing::refine(tensors, &standings, &optimizers);
     Training::of(tensors, &standings, &optimizers)
 }

@@ -91,10 +91,7 @@ pub(super) fn any_slot(key: &str) -> [Option<(&str, &str)>; 2] {
 /// Keys of the lists in which optimizers for low precision (DeepSpeed's ZeRO and bf16, Megatron, apex) keep their own
 /// copies of the parameters; believed only beside one of [`BASES`].
 pub(super) const MASTERS: [&str; 5] = [
-    "single_partition_of_fp32_groups",
-    "fp32_flat_groups",
-    "fp32_groups_flat",
-    "fp32_from_fp16_params",
+    "single_partition_of_fp32_groups", "fp32_flat_groups", "fp32_groups_flat", "fp32_from_fp16_params",
     "fp32_from_fp16_groups",
 ];
 
@@ -139,10 +136,7 @@ mod tests {
         }
         // A slot in front counts behind the optimizer's state only, and a name alone is none.
         for key in [
-            "exp_avg.h.weight",
-            "state.exp_avg.h.weight",
-            "optimizer.exp_avg.h.weight",
-            "exp_avg",
+            "exp_avg.h.weight", "state.exp_avg.h.weight", "optimizer.exp_avg.h.weight", "exp_avg",
             "optimizer.state.exp_avg",
         ] {
             assert_eq!(flattened(key), None, "{key}");

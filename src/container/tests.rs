@@ -14,7 +14,6 @@ mod hostile;
 mod others;
 mod progress;
 mod views;
-mod zarr;
 
 fn corpus(folder: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus").join(folder)
@@ -67,9 +66,7 @@ fn check(bytes: &[u8]) -> Description {
         | Kind::Pickle
         | Kind::Joblib
         | Kind::Flax
-        | Kind::Gguf
-        | Kind::Nested
-        | Kind::Zarr => {}
+        | Kind::Nested => {}
     }
     d
 }
@@ -147,11 +144,9 @@ fn described_as_python_sees(folder: &str) -> Vec<String> {
             Kind::Pickle => "pickle",
             Kind::Joblib => "joblib",
             Kind::Flax => "flax",
-            Kind::Gguf => "gguf",
             Kind::Nested => "zip of torch zips",
             Kind::ElasticDl => "elasticdl",
             Kind::Bundle => "tensorflow",
-            Kind::Zarr => "zarr",
             Kind::Opaque => "opaque",
         };
         let note = d.note.as_deref().filter(|note| !note.contains("links in a heap"));

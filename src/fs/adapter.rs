@@ -234,14 +234,8 @@ impl Filesystem for FuseAdapter {
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
         match rustix::fs::statvfs(self.core.archive.store().tree()) {
             Ok(found) => reply.statfs(
-                found.f_blocks,
-                found.f_bfree,
-                found.f_bavail,
-                found.f_files,
-                found.f_ffree,
-                found.f_bsize as u32,
-                found.f_namemax as u32,
-                found.f_frsize as u32,
+                found.f_blocks, found.f_bfree, found.f_bavail, found.f_files, found.f_ffree, found.f_bsize as u32,
+                found.f_namemax as u32, found.f_frsize as u32,
             ),
             Err(error) => reply.error(super::errno::Fault::from(error).into()),
         }

@@ -302,33 +302,8 @@ fn varies_with(components: &[String], at: usize, varying: usize) -> bool {
     at == varying || at < varying && step(at).is_some() && step(at) == step(varying)
 }
 
-/// Whether a path leads to a file of DeepSpeed Universal: `zero/PARAMETER/fp32.pt`.
-fn is_of_a_parameter(components: &[String]) -> bool {
-    matches!(components, [.., above, _, name] if above == "zero" && name.ends_with(".pt"))
-}
-
-/// Where the name of a chunk of zarr begins: `0.1`, `c.0.1` or `c/0/1`.
-fn chunk(components: &[String]) -> Option<usize> {
-    let is_number = |name: &str| !name.is_empty() && name.bytes().all(|b| b.is_ascii_digit());
-    let name = components.last()?;
-    let name = name.strip_prefix("c.").unwrap_or(name);
-    if name.contains('.') && name.split('.').all(is_number) {
-        return Some(components.len() - 1);
-    }
-    let above = components.iter().rposition(|name| !is_number(name))?;
-    (components[above] == "c" && above + 1 < components.len()).then_some(above)
-}
-
-/// The component that may vary: the deepest that counts training, else the last if it has a number at all. A number in
-/// the name of a parameter, of a group of arrays or of a chunk is a place: two layers must never be two states of one.
+/// The component that may vary: the deepest that counts training, else the last if it has a number at all.
 fn varying(components: &[String]) -> Option<usize> {
-    if is_of_a_parameter(components) {
-        return components[..components.len().saturating_sub(2)].iter().rposition(|name| counts(name));
-    }
-    if let Some(at) = chunk(components) {
-        let above = &components[..at];
-        return above.iter().rposition(|name| has_step(name)).or_else(|| above.iter().position(|name| counts(name)));
-    }
     let counts_steps = |at: usize, name: &str| has_step(name) || is_version(components, at);
     let step = components.iter().enumerate().rev().find(|(at, name)| counts_steps(*at, name));
     if let Some((at, _)) = step {

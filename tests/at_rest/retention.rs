@@ -138,10 +138,7 @@ fn a_dry_run_says_what_gc_then_does() {
     assert_eq!(
         names(&rest, "run"),
         [
-            "notes.txt",
-            "step_00004.safetensors",
-            "step_00008.safetensors",
-            "step_00011.safetensors",
+            "notes.txt", "step_00004.safetensors", "step_00008.safetensors", "step_00011.safetensors",
             "step_00012.safetensors"
         ]
     );

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes frameworks/ and deepspeed_universal/: what DeepSpeed, torchtitan and Megatron-core save of a tiny GPT on two ranks, and fastai on one, with their own
+"""Writes frameworks/: what DeepSpeed, torchtitan and Megatron-core save of a tiny GPT on two ranks, and fastai on one, with their own
 code. Needs the second environment of scripts/frameworks.sh:
 
-    python -m torch.distributed.run --standalone --nproc-per-node 2 make_frameworks.py deepspeed|universal|torchtitan|megatron
+    python -m torch.distributed.run --standalone --nproc-per-node 2 make_frameworks.py deepspeed|torchtitan|megatron
     python make_frameworks.py fastai
 """
 
@@ -24,7 +24,6 @@ import text  # noqa: E402
 text.CONFIG = text.gpt.Config(vocab=256, context=16, layers=1, heads=2, width=16, batch=2)
 # Each name: the writer's module and variant, the file or directory that is kept, and its name here.
 KEPT = {"deepspeed": ("zero", "1", "global_step2/mp_rank_00_model_states.pt", "deepspeed_model_states.pt"),
-        "universal": ("zero", "universal", "global_step2_universal/zero/wpe.weight", "../deepspeed_universal"),
         "torchtitan": ("titan", "", "step-2/.metadata", "torchtitan.metadata"),
         "fastai": ("fastai_learner", "", "model_0.pth", "fastai.pth"),
         "megatron": ("megatron_core", "", "iter_0000002/.metadata", "megatron.metadata")}
@@ -39,7 +38,7 @@ def main():
         if os.environ.get("RANK", "0") == "0":
             (HERE / "frameworks").mkdir(exist_ok=True)
             kept, here = folder / "run" / file, HERE / "frameworks" / name
-            shutil.copytree(kept, here, ignore=shutil.ignore_patterns("step.pt")) if kept.is_dir() else shutil.copyfile(kept, here)
+            shutil.copyfile(kept, here)
     finally:
         if os.environ.get("RANK", "0") == "0":
             shutil.rmtree(folder)

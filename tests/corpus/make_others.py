@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes others/NAME, others/expected.json and others_pairs/NAME.before and .after: pickles, joblib's files and Paddle's, Flax's msgpack, GGUF, Equinox's leaves, and zips of
+"""Writes others/NAME, others/expected.json and others_pairs/NAME.before and .after: pickles, joblib's files and Paddle's, Flax's msgpack, Equinox's leaves, and zips of
 stable-baselines3. The layout is that of `make.py`. The place of each array is found by its bytes, which are random.
 
-Needs numpy, joblib, scikit-learn, paddlepaddle, flax, optax, equinox, gguf and stable-baselines3.
+Needs numpy, joblib, scikit-learn, paddlepaddle, flax, optax, equinox and stable-baselines3.
 """
 
 import json
@@ -103,7 +103,7 @@ def joblibs():
     expect("plain.joblib", "joblib", [*((f"model/{k}", w, "weight") for k, w in weights.items()), ("turned", value["turned"], "other")])
     x, y = normal(60, 4, dtype="float64"), np.arange(60) % 3
     warnings.simplefilter("ignore")
-    for solver in ("adam", "sgd", "lbfgs"):
+    for solver in ("adam", "lbfgs"):
         net = MLPClassifier((7, 6), solver=solver, random_state=1, max_iter=3).fit(x, y)
         # In the order of the attributes, and both states of the random numbers.
         key, tensors = net._random_state.get_state()[1], []
@@ -113,15 +113,11 @@ def joblibs():
             elif isinstance(value, np.ndarray):
                 tensors.append((name, value, "other"))
             elif isinstance(value, list) and value and isinstance(value[0], np.ndarray):
-                end, role = {"coefs_": (".weight", "weight"), "intercepts_": (".bias", "weight")}.get(name, ("", "other"))
-                tensors += [(f"{name}/{i}{end}", w, role) for i, w in enumerate(value)]
+                tensors += [(f"{name}/{i}", w, "other") for i, w in enumerate(value)]
             elif name == "_label_binarizer":
                 tensors.append((f"{name}/classes_", value.classes_, "other"))
         if solver == "adam":
-            both = enumerate(zip(net._optimizer.ms, net._optimizer.vs))
-            tensors += [(f"_optimizer/state/{i}/{slot}", a, "optimizer") for i, pair in both for slot, a in zip(("moment1", "moment2"), pair)]
-        if solver == "sgd":
-            tensors += [(f"_optimizer/state/{i}/momentum_buffer", a, "optimizer") for i, a in enumerate(net._optimizer.velocities)]
+            tensors += [(f"_optimizer/{slot}/{i}", a, "optimizer") for slot in ("ms", "vs") for i, a in enumerate(getattr(net._optimizer, slot))]
         joblib.dump(net, HERE / f"{solver}.joblib")
         expect(f"{solver}.joblib", "joblib", tensors)
         dump(f"{solver}.pkl", net)
@@ -198,27 +194,6 @@ def flaxes():
         expect(f"{name}.msgpack", "flax", tensors)
 
 
-def ggufs():
-    import gguf
-
-    writer = gguf.GGUFWriter(HERE / "tiny.gguf", "llama")
-    writer.add_name("tiny")
-    writer.add_array("tokenizer.ggml.tokens", ["a", "bc", "def"])
-    writer.add_array("numbers", [1, 2, 3])
-    writer.add_custom_alignment(64)
-    tensors = [(f"blk.{i}.attn_q.weight", normal(4, 32), "weight") for i in range(2)] + [("token_embd.weight", normal(3, 32, dtype="float16"), "weight"),
-               ("ids", np.arange(9, dtype="int32"), "other")]
-    for name, array, _ in tensors:
-        writer.add_tensor(name, array)
-    blocks = gguf.quants.quantize(normal(2, 64), gguf.GGMLQuantizationType.Q8_0)
-    writer.add_tensor("output.weight", blocks, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    expect("tiny.gguf", "gguf", [*tensors, ("output.weight", np.frombuffer(blocks.tobytes(), "V2"), "other")])
-
-
 def equinoxes():
     import equinox
     import jax
@@ -291,7 +266,7 @@ if __name__ == "__main__":
         folder.mkdir(exist_ok=True)
         for old in folder.iterdir():
             old.unlink()
-    for make in (pickles, joblibs, paddles, flaxes, ggufs, equinoxes, nested):
+    for make in (pickles, joblibs, paddles, flaxes, equinoxes, nested):
         make()
     lines = [f"{json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(expected.items())]
     (HERE / "expected.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")

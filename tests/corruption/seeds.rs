@@ -63,13 +63,6 @@ fn seeds_are_made_of_real_files() {
         if name.contains("safetensors") {
             put("safetensors", name, &bytes);
             put("safetensors_header", name, &[&[64, 0][..], bytes.get(8..).unwrap_or_default()].concat());
-        } else if path.iter().any(|part| part == "zarr") {
-            if name != "chunk" {
-                let array = path.parent().and_then(Path::file_name).unwrap().to_str().unwrap();
-                let chunk = fs::metadata(path.with_file_name("chunk")).unwrap().len() as u16;
-                let place: &[u8] = if name == "zarr.json" { b"w/c/0/0\n" } else { b"w/0.0\n" };
-                put("zarr", array, &[&chunk.to_le_bytes()[..], place, &bytes].concat());
-            }
         } else if name == ".metadata" {
             put("dcp_metadata", "metadata", &bytes);
         } else if name.contains("legacy") {
@@ -86,7 +79,6 @@ fn seeds_are_made_of_real_files() {
             match path.extension().and_then(|end| end.to_str()) {
                 Some("pkl" | "joblib" | "pd" | "pdopt" | "pdparams") => put("numpy_pickle", name, &bytes),
                 Some("msgpack") => put("flax", name, &bytes),
-                Some("gguf") => put("gguf", name, &bytes),
                 Some("zip" | "before" | "after") => put("nested", name, &bytes),
                 _ => {}
             }

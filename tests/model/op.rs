@@ -15,28 +15,9 @@ pub(crate) const MAPS: usize = 2;
 
 /// The places of operations. The directories `s` and `t` always exist: series of checkpoints are saved there.
 pub(crate) const PATHS: [&str; 22] = [
-    "a",
-    "b",
-    "c",
-    "a/a",
-    "a/b",
-    "b/a",
-    "b/b",
-    "c/c",
-    "a/b/c",
-    "b/a/a",
-    "s",
-    "t",
-    "s/tmp",
-    "s/step_1.safetensors",
-    "s/step_2.safetensors",
-    "s/step_3.safetensors",
-    "s/step_4.safetensors",
-    "t/step-1.txt",
-    "t/step-2.txt",
-    "t/step-3.txt",
-    "last.safetensors",
-    "s/a",
+    "a", "b", "c", "a/a", "a/b", "b/a", "b/b", "c/c", "a/b/c", "b/a/a", "s", "t", "s/tmp", "s/step_1.safetensors",
+    "s/step_2.safetensors", "s/step_3.safetensors", "s/step_4.safetensors", "t/step-1.txt", "t/step-2.txt",
+    "t/step-3.txt", "last.safetensors", "s/a",
 ];
 /// Steps of a series that have a name in the table; after the last the first is written again.
 pub(crate) const STEPS: u8 = 4;

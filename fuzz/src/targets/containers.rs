@@ -1,13 +1,11 @@
 //! Files that are checkpoints, or look like them.
 
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::LazyLock;
 
 use safetensors::SafeTensors;
 use stepfs::codec::Dtype;
-use stepfs::container::{ChangedTensor, Description, InOrder, Kind, Model, Order, ReadAt, Role, describe, describe_at};
+use stepfs::container::{ChangedTensor, Description, InOrder, Kind, Model, Order, ReadAt, Role, describe};
 
 use super::input::Input;
 
@@ -165,29 +163,6 @@ pub(crate) fn numpy_pickle(data: &[u8]) {
 /// A mapping of Flax in msgpack, raw.
 pub(crate) fn flax(data: &[u8]) {
     described(data);
-}
-
-/// A GGUF file, raw.
-pub(crate) fn gguf(data: &[u8]) {
-    described(data);
-}
-
-/// The length of a chunk of zarr in two bytes, its path up to a line's end, and the description of its array, in a file
-/// of any name.
-pub(crate) fn zarr(data: &[u8]) {
-    let mut input = Input::new(data);
-    let len = usize::from(u16::from_le_bytes([input.byte(), input.byte()]));
-    let mut rest = input.rest().splitn(2, |byte| *byte == b'\n');
-    let (path, json) = (rest.next().unwrap_or_default(), rest.next().unwrap_or_default());
-    let path = Path::new(OsStr::from_bytes(path));
-    let chunk = vec![0; len];
-    let d = describe_at(path, &chunk, |_| Ok(json)).expect("bytes in memory have no errors of a device");
-    if d.kind == Kind::Zarr {
-        let [tensor] = &d.tensors[..] else { panic!("a chunk is one tensor") };
-        let elements: u64 = tensor.shape.iter().product();
-        assert_eq!((tensor.extent.clone(), elements * tensor.dtype.size() as u64), (0..len as u64, len as u64));
-        assert!(len > 0 && tensor.shape.len() > 1 && tensor.trained.is_none() && !tensor.path.is_empty());
-    }
 }
 
 /// A raw zip of torch zips; and raw members in a sound zip. The patched zip is sound, whatever the weights become.

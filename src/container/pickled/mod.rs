@@ -1,7 +1,7 @@
 //! Pickles with arrays of numpy in them, as `pickle`, joblib and Paddle write them. Nothing in them is executed.
 //!
-//! The pickle is loaded as a graph. Each array becomes a tensor of torch in it, and what scikit-learn and Paddle keep
-//! of their optimizers becomes a state dict of torch. Then the walk of torch's files finds paths, roles, pairs and
+//! The pickle is loaded as a graph. Each array becomes a tensor of torch in it, and what Paddle keeps of its
+//! optimizers becomes a state dict of torch. Then the walk of torch's files finds paths, roles, pairs and
 //! proofs. Arrays of objects, and those whose bytes are text (protocol 2), are left out: their bytes are kept as they
 //! are. So is what follows the first pickle of a file.
 

@@ -1,11 +1,8 @@
-//! What scikit-learn and Paddle keep of their optimizers, rewritten as the state dict of a torch optimizer. Arrays
-//! are tensors already.
+//! What Paddle keeps of its optimizers, rewritten as the state dict of a torch optimizer. Arrays are tensors already.
 //!
-//! - scikit-learn's `MLPClassifier` and `MLPRegressor` keep lists `coefs_` and `intercepts_`. Its `AdamOptimizer`
-//!   keeps lists `ms` and `vs` with an entry for each of both in this order; its `SGDOptimizer` keeps `velocities`.
-//! - Paddle keeps one mapping with keys such as `linear_0.w_0_moment1_0`: the parameter, the accumulator, a number.
-//!   Adam has four accumulators of each parameter, Momentum has one. Any other set is another optimizer's, and stays
-//!   as it is: nothing then proves a tensor.
+//! Paddle keeps one mapping with keys such as `linear_0.w_0_moment1_0`: the parameter, the accumulator, a number. Adam
+//! has four accumulators of each parameter, Momentum has one. Any other set is another optimizer's, and stays as it
+//! is: nothing then proves a tensor.
 
 use std::collections::HashMap;
 
@@ -28,8 +25,7 @@ const BESIDE: [&str; 2] = ["LR_Scheduler", "master_weights"];
 /// The table of parameters' names that Paddle puts into a state dict.
 const NAMES: &str = "StructuredToParameterName@@";
 
-/// Entries of a mapping of Paddle that are looked at, and of all lists of scikit-learn together. Many objects may
-/// share one list.
+/// Entries of a mapping that are looked at.
 const MAX_ENTRIES: usize = 1 << 20;
 
 /// Longest name of a parameter, in bytes.
@@ -37,16 +33,11 @@ const MAX_NAME: usize = 256;
 
 /// Rewrites what is known; everything else stays.
 pub(super) fn rewrite(graph: &mut Graph) {
-    let mut left = MAX_ENTRIES;
     for node in 0..graph.len() as u32 {
         named_tensor(graph, node);
     }
     for node in 0..graph.len() as u32 {
-        match graph.node(node) {
-            Node::Dict(_) => paddle(graph, node),
-            Node::Object(_) => scikit(graph, node, &mut left),
-            _ => {}
-        }
+        paddle(graph, node);
     }
 }
 
@@ -147,58 +138,4 @@ fn optimizer(graph: &mut Graph, parameters: Vec<Parameter>) -> Vec<(Item, Item)>
     }
     let states = graph.add(Node::Dict(states));
     vec![(graph.add_text("state"), states), (graph.add_text("param_groups"), groups)]
-}
-
-fn scikit(graph: &mut Graph, node: u32, left: &mut usize) {
-    let Node::Object(object) = graph.node(node) else { return };
-    let ([Item::Node(state)], Some((module, class))) = (&object.states[..], graph.global(object.func)) else { return };
-    let state = *state;
-    if !module.starts_with("sklearn.neural_network.") {
-        return;
-    }
-    match class {
-        "AdamOptimizer" => lists_to_state(graph, state, left, &[("ms", "moment1"), ("vs", "moment2")]),
-        "SGDOptimizer" => lists_to_state(graph, state, left, &[("velocities", "momentum_buffer")]),
-        // The class says that these are its parameters, so they are called as layers call theirs.
-        "MLPClassifier" | "MLPRegressor" => {
-            [("coefs_", "weight"), ("intercepts_", "bias")].iter().for_each(|(name, of)| {
-                if let Some((list, tensors)) = tensors(graph, state, name, left) {
-                    let named = tensors.into_iter().enumerate();
-                    let named = named.map(|(i, tensor)| (graph.add_text(&format!("{i}.{of}")), tensor)).collect();
-                    *graph.node_mut(list) = Node::Dict(named);
-                }
-            })
-        }
-        _ => {}
-    }
-}
-
-/// The list under a key of an object's attributes, if all of its elements are tensors.
-fn tensors(graph: &Graph, attributes: u32, name: &str, left: &mut usize) -> Option<(u32, Vec<Item>)> {
-    let Some(Item::Node(list)) = graph.get(Item::Node(attributes), name) else { return None };
-    let Node::List(elements) = graph.node(list) else { return None };
-    *left = left.checked_sub(elements.nodes.len())?;
-    let tensors: Vec<Item> = elements.nodes.iter().map(|&(_, tensor)| Item::Node(tensor)).collect();
-    let all = tensors.len() as u64 == elements.len && tensors.iter().all(|&tensor| view::is_tensor(graph, tensor));
-    (all && !tensors.is_empty()).then_some((list, tensors))
-}
-
-/// Puts a state dict in the place of lists with an entry for each parameter.
-fn lists_to_state(graph: &mut Graph, attributes: u32, left: &mut usize, lists: &[(&str, &'static str)]) {
-    let mut parameters: Vec<Parameter> = Vec::new();
-    for (name, slot) in lists {
-        let Some((_, tensors)) = tensors(graph, attributes, name, left) else { return };
-        if parameters.is_empty() {
-            parameters.extend((0..).zip(&tensors).map(|(number, _)| (Item::Int(number), Vec::new())));
-        }
-        if parameters.len() != tensors.len() {
-            return;
-        }
-        parameters.iter_mut().zip(tensors).for_each(|((_, slots), tensor)| slots.push((*slot, tensor)));
-    }
-    let mut pairs = optimizer(graph, parameters);
-    let Node::Dict(attributes_of) = graph.node(attributes) else { return };
-    let is_list = |&&(key, _): &&(Item, Item)| lists.iter().any(|(name, _)| graph.str(key) == Some(name));
-    pairs.extend(attributes_of.iter().filter(|pair| !is_list(pair)).copied());
-    *graph.node_mut(attributes) = Node::Dict(pairs);
 }

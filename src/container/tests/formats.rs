@@ -193,15 +193,7 @@ fn opaque_files_are_named_by_their_format() {
 #[test]
 fn two_names_of_moments_are_no_weights() {
     let names = [
-        "params/a/kernel",
-        "opt/0/mu/a/kernel",
-        "mu/a",
-        "nu/a",
-        "m.b.weight",
-        "v.b.weight",
-        "c.m",
-        "c.v",
-        "m.d.weight",
+        "params/a/kernel", "opt/0/mu/a/kernel", "mu/a", "nu/a", "m.b.weight", "v.b.weight", "c.m", "c.v", "m.d.weight",
     ];
     let d = check(&of_names(&names));
     let weights: Vec<&str> = d.tensors.iter().filter(|t| t.role == Role::Weight).map(|t| t.path.as_str()).collect();

@@ -1,11 +1,9 @@
 //! What other libraries write of a tiny GPT (tests/corpus/frameworks, made by make_frameworks.py).
 
-use std::collections::{BTreeMap, HashMap};
-use std::io;
-use std::path::Path;
+use std::collections::HashMap;
 
 use super::{Description, Kind, Role, Tensor, check, files};
-use crate::container::{Model, describe_at, is_named_elsewhere};
+use crate::container::Model;
 
 fn model(name: &str) -> Model {
     Model::read(&files("frameworks")[name]).unwrap_or_else(|error| panic!("{name}: {error}"))
@@ -86,53 +84,4 @@ fn deepspeed_lists_the_views_of_its_flat_weights() {
         }
     }
     assert!(changes >= 7, "{changes}");
-}
-
-/// The role of the tensor in one file of a directory.
-fn role_in(directory: &BTreeMap<String, Vec<u8>>, name: &str) -> (Role, bool) {
-    role_of(Path::new("zero/wpe.weight"), directory, name)
-}
-
-fn role_of(parameter: &Path, directory: &BTreeMap<String, Vec<u8>>, name: &str) -> (Role, bool) {
-    let open = |path: &Path| {
-        let name = path.strip_prefix(parameter).expect("a file beside").to_string_lossy();
-        directory.get(&*name).ok_or(io::Error::from(io::ErrorKind::NotFound))
-    };
-    let path = parameter.join(name);
-    assert!(is_named_elsewhere(&path));
-    let description = describe_at(&path, &directory[name], open).expect("in memory");
-    let [tensor] = &description.tensors[..] else { panic!("{name}: {description:?}") };
-    assert!(tensor.path == "param" && tensor.partner.is_none() && !tensor.lossless);
-    (tensor.role, tensor.trained.is_some())
-}
-
-#[test]
-fn a_universal_checkpoint_of_deepspeed_is_known_by_all_files_of_a_parameter() {
-    let whole = files("deepspeed_universal");
-    let expected = [
-        ("fp32.pt", (Role::Weight, true)),
-        ("exp_avg.pt", (Role::Optimizer, false)),
-        ("exp_avg_sq.pt", (Role::Optimizer, false)),
-    ];
-    for (name, role) in expected {
-        assert_eq!(role_in(&whole, name), role, "{name}");
-    }
-    // DeepSpeed's converter writes the same files of a buffer.
-    let buffer = Path::new("zero/quantizer.layers.0.codebook.embed_avg");
-    assert_eq!(role_of(buffer, &whole, "fp32.pt"), (Role::Other, false));
-    // Without one of the others, or with one of another shape or format, nothing is known.
-    for (gone, _) in expected {
-        let shape = b"K\x10K\x10";
-        let mut other = whole[gone].clone();
-        let at = other.windows(4).position(|window| window == shape).expect("16 times 16");
-        other[at..at + 4].copy_from_slice(b"K\x08K\x20");
-        for instead in [None, Some(Vec::new()), Some(whole[gone][..2000].to_vec()), Some(other)] {
-            let mut changed = whole.clone();
-            changed.remove(gone);
-            changed.extend(instead.map(|bytes| (gone.to_string(), bytes)));
-            for (name, _) in expected.iter().filter(|(name, _)| *name != gone) {
-                assert_eq!(role_in(&changed, name), (Role::Other, false), "{name} with another {gone}");
-            }
-        }
-    }
 }

@@ -1,4 +1,4 @@
-//! Pickles of arrays, joblib, Paddle, Flax, GGUF, Equinox and zips of torch zips: places and roles as their libraries
+//! Pickles of arrays, joblib, Paddle, Flax, Equinox and zips of torch zips: places and roles as their libraries
 //! have them, and nothing worse than opaque where files lie.
 
 use std::time::Duration;
@@ -56,18 +56,9 @@ fn a_pickle_says_what_a_torch_zip_of_the_same_state_says() {
 }
 
 #[test]
-fn scikit_learns_optimizer_proves_its_network_and_nothing_else() {
-    for name in ["adam.joblib", "adam.pkl"] {
-        let d = description(name);
-        let told = told(&d);
-        let second = (Role::SecondMoment, Some("intercepts_/2.bias"), Some("_optimizer/state/5/moment1"), false);
-        assert_eq!(told["_optimizer/state/5/moment2"], second, "{name}");
-        assert!(told["coefs_/1.weight"].3 && !told["_best_coefs/1"].3, "{name}");
-        assert_eq!(lossy(&d).len(), 18, "{name}");
-        assert!(d.tensors.iter().all(|t| !t.is_trained_by_shape_only()), "{name}");
-    }
-    assert_eq!(told(&description("sgd.pkl"))["_optimizer/state/0/momentum_buffer"].0, Role::Momentum);
-    for name in ["lbfgs.joblib", "lbfgs.pkl", "statistics.joblib", "shared.pkl", "odd.5.pkl"] {
+fn what_no_optimizer_proves_in_a_pickle_stays_exact() {
+    // Networks of scikit-learn with their optimizers, statistics, data.
+    for name in ["adam.joblib", "adam.pkl", "lbfgs.joblib", "lbfgs.pkl", "statistics.joblib", "shared.pkl", "odd.5.pkl"] {
         assert_eq!(lossy(&description(name)), [""; 0], "{name}");
     }
 }
@@ -132,39 +123,6 @@ fn a_state_of_optax_with_anything_beside_it_is_unknown() {
     }
 }
 
-/// A safetensors file of MLX's Adam, with these changes to the names.
-fn of_mlx(change: impl Fn(&str) -> String) -> Description {
-    let names = ["0.weight.m", "0.weight.v", "0.bias.m", "0.bias.v", "learning_rate", "step"];
-    let (mut header, mut at) = (Vec::new(), 0);
-    for name in names {
-        let (dtype, shape, len) = match name {
-            "step" => ("U64", "[]", 8),
-            "learning_rate" => ("F32", "[]", 4),
-            name if name.contains("bias") => ("F32", "[8]", 32),
-            _ => ("F32", "[8,4]", 128),
-        };
-        let (name, end) = (change(name), at + len);
-        header.push(format!(r#""{name}":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[{at},{end}]}}"#));
-        at = end;
-    }
-    let header = format!("{{{}}}", header.join(","));
-    check(&[&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &vec![0; at]].concat())
-}
-
-#[test]
-fn mlx_is_told_by_its_whole_state() {
-    let d = of_mlx(str::to_string);
-    let told = told(&d);
-    assert_eq!(told["0.weight.m"], (Role::FirstMoment, None, Some("0.weight.v"), false));
-    assert_eq!(told["0.bias.v"], (Role::SecondMoment, None, Some("0.bias.m"), false));
-    assert!(d.tensors.iter().all(|t| (t.used == Use::Open) == t.partner.is_some()));
-    assert_eq!(d.optimizers().iter().map(|of| of.shapes.len()).collect::<Vec<_>>(), [2]);
-    for (old, new) in [("step", "steps"), ("learning_rate", "rate"), ("bias.v", "bias.u"), ("bias", "offset.x")] {
-        let odd = |name: &str| if name.ends_with(".m") { name.into() } else { name.replace(old, new) };
-        assert_eq!(lossy(&of_mlx(odd)), [""; 0], "{new}");
-    }
-}
-
 #[test]
 fn a_layer_with_a_trees_name_is_no_state() {
     let array = b"\xc7\x11\x01\x93\x91\x01\xa7float32\xc4\x04abcd";
@@ -191,12 +149,11 @@ fn one_optimizer_in_a_zip_proves_the_weights_of_another_member() {
 
 #[test]
 fn weights_without_training_are_not_proven() {
-    for name in ["tiny.gguf", "tiny.eqx", "objects.eqx"] {
+    for name in ["tiny.eqx", "objects.eqx"] {
         assert_eq!(lossy(&description(name)), [""; 0], "{name}");
     }
     let d = description("objects.eqx");
     assert_eq!((d.tensors.len(), d.note.is_some()), (2, true));
-    assert_eq!(description("tiny.gguf").tensors.iter().filter(|t| t.is_weight()).count(), 3);
 }
 
 #[test]
@@ -225,13 +182,12 @@ pub(super) fn array() -> Vec<u8> {
 }
 
 /// Files in which each byte and each length is tried.
-const TRIED: [&str; 8] = [
+const TRIED: [&str; 7] = [
     "trained.5.pkl",
     "plain.joblib",
     "statistics.joblib",
     "adam.pdopt",
     "sgd.msgpack",
-    "tiny.gguf",
     "tiny.eqx",
     "shared.pkl",
 ];
@@ -244,9 +200,8 @@ fn truncated_other_formats_are_opaque_or_sane() {
         let whole = check(bytes);
         for len in 0..bytes.len() {
             let d = check(&bytes[..len]);
-            // Arrays in a row may end after any of them. Behind the last tensor of a GGUF file there is padding.
-            let is_sane = d.kind == Kind::Npy || d.tensors == whole.tensors;
-            assert!(d.kind == Kind::Opaque || is_sane, "{name} cut to {len}");
+            // Arrays in a row may end after any of them.
+            assert!(d.kind == Kind::Opaque || d.kind == Kind::Npy || d.tensors == whole.tensors, "{name} cut to {len}");
         }
     }
     for (name, bytes) in files.iter().filter(|(name, _)| name.ends_with(".zip")) {
@@ -272,39 +227,12 @@ fn no_changed_byte_of_other_formats_does_harm() {
 
 #[test]
 fn counts_that_lie_end_soon() {
-    let huge = (1u64 << 60).to_le_bytes();
-    let gguf = |count: &[u8], pairs: &[u8], rest: &[u8]| [b"GGUF\x03\0\0\0", count, pairs, rest].concat();
-    let (none, one) = (0u64.to_le_bytes(), 1u64.to_le_bytes());
-    let list = [&one[..], b"k", &9u32.to_le_bytes(), &8u32.to_le_bytes(), &huge].concat();
-    let numbers = [&one[..], b"k", &9u32.to_le_bytes(), &12u32.to_le_bytes(), &huge].concat();
-    let nested = [&one[..], b"k", &9u32.to_le_bytes(), &9u32.to_le_bytes(), &huge].concat();
-    let of = |dim: u64, offset: u64| {
-        [
-            &one[..],
-            b"w",
-            &2u32.to_le_bytes(),
-            &dim.to_le_bytes(),
-            &dim.to_le_bytes(),
-            &0u32.to_le_bytes(),
-            &offset.to_le_bytes(),
-        ]
-        .concat()
-    };
-    let two = [of(2, 0), of(2, 8)].concat();
     let wrapper = |shape: &[u8]| {
         let rest = b"X\x05\0\0\0orderX\x01\0\0\0CX\x05\0\0\0dtype";
         let class = b"\x80\x02cjoblib.numpy_pickle\nNumpyArrayWrapper\n)\x81}(X\x05\0\0\0shape";
         [&class[..], shape, rest, F4, b"ub", &[1; 16], b"."].concat()
     };
-    let lies: [(&str, Vec<u8>); 14] = [
-        ("gguf: tensors", gguf(&huge, &none, &[0; 64])),
-        ("gguf: pairs", gguf(&none, &huge, &[0; 64])),
-        ("gguf: texts", gguf(&none, &one, &list)),
-        ("gguf: numbers", gguf(&none, &one, &numbers)),
-        ("gguf: lists of lists", gguf(&none, &one, &nested)),
-        ("gguf: a shape", gguf(&one, &none, &[of(1 << 40, 0), vec![0; 256]].concat())),
-        ("gguf: an offset", gguf(&one, &none, &[of(2, u64::MAX - 8), vec![0; 256]].concat())),
-        ("gguf: two tensors at one place", gguf(&2u64.to_le_bytes(), &none, &[two, vec![0; 256]].concat())),
+    let lies: [(&str, Vec<u8>); 6] = [
         ("msgpack: a mapping", b"\xdf\xff\xff\xff\xff\xa1a\xc0".to_vec()),
         ("msgpack: an extension", b"\x81\xa1a\xc9\xff\xff\xff\xff\x01\x93".to_vec()),
         (
@@ -325,18 +253,9 @@ fn counts_that_lie_end_soon() {
 }
 
 #[test]
-fn depth_and_sharing_are_bounded() {
+fn depth_is_bounded() {
     let deep = [b"\x81\xa1a".repeat(100_000), b"\xc0".to_vec()].concat();
     assert_eq!(check(&deep).kind, Kind::Opaque);
-    // 100,000 optimizers that share two lists of 100,000 arrays.
-    let lists = [&b"\x80\x05"[..], &array(), b"q\x000](", &b"h\x00".repeat(100_000), b"eq\x010"].concat();
-    let class = b"csklearn.neural_network._stochastic_optimizers\nAdamOptimizer\nq\x020](";
-    let optimizer = b"h\x02)\x81}(X\x02\0\0\0msh\x01X\x02\0\0\0vsh\x01ub";
-    let file = [&lists, &class[..], &optimizer.repeat(100_000), b"e."].concat();
-    let start = of_thread();
-    let d = check(&file);
-    assert!(of_thread() - start < Duration::from_secs(10));
-    assert_eq!((d.kind, d.tensors.len()), (Kind::Pickle, 1), "{:?}", d.note);
 }
 
 #[test]

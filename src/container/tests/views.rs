@@ -105,8 +105,7 @@ fn part(class: &str, whole: &[i32], local: Vec<u8>) -> Vec<u8> {
 }
 
 const CLASSES: [&str; 3] = [
-    "torch.distributed.tensor DTensor",
-    "torch.distributed._tensor.api DTensor",
+    "torch.distributed.tensor DTensor", "torch.distributed._tensor.api DTensor",
     "torch.distributed.tensor._api DTensor",
 ];
 

@@ -1,6 +1,5 @@
 //! Chooses how each tensor of a file is encoded, from samples of it, of the state after it and of the base.
 
-mod adam;
 mod archived;
 mod casts;
 mod lattice;
@@ -193,7 +192,6 @@ struct Subject<'a> {
 pub(super) fn plan(material: &Material) -> io::Result<Planned> {
     let written = &material.description.tensors;
     let mut all: Vec<Tensor> = written.iter().map(without_edges).collect();
-    adam::close(material.source, &mut all)?;
     let newer: HashMap<&str, &Tensor> = material.newer.1.tensors.iter().map(|t| (t.path.as_str(), t)).collect();
     let (base, previous) = (Tensors::of(material.base), Tensors::of(material.previous));
     let twin_of = |tensor: &Tensor| {

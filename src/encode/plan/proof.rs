@@ -275,20 +275,8 @@ impl<'a> Statistics<'a> {
     /// Whether a tensor stands in a mapping that keeps a statistic of each parameter under the parameter's own name.
     fn is_mean(&self, path: &str) -> bool {
         const MEANS: [&str; 14] = [
-            "vq",
-            "mean",
-            "means",
-            "sq",
-            "square",
-            "squares",
-            "var",
-            "variance",
-            "cov",
-            "covariance",
-            "fisher",
-            "importance",
-            "omega",
-            "hessian",
+            "vq", "mean", "means", "sq", "square", "squares", "var", "variance", "cov", "covariance", "fisher",
+            "importance", "omega", "hessian",
         ];
         let own = module(path).0.to_ascii_lowercase();
         own.split(|c: char| !c.is_alphanumeric()).any(|word| MEANS.contains(&word))
@@ -299,19 +287,8 @@ impl<'a> Statistics<'a> {
     fn contains(&self, path: &str) -> bool {
         /// Parts of the names of modules that keep data, or means of data, as their weight.
         const KEEPERS: [&str; 13] = [
-            "codebook",
-            "quantiz",
-            "centroid",
-            "cluster",
-            "prototype",
-            "bank",
-            "memory",
-            "queue",
-            "kmeans",
-            "center",
-            "centre",
-            "whiten",
-            "cache",
+            "codebook", "quantiz", "centroid", "cluster", "prototype", "bank", "memory", "queue", "kmeans", "center",
+            "centre", "whiten", "cache",
         ];
         let (own, name) = module(path);
         let lower = path.to_ascii_lowercase();

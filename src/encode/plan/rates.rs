@@ -93,7 +93,7 @@ pub(super) fn rates(profile: Profile) -> Option<Rates> {
 /// partner: their codecs are safe for Adam, but not for every other use.
 pub(super) fn kind(role: Role, used: Use, has_partner: bool, lossless: bool) -> Option<Kind> {
     match role {
-        _ if lossless || used == Use::Open => None,
+        _ if lossless => None,
         Role::Weight | Role::Ema | Role::Master => Some(Kind::Weight),
         Role::FirstMoment if has_partner => Some(Kind::FirstMoment),
         Role::SecondMoment if used == Use::Norm => Some(Kind::Norm),

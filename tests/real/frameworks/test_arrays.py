@@ -1,4 +1,4 @@
-"""Pickles, joblib's files, Paddle's, Flax's, GGUF, Equinox's and stable-baselines3's on a mount. Each is written and read by its own
+"""Pickles, joblib's files, Paddle's, Flax's, Equinox's and stable-baselines3's on a mount. Each is written and read by its own
 library, beside a torch zip of the same tensors.
 """
 
@@ -62,60 +62,6 @@ def test_joblib_is_as_small_as_a_zip(profile):
         return read
 
     check_like(Format("step_{}.joblib", lambda state, path: joblib.dump(arrays(state), path), load), ZIP, profile)
-
-
-def networks():
-    """States of scikit-learn's network, and of its Adam."""
-    from sklearn.neural_network import MLPClassifier
-
-    rng = np.random.default_rng(3)
-    centers = rng.standard_normal((10, 96))
-    net = MLPClassifier((256, 256), activation="tanh", random_state=1)
-    for step in range(10 * COUNT):
-        labels = rng.integers(0, 10, 64)
-        net.partial_fit(centers[labels] + rng.standard_normal((64, 96)), labels, classes=np.arange(10))
-        if step % 10 == 9:
-            yield net
-
-
-def of_network(net):
-    """Its arrays by the paths of stepfs."""
-    moments = [{"moment1": m, "moment2": v} for m, v in zip(net._optimizer.ms, net._optimizer.vs)]
-    lists = {"coefs_": (net.coefs_, ".weight"), "intercepts_": (net.intercepts_, ".bias"), "_best_coefs": (net._best_coefs, ""),
-             "_optimizer/state": (moments, "")}
-    return {name: {f"{number}{end}": tensors(value) for number, value in enumerate(values)} for name, (values, end) in lists.items()}
-
-
-def as_torch(net, path):
-    """The same arrays as a torch checkpoint has them, with what the pickle keeps beside them."""
-    weights = {f"{i}.weight": torch.from_numpy(w) for i, w in enumerate(net.coefs_)}
-    weights |= {f"{i}.bias": torch.from_numpy(w) for i, w in enumerate(net.intercepts_)}
-    state = {i: {"exp_avg": torch.from_numpy(m), "exp_avg_sq": torch.from_numpy(v)}
-             for i, (m, v) in enumerate(zip(net._optimizer.ms, net._optimizer.vs))}
-    best = {"best": [torch.from_numpy(w) for w in net._best_coefs + net._best_intercepts]}
-    groups = [{"lr": 1e-3, "params": list(range(len(state)))}]
-    torch.save({"model": weights, "optimizer": {"state": state, "param_groups": groups}, **best}, path)
-
-
-def read(load):
-    """`load` without a warning."""
-    def load_network(path):
-        with warnings.catch_warnings(action="error"):
-            return of_network(load(path))
-
-    return load_network
-
-
-@pytest.mark.slow
-@BOTH
-@pytest.mark.parametrize("library", ["joblib", "pickle"])
-def test_a_network_of_scikit_learn_is_as_small_as_in_a_zip(library, profile):
-    pytest.importorskip("sklearn")
-    import joblib
-
-    save = joblib.dump if library == "joblib" else lambda net, path: path.write_bytes(pickle.dumps(net))
-    load = joblib.load if library == "joblib" else lambda path: pickle.loads(path.read_bytes())
-    check_like(Format(f"step_{{}}.{library}", save, read(load), networks), Format("step_{}.pt", as_torch, None, networks), profile)
 
 
 def tree(state):
@@ -245,35 +191,22 @@ def test_an_agent_of_stable_baselines_is_as_small_as_a_zip(profile):
 
 
 @pytest.mark.slow
-def test_equinox_and_gguf_files_are_exact():
-    """No array of Equinox has a name. A GGUF file holds no optimizer, and each of its tensors here is a vector."""
-    equinox, gguf = pytest.importorskip("equinox"), pytest.importorskip("gguf")
+def test_equinox_files_are_exact():
+    """No array of Equinox has a name."""
+    equinox = pytest.importorskip("equinox")
 
-    def save_gguf(state, path):
-        writer = gguf.GGUFWriter(path, "llama")
-        for name, tensor in state["model"].items():
-            if tensor.is_floating_point():
-                writer.add_tensor(name, tensor.flatten().numpy())
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-
-    def load_gguf(path):
-        return {tensor.name: torch.from_numpy(np.array(tensor.data)) for tensor in gguf.GGUFReader(path).tensors}
-
-    def load_equinox(path):
+    def load(path):
         like = arrays(named(next(trained())))
         return tensors(equinox.tree_deserialise_leaves(path, like))
 
-    save_equinox = lambda state, path: equinox.tree_serialise_leaves(path, arrays(named(state)))  # noqa: E731
-    for format in (Format("step_{}.gguf", save_gguf, load_gguf), Format("step_{}.eqx", save_equinox, load_equinox)):
-        with released(format, "balanced") as (mount, plain, names):
-            for name in names:
-                shell(f"cmp {mount / name} {plain / name}")
-                one, other = tensors_of(format.load(mount / name)), tensors_of(format.load(plain / name))
-                assert one.keys() == other.keys() and all(bits_equal(one[key], other[key]) for key in one)
-            assert PLAIN or mount.entry(names[2])["chain_len"] > 0, "each is kept by itself"
+    save = lambda state, path: equinox.tree_serialise_leaves(path, arrays(named(state)))  # noqa: E731
+    format = Format("step_{}.eqx", save, load)
+    with released(format, "balanced") as (mount, plain, names):
+        for name in names:
+            shell(f"cmp {mount / name} {plain / name}")
+            one, other = tensors_of(load(mount / name)), tensors_of(load(plain / name))
+            assert one.keys() == other.keys() and all(bits_equal(one[key], other[key]) for key in one)
+        assert PLAIN or mount.entry(names[2])["chain_len"] > 0, "each is kept by itself"
 
 
 @pytest.mark.slow

@@ -1,5 +1,4 @@
-"""The moments of optax and MLX, of which several optimizers write the same names: optax's stay exact, and MLX's show by their values
-whose they are."""
+"""The moments of optax, of which several optimizers write the same names, stay exact."""
 
 import sys
 
@@ -12,7 +11,6 @@ sys.path.insert(0, str(ROOT / "scripts/frameworks"))
 pytestmark = [pytest.mark.stepfs, pytest.mark.slow]
 
 COUNT, EVERY = 5, 10
-BOTH = {"first", "second"}
 
 
 def lossy(folder, name, load):
@@ -62,29 +60,3 @@ def test_optax(tmp_path, name):
         return found
 
     assert lossy(tmp_path, "step_{}.msgpack", load) <= {"weight"}
-
-
-MLX = {"Adam": BOTH, "AdamW": BOTH, "Adamax": set(), "Lion": set(), "RMSprop": set(), "AdaDelta": set()}
-
-
-@pytest.mark.parametrize("name", MLX)
-def test_mlx(tmp_path, name):
-    mx = pytest.importorskip("mlx.core")
-    import points
-    from mlx import optimizers
-    from mlx.utils import tree_flatten
-    from writers import mlx_network as network
-
-    net, _ = network.build()
-    optimizer = getattr(optimizers, name)(1e-3)
-    for step in range(1, COUNT * EVERY + 1):
-        network.update(net, optimizer, step, 0)
-        if step % EVERY == 0:
-            mx.save_safetensors(str(tmp_path / f"optimizer_{step}.safetensors"), dict(tree_flatten(optimizer.state)))
-
-    def load(path):
-        kinds = {"m": "first", "v": "second"}
-        tensors = mx.load(str(path), "safetensors")
-        return {(kinds.get(name.rsplit(".")[-1], "other"), name): np.array(value) for name, value in tensors.items()}
-
-    assert lossy(tmp_path, "optimizer_{}.safetensors", load) == MLX[name]
