@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use super::Id;
+
 /// Bytes on the device differ from the written ones; names the broken rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
@@ -23,6 +25,19 @@ pub enum Error {
     /// There is no store at the path.
     #[error("there is no stepfs store at {0}; `stepfs mount STORE DIR` creates one")]
     Missing(PathBuf),
+    /// A store that was used has no `stepfs.toml`.
+    #[error(
+        "{root} is a stepfs store without stepfs.toml; restore that file from a backup, or write it with these lines:\n\
+         format = {FORMAT}\nstore = \"{}\"\ndefault_profile = \"exact\"\ncache_mib = 10240",
+        id.map_or_else(|| "32 hexadecimal digits (no file tells the old id)".into(), |id| id.to_string()),
+        FORMAT = super::FORMAT
+    )]
+    NoSettings {
+        /// The store.
+        root: PathBuf,
+        /// Its id, as its stubs have it.
+        id: Option<Id>,
+    },
     /// A newer stepfs made it.
     #[error(
         "the store has format {found}, this stepfs reads up to format {FORMAT}; use a newer stepfs",

@@ -16,7 +16,6 @@ mod parallel;
 mod profile;
 mod release;
 mod replace;
-mod rescue;
 mod restores;
 pub mod retention;
 mod settings;

@@ -99,19 +99,24 @@ impl Stub {
     /// id.
     pub fn foreign(file: &DeviceFile, store: Id) -> io::Result<Option<Stub>> {
         let len = file.metadata()?.len();
-        let stub = Stub::of_any(file, file.as_file(), len)?;
+        let stub = Stub::decoded(file, file.as_file(), len)?;
         Ok(stub.filter(|stub| stub.store != store && stub.logical_len == len))
     }
 
     fn read_of(file: &dyn ReadAt, known: &File, store: Id) -> io::Result<Option<Stub>> {
         let len = known.metadata()?.len();
-        match Stub::of_any(file, known, len)?.filter(|stub| stub.store == store) {
+        match Stub::decoded(file, known, len)?.filter(|stub| stub.store == store) {
             Some(stub) if stub.logical_len != len => Err(Damage("it is a stub of another length").into()),
             stub => Ok(stub),
         }
     }
 
-    fn of_any(file: &dyn ReadAt, known: &File, len: u64) -> io::Result<Option<Stub>> {
+    /// The stub of any store.
+    pub(super) fn of_any(file: &File) -> io::Result<Option<Stub>> {
+        Stub::decoded(file, file, file.metadata()?.len())
+    }
+
+    fn decoded(file: &dyn ReadAt, known: &File, len: u64) -> io::Result<Option<Stub>> {
         if len < MIN_RELEASE_BYTES {
             return Ok(None);
         }
@@ -129,7 +134,7 @@ impl Stub {
     /// # Errors
     /// Device errors.
     pub fn looks_like_one(file: &DeviceFile) -> io::Result<bool> {
-        match Stub::of_any(file, file.as_file(), file.metadata()?.len()) {
+        match Stub::decoded(file, file.as_file(), file.metadata()?.len()) {
             Err(error) if error.kind() != io::ErrorKind::InvalidData => Err(error),
             stub => Ok(!matches!(stub, Ok(None))),
         }
