@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use super::Id;
+use super::{FORMAT, Id};
 
 /// Bytes on the device differ from the written ones; names the broken rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -29,8 +29,7 @@ pub enum Error {
     #[error(
         "{root} is a stepfs store without stepfs.toml; restore that file from a backup, or write it with these lines:\n\
          format = {FORMAT}\nstore = \"{}\"\ndefault_profile = \"exact\"\ncache_mib = 10240",
-        id.map_or_else(|| "32 hexadecimal digits (no file tells the old id)".into(), |id| id.to_string()),
-        FORMAT = super::FORMAT
+        id.map_or_else(|| "32 hexadecimal digits (no file tells the old id)".into(), |id| id.to_string())
     )]
     NoSettings {
         /// The store.
@@ -38,12 +37,13 @@ pub enum Error {
         /// Its id, as its stubs have it.
         id: Option<Id>,
     },
-    /// A newer stepfs made it.
+    /// Another version of stepfs made it.
     #[error(
-        "the store has format {found}, this stepfs reads up to format {FORMAT}; use a newer stepfs",
-        FORMAT = super::FORMAT
+        "the store has format {found}, this stepfs reads format {FORMAT} only; use a {} stepfs, or export the files with it \
+         and save them to a new store",
+        if *found > FORMAT { "newer" } else { "former" }
     )]
-    Newer {
+    Format {
         /// The store's format.
         found: u32,
     },

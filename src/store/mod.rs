@@ -14,6 +14,7 @@ pub mod object;
 mod objects;
 mod parallel;
 mod profile;
+mod record;
 mod release;
 mod replace;
 mod restores;

@@ -33,18 +33,20 @@ fn a_new_store_is_whole_and_stays_the_same() {
 }
 
 #[test]
-fn a_newer_format_is_refused_untouched() {
-    let dir = tempfile::tempdir().unwrap();
-    let text = settings::template(Id([5; 16])).replace("format = 1", "format = 2");
-    fs::write(dir.path().join(SETTINGS), text).unwrap();
-    fs::create_dir(dir.path().join("tmp")).unwrap();
-    fs::write(dir.path().join("tmp/half-done"), "x").unwrap();
-    let before = picture(dir.path());
-    let error = Store::open(dir.path()).unwrap_err();
-    assert!(matches!(error, Error::Newer { found: 2 }));
-    assert!(error.to_string().contains("format 2") && error.to_string().contains("newer stepfs"), "{error}");
-    assert!(matches!(Store::look(dir.path()), Err(Error::Newer { found: 2 })));
-    assert_eq!(picture(dir.path()), before);
+fn another_format_is_refused_untouched() {
+    for (other, words) in [(1, "a former stepfs"), (3, "a newer stepfs")] {
+        let dir = tempfile::tempdir().unwrap();
+        let text = settings::template(Id([5; 16])).replace("format = 2", &format!("format = {other}"));
+        fs::write(dir.path().join(SETTINGS), text).unwrap();
+        fs::create_dir(dir.path().join("tmp")).unwrap();
+        fs::write(dir.path().join("tmp/half-done"), "x").unwrap();
+        let before = picture(dir.path());
+        for error in [Store::open(dir.path()).unwrap_err(), Store::look(dir.path()).unwrap_err()] {
+            assert!(matches!(error, Error::Format { found } if found == other), "{error}");
+            assert!(error.to_string().contains(words), "{error}");
+        }
+        assert_eq!(picture(dir.path()), before);
+    }
 }
 
 #[test]
@@ -56,7 +58,7 @@ fn broken_settings_name_the_key() {
         ("cache_mib = 10240", "cache_mbi = 10240", "cache_mbi"),
         ("default_profile = \"balanced\"", "default_profile = \"bold\"", "default_profile"),
         ("default_profile = \"balanced\"", "", "default_profile"),
-        ("format = 1", "", "format"),
+        ("format = 2", "", "format"),
         ("store = \"05", "store = \"zz", "store"),
         ("glob = \"**/*{best,final}*\"", "glob = \"**/*{best\"", "glob"),
     ] {
