@@ -154,8 +154,8 @@ impl Archive {
         if any(|state| matches!(state, State::Resident(ResidentReason::OtherStore)))
             && !any(|state| matches!(state, State::Released(_)))
         {
-            let why = "`store` is another id than the stubs in tree/ have; take stepfs.toml from a backup, or run \
-                       `stepfs verify --repair`";
+            let why = "`store` is another id than the stubs in tree/ have; take stepfs.toml from a backup, or move \
+                       it away, and `stepfs verify STORE` says the id";
             return Err(Error::Settings(why.into()));
         }
         scan::enter(found, &objects, &mut catalog);

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use crate::container::is_shard;
 use crate::encode::{StepError, StepResult};
-use crate::store::durable::{CrashPoint, DeviceFile, Synced};
+use crate::store::durable::{CrashPoint, DeviceFile};
 use crate::store::object::Id;
 use crate::store::{Stub, beneath, recalled_from};
 
@@ -84,8 +84,7 @@ impl Archive {
                 return Err(error.into());
             }
             // The kernel reports it once; a second fsync would succeed and prove nothing. What is not durable must not
-            // let an older state go. `sync_written` tells apart an error for which nothing was lost, where it can prove
-            // that.
+            // let an older state go.
             log::error!(
                 "{}: could not be made durable: {error}; it may have lost bytes, so save it again",
                 path.display()
@@ -158,15 +157,7 @@ impl Archive {
 
     /// Makes the bytes of a closed file durable.
     pub(super) fn sync_bytes(&self, file: &DeviceFile) -> io::Result<()> {
-        if self.store.sync_written(file, CrashPoint::FileSealed)? == Synced::Proven {
-            let path = std::fs::read_link(beneath::by_descriptor(file.as_file())).unwrap_or_default();
-            log::warn!(
-                "{}: was written both directly and through the page cache, for which the kernel reported an error; \
-                 nothing was lost, and all of it was read back from the device",
-                path.display()
-            );
-        }
-        Ok(())
+        self.store.sync_written(file, CrashPoint::FileSealed)
     }
 
     /// Makes every directory on the way to a file durable: a checkpoint's directory may be as new as the file.

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::archive::repair::{self, Progress, Report};
 use crate::remote::Missing;
-use crate::store::{Error, Store, name_bytes};
+use crate::store::{Store, name_bytes};
 
 use super::against;
 use super::format::{name, progress, size};
@@ -83,21 +83,8 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         Progress::Decoded(bytes) => bar.inc(bytes),
     };
     let report = match args.repair {
-        true => {
-            let (store, done) = Store::open_damaged(&brought.root)?;
-            let mut report = repair::repair(&store, &show)?;
-            report.repaired.splice(0..0, done);
-            report
-        }
-        false => {
-            let store = Store::look(&brought.root).map_err(|error| match error {
-                Error::Settings(why) => {
-                    anyhow::anyhow!("stepfs.toml: {why}\n`stepfs verify --repair` rebuilds it, if there is no backup")
-                }
-                error => error.into(),
-            })?;
-            repair::verify(&store, &show)?
-        }
+        true => repair::repair(&Store::open(&brought.root)?, &show)?,
+        false => repair::verify(&Store::look(&brought.root)?, &show)?,
     };
     bar.finish_and_clear();
     print(&report, &args, &brought.missing)?;

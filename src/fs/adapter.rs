@@ -37,8 +37,6 @@ impl Filesystem for FuseAdapter {
             InitFlags::FUSE_CACHE_SYMLINKS,
             // See `privileges::drop_privileges`.
             InitFlags::FUSE_HANDLE_KILLPRIV_V2,
-            // See `handles`.
-            InitFlags::FUSE_EXPORT_SUPPORT,
         ];
         for flag in wanted {
             // stepfs works without a capability that the kernel lacks.
@@ -56,11 +54,7 @@ impl Filesystem for FuseAdapter {
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         self.core.archive.looked();
-        match name.as_encoded_bytes() {
-            b"." => self.core.lookup_self(parent.0, reply),
-            b".." => entry(reply, self.core.lookup_parent(parent.0)),
-            _ => self.core.answer_lookup(parent.0, name, reply),
-        }
+        self.core.answer_lookup(parent.0, name, reply);
     }
 
     fn forget(&self, _: &Request, ino: INodeNo, times: u64) {

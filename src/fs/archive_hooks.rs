@@ -5,9 +5,9 @@ use std::io;
 use std::path::Path;
 use std::sync::Weak;
 
+use super::Core;
 use super::inodes::Table;
 use super::place::Place;
-use super::{Core, generation};
 use crate::archive::{FileId, Namespace, Outcome, found_at, unless_occupied};
 use crate::store::{Id, Stub};
 
@@ -88,13 +88,12 @@ impl Namespace for Core {
             return Ok(state);
         }
         let reached = table.reach(path)?;
-        let generation = generation::of(&reached);
         let committed = commit(&reached);
         // Also after a failure, which may have come after the rename.
         let now = FileId::of(&reached.symlink_metadata()?);
         if now != expect {
             let ino = table.number(expect);
-            table.replaced(expect, now, generation);
+            table.replaced(expect, now);
             if let Some(node) = table.get_mut(ino) {
                 node.file = now;
                 let stub = Place::named(reached).open(true, false).and_then(|file| self.archive.stub(path, &file));

@@ -10,7 +10,6 @@ use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 
 use super::Core;
 use super::errno::Result;
-use super::generation::NONE;
 use super::inodes::{Table, kind};
 use super::privileges::{drop_privileges, has_privileges};
 use super::transition::{RecallGoal, Step};
@@ -106,7 +105,7 @@ impl Core {
     /// Attributes of a node whose file's metadata are at hand.
     pub(super) fn shown(&self, table: &Table, ino: u64, metadata: &Metadata) -> Attributes {
         let Ok(node) = table.node(ino) else {
-            return (Duration::ZERO, attributes(ino, metadata, 0), NONE);
+            return (Duration::ZERO, attributes(ino, metadata, 0), Generation(0));
         };
         let stored = node.stub.as_ref().map_or(0, |stub| self.archive.stored_bytes(stub));
         // While somebody may write through a mapping, the kernel has to ask again: with passthrough it does not see

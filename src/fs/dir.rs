@@ -7,12 +7,13 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::DirEntryExt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use fuser::{FileHandle, FileType, FopenFlags, INodeNo, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyOpen};
+use fuser::{
+    FileHandle, FileType, FopenFlags, Generation, INodeNo, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyOpen,
+};
 
 use super::Core;
 use super::attr::attributes;
 use super::errno::{Fault, Result};
-use super::generation::NONE;
 use super::inodes::kind;
 use super::numbers::ROOT;
 use crate::archive::FileId;
@@ -157,7 +158,7 @@ impl Core {
         let mut next = offset as usize;
         while next < DOTS.len() {
             let shown = attributes(dots[next], &metadata, 0);
-            if reply.add(INodeNo(dots[next]), next as u64 + 1, DOTS[next], &ttl, &shown, NONE) {
+            if reply.add(INodeNo(dots[next]), next as u64 + 1, DOTS[next], &ttl, &shown, Generation(0)) {
                 return reply.ok();
             }
             next += 1;

@@ -21,7 +21,7 @@ use super::errno::{Fault, Result};
 use super::node::Node;
 use super::numbers::{Numbers, ROOT};
 use super::place::Place;
-use super::{generation, sys};
+use super::sys;
 use crate::archive::{Archive, FileId};
 use crate::store::MIN_RELEASE_BYTES;
 use crate::store::beneath::{self, Reached};
@@ -53,8 +53,9 @@ pub(super) struct Table {
     root: PathBuf,
     nodes: HashMap<u64, Node>,
     numbers: Numbers,
-    /// Generations of numbers whose file replaced another one.
-    generations: HashMap<u64, Generation>,
+    /// Nodes that were ever known. A number with this generation names one of them only, so a handle of a removed file
+    /// (`open_by_handle_at`) never leads to a later one.
+    generations: u64,
 }
 
 impl Table {
@@ -67,7 +68,8 @@ impl Table {
             root: tree.to_path_buf(),
             nodes: HashMap::from([(ROOT, root)]),
             numbers: Numbers::new(file),
-            generations: HashMap::new(),
+            // Another at each mount, so that a handle of a former mount leads nowhere.
+            generations: getrandom::u32().map_err(io::Error::other)?.into(),
         })
     }
 
@@ -95,16 +97,6 @@ impl Table {
     /// The number that a file shows.
     pub(super) fn number(&mut self, file: FileId) -> u64 {
         self.numbers.of(file)
-    }
-
-    /// The file that shows a number, if there is one.
-    pub(super) fn file_of(&self, number: u64) -> Option<FileId> {
-        self.numbers.file_of(number)
-    }
-
-    /// The generation of a node.
-    pub(super) fn generation(&self, ino: u64) -> Generation {
-        self.nodes.get(&ino).map_or(generation::NONE, |node| node.generation)
     }
 
     /// Path relative to the tree; none for a node without a name.
@@ -192,11 +184,8 @@ impl Table {
             };
             let mut node = Node::new(kind, file, stub);
             node.unread = unread;
-            // A file that replaced another one keeps that one's generation.
-            node.generation = match self.generations.get(&ino) {
-                Some(generation) => *generation,
-                None => generation::of(&self.reach(&path)?),
-            };
+            self.generations += 1;
+            node.generation = Generation(self.generations);
             self.nodes.insert(ino, node);
         }
         self.bind(parent, name, ino);
@@ -245,23 +234,14 @@ impl Table {
                 self.reap(removal.ino);
             }
             Some(_) => {}
-            None if removal.last => self.gone(removal.file),
+            None if removal.last => self.numbers.gone(removal.file),
             None => {}
         }
     }
 
-    /// A node's file was replaced by another with the same name and number. `generation`: that of the old file.
-    pub(super) fn replaced(&mut self, old: FileId, new: FileId, generation: Generation) {
-        let ino = self.numbers.of(old);
-        self.generations.entry(ino).or_insert(generation);
+    /// A node's file was replaced by another with the same name and number.
+    pub(super) fn replaced(&mut self, old: FileId, new: FileId) {
         self.numbers.replaced(old, new);
-    }
-
-    /// A file does not exist any more. A later file with its number is another one.
-    fn gone(&mut self, file: FileId) {
-        let ino = self.numbers.of(file);
-        self.numbers.gone(file);
-        self.generations.remove(&ino);
     }
 
     /// The kernel knows a node once more.
@@ -294,7 +274,7 @@ impl Table {
             };
             if node.names.is_empty() {
                 // It has no known name. If another exists, its next lookup finds the file's own number again.
-                self.gone(node.file);
+                self.numbers.gone(node.file);
             }
             for (parent, name) in node.names {
                 if let Some(dir) = self.nodes.get_mut(&parent) {

@@ -25,8 +25,6 @@ mod dir;
 mod early;
 mod errno;
 mod error;
-mod generation;
-mod handles;
 mod inodes;
 #[cfg(all(test, feature = "shuttle"))]
 mod interleaved;

@@ -8,7 +8,6 @@ use std::sync::{Arc, PoisonError};
 
 use fuser::{BackingId, FileType, Generation};
 
-use super::generation::NONE;
 use super::workers::Job;
 use crate::archive::FileId;
 use crate::recall::Reader;
@@ -56,7 +55,7 @@ impl Node {
         Self {
             kind,
             file,
-            generation: NONE,
+            generation: Generation(0),
             names: Vec::new(),
             children: HashMap::new(),
             lookups: 0,

@@ -51,15 +51,6 @@ impl Numbers {
         number
     }
 
-    /// Which file shows a number, if any may.
-    pub(super) fn file_of(&self, number: u64) -> Option<FileId> {
-        if self.taken.contains(&number) {
-            return self.shown.iter().find(|(_, shown)| **shown == number).map(|(file, _)| *file);
-        }
-        let file = FileId { dev: self.dev, ino: number };
-        ((ROOT + 1..FRESH).contains(&number) && !self.shown.contains_key(&file)).then_some(file)
-    }
-
     /// `new` took the place of `old` and shows its number.
     pub(super) fn replaced(&mut self, old: FileId, new: FileId) {
         let number = self.of(old);
@@ -91,9 +82,6 @@ mod tests {
         assert_eq!(numbers.of(file(11)), 11);
         numbers.replaced(file(11), file(12));
         assert_eq!(numbers.of(file(12)), 11);
-        assert_eq!(numbers.file_of(11), Some(file(12)));
-        assert_eq!(numbers.file_of(12), None, "it shows another");
-        assert_eq!(numbers.file_of(13), Some(file(13)));
         // The store's file system gives 11 to a new file.
         let newcomer = numbers.of(file(11));
         assert!(newcomer >= FRESH);

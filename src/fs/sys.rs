@@ -1,42 +1,18 @@
 //! The system calls that take more than a line. Paths are absolute; none of these follows a symbolic link in the last
 //! component unless the place says so.
 
-use std::ffi::CString;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, IntoRawFd};
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
-
-/// Longest handle of a file (`MAX_HANDLE_SZ`).
-const HANDLE_MAX: usize = 128;
 
 /// Chooses the signal of a lease (fcntl.h); the libc crate has no name for it.
 const F_SETSIG: libc::c_int = 10;
 
 fn check(result: libc::c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
-/// The file system's handle of a file. It gives the same bytes to no other file, as long as this one exists.
-pub(super) fn handle(path: &Path) -> io::Result<Vec<u8>> {
-    /// The kernel's structure, with room for the longest handle.
-    #[repr(C)]
-    struct Handle {
-        bytes: libc::c_uint,
-        kind: libc::c_int,
-        data: [u8; HANDLE_MAX],
-    }
-    let path = CString::new(path.as_os_str().as_bytes())?;
-    let (mut handle, mut mount) = (Handle { bytes: HANDLE_MAX as u32, kind: 0, data: [0; HANDLE_MAX] }, 0);
-    let at = (&raw mut handle).cast();
-    // SAFETY: `path` ends with NUL; `handle` begins as a file_handle and has room for the bytes that it says it has.
-    check(unsafe { libc::name_to_handle_at(libc::AT_FDCWD, path.as_ptr(), at, &raw mut mount, 0) })?;
-    let mut name = handle.kind.to_le_bytes().to_vec();
-    name.extend_from_slice(&handle.data[..(handle.bytes as usize).min(HANDLE_MAX)]);
-    Ok(name)
 }
 
 /// Whether any program has the file open or mapped for writing; `file` is open for reading only. Takes a read lease,

@@ -232,8 +232,7 @@ impl Core {
             node.held = held;
             node.superseded = true;
         } else {
-            let generation = table.generation(ino);
-            table.replaced(file, replacement, generation);
+            table.replaced(file, replacement);
             let node = table.node_mut(ino)?;
             node.file = replacement;
             node.stub = None;

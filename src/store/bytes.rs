@@ -40,24 +40,8 @@ impl<'a> Fields<'a> {
         Ok(u128::from_le_bytes(self.array()?))
     }
 
-    /// A SHA-256.
-    pub(crate) fn digest(&mut self) -> Result<[u8; 32], Damage> {
-        self.array()
-    }
-
     pub(crate) fn f64(&mut self) -> Result<f64, Damage> {
         Ok(f64::from_le_bytes(self.array()?))
-    }
-
-    /// A count of items of at least `each` bytes in the remaining bytes, so it may bound an allocation.
-    pub(crate) fn count(&mut self, each: usize) -> Result<usize, Damage> {
-        let count = self.u32()?;
-        self.fits(count.into(), each)
-    }
-
-    pub(crate) fn text(&mut self) -> Result<String, Damage> {
-        let length = self.count(1)?;
-        String::from_utf8(self.take(length)?.to_vec()).map_err(|_| Damage("a name is not UTF-8"))
     }
 
     /// An unsigned LEB128 integer.
@@ -65,13 +49,9 @@ impl<'a> Fields<'a> {
         varint::take(&mut self.bytes).map_err(|_| Damage("an integer is cut short"))
     }
 
-    /// Like [`Fields::count`], with the count as a varint.
+    /// A count of items of at least `each` bytes in the remaining bytes, so it may bound an allocation.
     pub(crate) fn varcount(&mut self, each: usize) -> Result<usize, Damage> {
         let count = self.varint()?;
-        self.fits(count, each)
-    }
-
-    fn fits(&self, count: u64, each: usize) -> Result<usize, Damage> {
         let fits = |count: &usize| count.checked_mul(each).is_some_and(|total| total <= self.bytes.len());
         usize::try_from(count).ok().filter(fits).ok_or(Damage("a count is larger than the rest"))
     }

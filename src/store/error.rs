@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use super::{FORMAT, Id};
+
 /// Bytes on the device differ from the written ones; names the broken rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
@@ -23,12 +25,25 @@ pub enum Error {
     /// There is no store at the path.
     #[error("there is no stepfs store at {0}; `stepfs mount STORE DIR` creates one")]
     Missing(PathBuf),
-    /// A newer stepfs made it.
+    /// A store that was used has no `stepfs.toml`.
     #[error(
-        "the store has format {found}, this stepfs reads up to format {FORMAT}; use a newer stepfs",
-        FORMAT = super::FORMAT
+        "{root} is a stepfs store without stepfs.toml; restore that file from a backup, or write it with these lines:\n\
+         format = {FORMAT}\nstore = \"{}\"\ndefault_profile = \"exact\"\ncache_mib = 10240",
+        id.map_or_else(|| "32 hexadecimal digits (no file tells the old id)".into(), |id| id.to_string())
     )]
-    Newer {
+    NoSettings {
+        /// The store.
+        root: PathBuf,
+        /// Its id, as its stubs have it.
+        id: Option<Id>,
+    },
+    /// Another version of stepfs made it.
+    #[error(
+        "the store has format {found}, this stepfs reads format {FORMAT} only; use a {} stepfs, or export the files with it \
+         and save them to a new store",
+        if *found > FORMAT { "newer" } else { "former" }
+    )]
+    Format {
         /// The store's format.
         found: u32,
     },

@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock, PoisonError, Weak};
 use crate::sync::{AtomicBool, Mutex, MutexGuard};
 
 use super::durable::{CrashPoint, Io};
-use super::object::{DEVELOPMENT, Header, Id, Object, ObjectWriter, path_of};
+use super::object::{Header, Id, Object, ObjectWriter, path_of};
 use super::parallel::in_parallel;
 
 mod elsewhere;
@@ -77,11 +77,6 @@ impl Inside {
     }
 }
 
-/// True if an object could not be read because a development version wrote it.
-fn is_of_development(error: &io::Error) -> bool {
-    error.get_ref().and_then(|inner| inner.downcast_ref()) == Some(&DEVELOPMENT)
-}
-
 /// Keeps an object, and all objects that it is a difference to, from being removed.
 #[derive(Debug)]
 pub struct Hold {
@@ -122,7 +117,7 @@ impl Objects {
     /// alone: reads of the files that name it fail with EIO, and `verify` gives the reason.
     ///
     /// # Errors
-    /// `InvalidData` if a development version wrote the store; device errors of the directories.
+    /// Device errors of the directories.
     pub fn load(directory: &Path, damaged: impl FnMut(Id, io::Error)) -> io::Result<Objects> {
         Objects::load_on(Io::disk(), directory, damaged)
     }
@@ -154,7 +149,6 @@ impl Objects {
                 Ok((header, stored)) => inside.insert(header, stored),
                 // Removed since its name was read.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) if is_of_development(&error) => return Err(error),
                 Err(error) => damaged(id, error),
             }
         }

@@ -14,21 +14,20 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, Metadata};
 use std::io;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::hash::xxh3_64;
+use serde::{Deserialize, Serialize};
 
-use super::bytes::Fields;
 use super::durable::{self, Attribute, CrashPoint, DeviceFile, Io, Times};
 use super::marks::{PLAIN, RECALLED};
 use super::object::Id;
 use super::stub::Stub;
-use super::{Damage, Store, beneath};
+use super::{Damage, Store, beneath, record};
 
-const NOTE_MAGIC: [u8; 8] = *b"stepfsDT";
+const NOTE_MAGIC: &[u8; 8] = b"stepfsDT";
 const NOTE_PREFIX: &str = "times-";
 /// A rename stamps the file and its directory separately, with the clock of the kernel's ticks. The stamps differ by at
 /// most one tick of the slowest kernels (100 a second).
@@ -37,9 +36,10 @@ const ONE_RENAME_NS: i128 = 10_000_000;
 const MAX_NOTE_BYTES: u64 = 64 * 1024;
 
 /// The times of the directory of a file about to be released; in `tmp/` until they are restored.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StubNote {
     /// Path of the file inside the tree.
+    #[serde(with = "bytes_of_path")]
     pub path: PathBuf,
     /// The object that its stub will name.
     pub object: Id,
@@ -50,17 +50,7 @@ pub struct StubNote {
 impl StubNote {
     /// The note's bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = NOTE_MAGIC.to_vec();
-        out.extend_from_slice(&self.object.0);
-        for (seconds, nanoseconds) in [self.times.accessed, self.times.modified] {
-            out.extend_from_slice(&seconds.to_le_bytes());
-            out.extend_from_slice(&nanoseconds.to_le_bytes());
-        }
-        let path = self.path.as_os_str().as_bytes();
-        out.extend_from_slice(&(path.len() as u32).to_le_bytes());
-        out.extend_from_slice(path);
-        out.extend_from_slice(&xxh3_64(&out).to_le_bytes());
-        out
+        record::encode(NOTE_MAGIC, self)
     }
 
     /// Parses a note.
@@ -68,23 +58,21 @@ impl StubNote {
     /// # Errors
     /// [`Damage`] if it is not whole or a byte was changed.
     pub fn decode(bytes: &[u8]) -> Result<StubNote, Damage> {
-        let body = bytes.get(..bytes.len().wrapping_sub(8)).ok_or(Damage("a note is cut short"))?;
-        if Fields::new(&bytes[body.len()..]).u64()? != xxh3_64(body) {
-            return Err(Damage("a note's checksum does not match"));
-        }
-        let mut fields = Fields::new(body);
-        if fields.take(8)? != NOTE_MAGIC {
-            return Err(Damage("a note's first bytes are wrong"));
-        }
-        let object = Id(fields.u128()?.to_le_bytes());
-        let mut time = || -> Result<(i64, i64), Damage> { Ok((fields.u64()? as i64, fields.u64()? as i64)) };
-        let times = Times { accessed: time()?, modified: time()? };
-        let length = fields.count(1)?;
-        let path = PathBuf::from(OsStr::from_bytes(fields.take(length)?));
-        if fields.remaining() != 0 {
-            return Err(Damage("a note is longer than it may be"));
-        }
-        Ok(StubNote { path, object, times })
+        record::decode(NOTE_MAGIC, bytes)
+    }
+}
+
+/// A path need not be UTF-8.
+mod bytes_of_path {
+    use super::*;
+    use serde::{Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
+        path.as_os_str().as_bytes().serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<PathBuf, D::Error> {
+        Vec::deserialize(from).map(|bytes| PathBuf::from(OsString::from_vec(bytes)))
     }
 }
 

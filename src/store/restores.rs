@@ -8,14 +8,12 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::hash::xxh3_64;
+use serde::{Deserialize, Serialize};
 
-use super::bytes::Fields;
 use super::durable::CrashPoint;
-use super::{Damage, Store};
+use super::{Damage, Store, record};
 
-const MAGIC: [u8; 8] = *b"stepfsRS";
-const VERSION: u32 = 1;
+const MAGIC: &[u8; 8] = b"stepfsRS";
 const NAME: &str = "restores";
 /// Lineages remembered; the least recently restored are dropped first. A few hundred bytes each.
 const MOST_LINEAGES: usize = 4096;
@@ -23,11 +21,11 @@ const MOST_LINEAGES: usize = 4096;
 const MOST_EVENTS: usize = 8;
 /// Maximum bytes of a path that is kept for people.
 const MOST_ORIGIN: usize = 255;
-/// This program writes no longer file.
-const MOST_BYTES: u64 = (MOST_LINEAGES * (MOST_ORIGIN + 32 + 12 * MOST_EVENTS) + 32) as u64;
+/// This program writes no longer file: a lineage has seven numbers, a path, and two numbers for each event.
+const MOST_BYTES: u64 = (MOST_LINEAGES * (MOST_ORIGIN + 40 + 15 * MOST_EVENTS) + 32) as u64;
 
 /// The record of a lineage.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lineage {
     /// Number of restores from its lossy files.
     pub restores: u32,
@@ -66,7 +64,7 @@ impl Lineage {
 }
 
 /// All lineages that were restored.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Restores {
     lineages: BTreeMap<u64, Lineage>,
 }
@@ -131,24 +129,7 @@ impl Restores {
 
     /// The bytes of the file.
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = MAGIC.to_vec();
-        out.extend_from_slice(&VERSION.to_le_bytes());
-        out.extend_from_slice(&(self.lineages.len() as u32).to_le_bytes());
-        for (lineage, known) in &self.lineages {
-            out.extend_from_slice(&lineage.to_le_bytes());
-            out.extend_from_slice(&known.restores.to_le_bytes());
-            out.extend_from_slice(&known.last_ns.to_le_bytes());
-            out.extend_from_slice(&known.before.to_le_bytes());
-            out.extend_from_slice(&(known.events.len() as u32).to_le_bytes());
-            for (at, generations) in &known.events {
-                out.extend_from_slice(&at.to_le_bytes());
-                out.extend_from_slice(&generations.to_le_bytes());
-            }
-            out.extend_from_slice(&(known.origin.len() as u32).to_le_bytes());
-            out.extend_from_slice(known.origin.as_bytes());
-        }
-        out.extend_from_slice(&xxh3_64(&out).to_le_bytes());
-        out
+        record::encode(MAGIC, self)
     }
 
     /// Parses the bytes of the file.
@@ -156,33 +137,12 @@ impl Restores {
     /// # Errors
     /// [`Damage`] if a byte was changed or another version of stepfs wrote them.
     pub fn decode(bytes: &[u8]) -> Result<Restores, Damage> {
-        let body = bytes.get(..bytes.len().wrapping_sub(8)).ok_or(Damage("it is cut short"))?;
-        if Fields::new(&bytes[body.len()..]).u64()? != xxh3_64(body) {
-            return Err(Damage("its checksum does not match"));
-        }
-        let mut fields = Fields::new(body);
-        if fields.take(8)? != MAGIC {
-            return Err(Damage("its first bytes are wrong"));
-        }
-        if fields.u32()? != VERSION {
-            return Err(Damage("another version of stepfs wrote it"));
-        }
-        let mut lineages = BTreeMap::new();
-        for _ in 0..fields.count(32)? {
-            let (lineage, restores, last_ns) = (fields.u64()?, fields.u32()?, fields.u64()? as i64);
-            let before = fields.u32()?;
-            let events = (0..fields.count(12)?).map(|_| Ok((fields.u64()? as i64, fields.u32()?)));
-            let events: Vec<(i64, u32)> = events.collect::<Result<_, Damage>>()?;
-            let origin = fields.text()?;
-            let fits = events.len() <= MOST_EVENTS && origin.len() <= MOST_ORIGIN;
-            if !fits || !events.is_sorted_by_key(|(at, _)| *at) {
-                return Err(Damage("a lineage has impossible values"));
-            }
-            lineages.insert(lineage, Lineage { restores, origin, last_ns, before, events });
-        }
-        match fields.remaining() {
-            0 if lineages.len() <= MOST_LINEAGES => Ok(Restores { lineages }),
-            _ => Err(Damage("it is longer than it may be")),
+        let restores: Restores = record::decode(MAGIC, bytes)?;
+        let fits = |known: &Lineage| known.events.len() <= MOST_EVENTS && known.origin.len() <= MOST_ORIGIN;
+        let is_sound = |known: &Lineage| fits(known) && known.events.is_sorted_by_key(|(at, _)| *at);
+        match restores.lineages.len() <= MOST_LINEAGES && restores.lineages.values().all(is_sound) {
+            true => Ok(restores),
+            false => Err(Damage("a lineage has impossible values")),
         }
     }
 }

@@ -9,8 +9,8 @@ use super::object::Id;
 use super::profile::{self, Profile, Profiles};
 use super::retention::{self, RuleText};
 
-/// Version of the store's layout that this program writes, and the newest that it opens.
-pub const FORMAT: u32 = 1;
+/// Version of the store's layout and records: the only one that this program reads and writes.
+pub const FORMAT: u32 = 2;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -189,12 +189,12 @@ impl Settings {
     /// Parses the text of `stepfs.toml`.
     ///
     /// # Errors
-    /// [`Error::Newer`] if a newer version of stepfs made the store; [`Error::Settings`] with the parser's message.
+    /// [`Error::Format`] if another version of stepfs made the store; [`Error::Settings`] with the parser's message.
     pub fn parse(text: &str) -> Result<Settings, Error> {
         let wrong = |error: toml::de::Error| Error::Settings(error.to_string().trim_end().to_string());
         let FormatOnly { format } = toml::from_str(text).map_err(wrong)?;
-        if format > FORMAT {
-            return Err(Error::Newer { found: format });
+        if format != FORMAT {
+            return Err(Error::Format { found: format });
         }
         let document: Document = toml::from_str(text).map_err(wrong)?;
         let id = document.store.parse().map_err(|()| Error::Settings("`store` is not 32 hexadecimal digits".into()))?;
@@ -347,9 +347,11 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_format_is_told_apart_from_a_broken_file() {
-        let newer = template(Id([7; 16])).replace("format = 1", "format = 2\nunheard_of = true");
-        assert!(matches!(Settings::parse(&newer), Err(Error::Newer { found: 2 })));
+    fn another_format_is_told_apart_from_a_broken_file() {
+        for other in [1, 3] {
+            let text = template(Id([7; 16])).replace("format = 2", &format!("format = {other}\nunheard_of = true"));
+            assert!(matches!(Settings::parse(&text), Err(Error::Format { found }) if found == other));
+        }
         assert!(matches!(Settings::parse("format = \"x\""), Err(Error::Settings(_))));
     }
 }

@@ -1,16 +1,18 @@
 //! The directories of a store, its lock, and the recovery at open.
 
+use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::durable::{self, CrashPoint, DeviceFile, Io, Synced, Witness};
-use super::object::Id;
+use super::durable::{self, CrashPoint, DeviceFile, Io};
+use super::object::{Id, path_of};
 use super::settings::{self, Settings};
-use super::{Error, Profile, Profiles, access, beneath, profile_mark, release, rescue};
+use super::{Error, Profile, Profiles, Stub, access, beneath, files_below, profile_mark, release};
 
 const DIRECTORIES: [&str; 4] = ["tree", "objects", "tmp", "cache"];
 const SETTINGS: &str = "stepfs.toml";
@@ -33,8 +35,9 @@ pub struct Store {
     root: PathBuf,
     settings: Settings,
     io: Io,
-    /// `None` for a store that [`Store::look`] opened.
-    witness: Option<Witness>,
+    /// Files that lost bytes, by device and inode number, with the error. The kernel reports it once, and somebody else
+    /// was told. The lock is held only briefly.
+    failed: Mutex<HashMap<(u64, u64), i32>>,
     /// The kernel releases it when the process ends for any reason.
     _lock: Option<File>,
 }
@@ -57,60 +60,24 @@ impl Store {
             None => take_lock(&root)?,
         };
         make_directories(&io, &root)?;
-        // Before any write to the tree.
-        let witness = Some(Witness::new(&root.join("tree")).map_err(Error::io(&root))?);
-        let store = Store { root, settings, io, witness, _lock: Some(lock) };
+        let store = Store { root, settings, io, failed: Mutex::default(), _lock: Some(lock) };
         release::recover(&store).map_err(Error::io(store.tmp()))?;
         store.io.empty(&store.tmp(), CrashPoint::TmpEmptied).map_err(Error::io(store.tmp()))?;
         Ok(store)
     }
 
-    /// Opens a store for writing whose `stepfs.toml` may be damaged or missing. If so, writes it again from all that is
-    /// known, and keeps the old file as `stepfs.toml.damaged`. Returns a message that says so.
-    ///
-    /// # Errors
-    /// [`Error`], with a message for the user; also if nothing else shows that this is a store, or its id.
-    pub fn open_damaged(root: &Path) -> Result<(Store, Option<String>), Error> {
-        let (io, path) = (Io::disk(), root.join(SETTINGS));
-        let text = match fs::read(&path) {
-            Ok(text) => String::from_utf8_lossy(&text).into_owned(),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
-            Err(error) => return Err(Error::io(path)(error)),
-        };
-        match Settings::parse(&text) {
-            Err(Error::Settings(_)) => {}
-            Ok(settings) if path.exists() && !rescue::is_wrong(&io, root, settings.id).map_err(Error::io(root))? => {
-                return Ok((Store::open_on(io, root)?, None));
-            }
-            Ok(_) => {}
-            Err(error) => return Err(error),
-        }
-        if !["tree", "objects", LOCK].iter().all(|name| root.join(name).exists()) {
-            return Err(Error::Missing(root.to_path_buf()));
-        }
-        let lock = take_lock(root)?;
-        let (text, words) = rescue::settings(&io, &root.join("tree"), &text)?;
-        if path.exists() {
-            rescue::keep(&io, &path).map_err(Error::io(&path))?;
-        }
-        let new = root.join("stepfs.toml.new");
-        io.replace(&new, &path, text.as_bytes(), SETTINGS_STEPS).map_err(Error::io(&path))?;
-        drop(lock);
-        Ok((Store::open_on(io, root)?, Some(words)))
-    }
-
     /// Opens a store for reading, mounted or not. Changes nothing.
     ///
     /// # Errors
-    /// [`Error::Missing`] without a store there.
+    /// [`Error::Missing`] without a store there; [`Error::NoSettings`] for one without `stepfs.toml`.
     pub fn look(root: &Path) -> Result<Store, Error> {
         if !root.join(SETTINGS).exists() {
-            return Err(Error::Missing(root.to_path_buf()));
+            return Err(without_settings(root).unwrap_or_else(|| Error::Missing(root.to_path_buf())));
         }
         let root = fs::canonicalize(root).map_err(Error::io(root))?;
         let settings = read_settings(&root)?;
         DIRECTORIES.iter().try_for_each(|name| real_directory(&root.join(name)))?;
-        Ok(Store { root, settings, io: Io::disk(), witness: None, _lock: None })
+        Ok(Store { root, settings, io: Io::disk(), failed: Mutex::default(), _lock: None })
     }
 
     /// Removes a store without files and objects. One that holds anything stays.
@@ -166,19 +133,23 @@ impl Store {
     /// Makes a file of the tree durable that nobody writes any more.
     ///
     /// # Errors
-    /// As of [`Io::sync_file`]; but no error if nothing was lost ([`Synced::Proven`]).
-    pub fn sync_written(&self, file: &DeviceFile, at: CrashPoint) -> io::Result<Synced> {
-        match &self.witness {
-            Some(witness) => witness.sync(file, at),
-            None => file.sync(at).map(|()| Synced::Told),
+    /// As of [`Io::sync_file`]; the error of [`Store::sync_failed`], if the file has one.
+    pub fn sync_written(&self, file: &DeviceFile, at: CrashPoint) -> io::Result<()> {
+        let failed = number(file.as_file()).ok().and_then(|number| self.failed().remove(&number));
+        file.sync(at)?;
+        failed.map_or(Ok(()), |code| Err(io::Error::from_raw_os_error(code)))
+    }
+
+    /// Notes that bytes of a file could not be written. A program may ignore that, so the next
+    /// [`Store::sync_written`] fails too.
+    pub fn sync_failed(&self, file: &File, error: &io::Error) {
+        if let Ok(number) = number(file) {
+            self.failed().insert(number, error.raw_os_error().unwrap_or(libc::EIO));
         }
     }
 
-    /// Notes that a program's own fsync of a file failed: its bytes may be lost, and the kernel reports that only once.
-    pub fn sync_failed(&self, file: &File, error: &io::Error) {
-        if let Some(witness) = &self.witness {
-            witness.was_told(file, error);
-        }
+    fn failed(&self) -> MutexGuard<'_, HashMap<(u64, u64), i32>> {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The store's id.
@@ -252,6 +223,9 @@ impl Store {
 /// Creates a store. The settings come last, so that after a crash the next attempt completes it. It holds the lock: of
 /// two processes that create the same store, one must not change its id after the other has begun to use it.
 fn create(io: &Io, root: &Path) -> Result<File, Error> {
+    if let Some(error) = without_settings(root) {
+        return Err(error);
+    }
     if root.exists() {
         for entry in fs::read_dir(root).map_err(Error::io(root))? {
             let name = entry.map_err(Error::io(root))?.file_name();
@@ -279,6 +253,24 @@ fn create(io: &Io, root: &Path) -> Result<File, Error> {
     let new = root.join("stepfs.toml.new");
     io.replace(&new, &path, settings::template(id).as_bytes(), SETTINGS_STEPS).map_err(Error::io(&path))?;
     Ok(lock)
+}
+
+/// The error for a store that was used and has no `stepfs.toml`. The store's id is in its stubs. A stub copied from another
+/// store has no object here.
+fn without_settings(root: &Path) -> Option<Error> {
+    let (tree, objects) = (root.join("tree"), root.join("objects"));
+    if root.join(SETTINGS).exists() || !objects.is_dir() || !root.join(LOCK).exists() {
+        return None;
+    }
+    let stub = |path: &PathBuf| Stub::of_any(&beneath::open_file(&tree, path).ok()?).ok().flatten();
+    let files = files_below(&tree, Path::new("")).ok().filter(|files| !files.is_empty())?;
+    let found = files.iter().filter_map(stub).find(|stub| path_of(&objects, stub.object).exists());
+    Some(Error::NoSettings { root: root.to_path_buf(), id: found.map(|stub| stub.store) })
+}
+
+/// Device and inode number.
+fn number(file: &File) -> io::Result<(u64, u64)> {
+    file.metadata().map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
 /// Creates the directories. The tree is the mount's root and has the mode of any new directory; the others are only for

@@ -3,28 +3,30 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 
-use super::Damage;
-use super::bytes::Fields;
+use serde::{Deserialize, Serialize};
+
 use super::durable::{CrashPoint, DeviceFile};
 use super::marks;
 use super::object::Id;
+use super::{Damage, record};
 use crate::container::ReadAt;
-use crate::hash::xxh3_64;
 
 /// Length of the block: one page, so that the rest of the file can be a hole.
 pub const STUB_BYTES: usize = 4096;
 /// Smaller files stay resident: a stub and an object would save nothing. One block of 4 KiB is 6% of it.
 pub const MIN_RELEASE_BYTES: u64 = 64 * 1024;
 
-const MAGIC: [u8; 8] = *b"stepfsST";
-const VERSION: u32 = 1;
+const MAGIC: &[u8; 8] = b"stepfsST";
+/// The object's id in a block, behind the store's.
+const OBJECT: Range<usize> = record::FIELDS + 16..record::FIELDS + 32;
 /// For people who look into the store without stepfs.
-const WORDS: &[u8] = b"\nThis file was released by stepfs: its bytes are in the store's objects/.\n\
+const WORDS: &str = "\nThis file was released by stepfs: its bytes are in the store's objects/.\n\
     Read it through `stepfs mount`, or get it back with `stepfs export`.\n";
 
 /// The content of a stub.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stub {
     /// The store it belongs to: a stub of another store is an ordinary file.
     pub store: Id,
@@ -37,16 +39,7 @@ pub struct Stub {
 impl Stub {
     /// The stub's block.
     pub fn encode(&self) -> [u8; STUB_BYTES] {
-        let mut block = [0; STUB_BYTES];
-        block[..8].copy_from_slice(&MAGIC);
-        block[8..12].copy_from_slice(&VERSION.to_le_bytes());
-        block[16..32].copy_from_slice(&self.store.0);
-        block[32..48].copy_from_slice(&self.object.0);
-        block[48..56].copy_from_slice(&self.logical_len.to_le_bytes());
-        block[56..56 + WORDS.len()].copy_from_slice(WORDS);
-        let sum = xxh3_64(&block[..STUB_BYTES - 8]);
-        block[STUB_BYTES - 8..].copy_from_slice(&sum.to_le_bytes());
-        block
+        record::encode_in(MAGIC, &(self, WORDS))
     }
 
     /// Parses a stub's block; `None` for any other block.
@@ -54,25 +47,23 @@ impl Stub {
     /// # Errors
     /// [`Damage`] if the block has only parts of a stub.
     pub fn decode(block: &[u8; STUB_BYTES]) -> Result<Option<Stub>, Damage> {
-        let (body, sum) = block.split_at(STUB_BYTES - 8);
-        let magic = body[..8] == MAGIC;
-        let words = body[56..56 + WORDS.len()] == *WORDS;
-        if !magic && !words {
+        // Behind the fields, which end here at the latest.
+        let has_words =
+            || block[OBJECT.end..OBJECT.end + 12 + WORDS.len()].windows(WORDS.len()).any(|at| at == WORDS.as_bytes());
+        if !block.starts_with(MAGIC) && !has_words() {
             return Ok(None);
         }
-        if !magic || Fields::new(sum).u64()? != xxh3_64(body) {
-            return Err(Damage("it is a damaged stub"));
+        match record::decode_in::<(Stub, String), STUB_BYTES>(MAGIC, block) {
+            Ok((stub, _)) => Ok(Some(stub)),
+            Err(record::OTHER_FORMAT) => Err(record::OTHER_FORMAT),
+            Err(_) => Err(Damage("it is a damaged stub")),
         }
-        let mut fields = Fields::new(&body[8..]);
-        if fields.u32()? != VERSION {
-            return Err(Damage("it is a stub of a newer version of stepfs"));
-        }
-        fields.u32()?;
-        Ok(Some(Stub {
-            store: Id(fields.u128()?.to_le_bytes()),
-            object: Id(fields.u128()?.to_le_bytes()),
-            logical_len: fields.u64()?,
-        }))
+    }
+
+    /// Whether a damaged block has the object's id or the checksum of this stub.
+    pub fn resembles(&self, damaged: &[u8; STUB_BYTES]) -> bool {
+        let block = self.encode();
+        [OBJECT, STUB_BYTES - 8..STUB_BYTES].into_iter().any(|part| block[part.clone()] == damaged[part])
     }
 
     /// Writes the stub and its hole into an empty file. Not durable before the file is synced.
@@ -99,19 +90,24 @@ impl Stub {
     /// id.
     pub fn foreign(file: &DeviceFile, store: Id) -> io::Result<Option<Stub>> {
         let len = file.metadata()?.len();
-        let stub = Stub::of_any(file, file.as_file(), len)?;
+        let stub = Stub::decoded(file, file.as_file(), len)?;
         Ok(stub.filter(|stub| stub.store != store && stub.logical_len == len))
     }
 
     fn read_of(file: &dyn ReadAt, known: &File, store: Id) -> io::Result<Option<Stub>> {
         let len = known.metadata()?.len();
-        match Stub::of_any(file, known, len)?.filter(|stub| stub.store == store) {
+        match Stub::decoded(file, known, len)?.filter(|stub| stub.store == store) {
             Some(stub) if stub.logical_len != len => Err(Damage("it is a stub of another length").into()),
             stub => Ok(stub),
         }
     }
 
-    fn of_any(file: &dyn ReadAt, known: &File, len: u64) -> io::Result<Option<Stub>> {
+    /// The stub of any store.
+    pub(super) fn of_any(file: &File) -> io::Result<Option<Stub>> {
+        Stub::decoded(file, file, file.metadata()?.len())
+    }
+
+    fn decoded(file: &dyn ReadAt, known: &File, len: u64) -> io::Result<Option<Stub>> {
         if len < MIN_RELEASE_BYTES {
             return Ok(None);
         }
@@ -129,7 +125,7 @@ impl Stub {
     /// # Errors
     /// Device errors.
     pub fn looks_like_one(file: &DeviceFile) -> io::Result<bool> {
-        match Stub::of_any(file, file.as_file(), file.metadata()?.len()) {
+        match Stub::decoded(file, file.as_file(), file.metadata()?.len()) {
             Err(error) if error.kind() != io::ErrorKind::InvalidData => Err(error),
             stub => Ok(!matches!(stub, Ok(None))),
         }

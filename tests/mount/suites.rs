@@ -216,37 +216,36 @@ fn read_by_handle(mount: &Path, handle: &Handle) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Also after the kernel forgot the file, and under any name.
-fn a_handle_is_good_for_as_long_as_the_file(passthrough: bool) {
+/// For as long as the kernel knows the file, under any name. Afterwards it leads nowhere, and never to another file.
+fn a_handle_is_good_while_the_file_is_known(passthrough: bool) {
     let m = Mounted::new(passthrough);
     let d = m.mnt().join("d");
     fs::create_dir(&d).unwrap();
     fs::write(d.join("f"), "by handle").unwrap();
     fs::write(d.join("gone"), "soon").unwrap();
+    let known = File::open(d.join("f")).unwrap();
     let (file, gone, dir) = (handle(&d.join("f")), handle(&d.join("gone")), handle(&d));
     fs::remove_file(d.join("gone")).unwrap();
-    // The kernel forgets everything.
-    let m = m.remounted(passthrough);
     fs::write(m.mnt().join("other"), "whoever gets its number").unwrap();
-    assert_eq!(read_by_handle(&m.mnt(), &file).unwrap(), b"by handle");
     assert_eq!(errno(read_by_handle(&m.mnt(), &gone)), libc::ESTALE);
-    let found = open_by_handle(&m.mnt(), &dir, libc::O_RDONLY).unwrap();
-    assert_eq!(listed(&inside(&found)), ["f"]);
-    // It is that file, by any path.
+    assert_eq!(listed(&inside(&open_by_handle(&m.mnt(), &dir, libc::O_RDONLY).unwrap())), ["f"]);
+    fs::rename(&d, m.mnt().join("e")).unwrap();
     open_by_handle(&m.mnt(), &file, libc::O_WRONLY).unwrap().write_all(b"BY").unwrap();
-    fs::rename(m.mnt().join("d"), m.mnt().join("e")).unwrap();
-    assert_eq!(fs::read(m.mnt().join("e/f")).unwrap(), b"BY handle");
     assert_eq!(read_by_handle(&m.mnt(), &file).unwrap(), b"BY handle");
+    drop(known);
+    let m = m.remounted(passthrough);
+    assert_eq!(fs::read(m.mnt().join("e/f")).unwrap(), b"BY handle");
+    assert_eq!(errno(read_by_handle(&m.mnt(), &file)), libc::ESTALE);
 }
 
 #[test]
 fn handles_with_passthrough() {
-    a_handle_is_good_for_as_long_as_the_file(true);
+    a_handle_is_good_while_the_file_is_known(true);
 }
 
 #[test]
 fn handles_without_passthrough() {
-    a_handle_is_good_for_as_long_as_the_file(false);
+    a_handle_is_good_while_the_file_is_known(false);
 }
 
 /// A release replaces a file whose handle a program has. The kernel does not forget it here.

@@ -73,10 +73,7 @@ impl ByTime {
         let candidates = self.headers.iter().filter(|header| header.logical_len == len);
         let stub = |header: &Header| Stub { store: store.id(), object: header.id, logical_len: len };
         // It has the id of an object of this length; or the checksum of a stub that names one.
-        let meant = |header: &&Header| {
-            let encoded = stub(header).encode();
-            block[32..48] == encoded[32..48] || block[STUB_BYTES - 8..] == encoded[STUB_BYTES - 8..]
-        };
+        let meant = |header: &&Header| stub(header).resembles(&block);
         let mut all = candidates.filter(meant);
         Ok(match (all.next(), all.next()) {
             (Some(header), None) => Some(stub(header)),

@@ -8,6 +8,7 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, Per
 use std::path::Path;
 
 use rustix::fs::{Timespec, Timestamps};
+use serde::{Deserialize, Serialize};
 
 use super::CrashPoint;
 
@@ -159,7 +160,7 @@ fn set_times(file: &File, times: Times) -> io::Result<()> {
 }
 
 /// Access and modification time, each as seconds and nanoseconds since 1970.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Times {
     /// Last access.
     pub accessed: (i64, i64),

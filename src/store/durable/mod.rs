@@ -8,7 +8,6 @@
 //! ([`scratch`]). The other is programs' I/O on their own files in a mount, except when they ask for durability.
 
 mod device;
-mod evidence;
 mod file;
 mod io;
 mod point;
@@ -18,7 +17,6 @@ use std::fs::File;
 use std::path::Path;
 
 pub use device::{Attribute, Device, Disk, Times};
-pub use evidence::{Synced, Witness};
 pub use file::DeviceFile;
 pub use io::Io;
 pub use point::CrashPoint;

@@ -105,8 +105,6 @@ points! {
     /// If we die here, then the damaged file or its replacement is in place; the damaged file is in `damaged/` either
     /// way.
     RepairInPlace,
-    /// If we die here, then the damaged settings are in place, and perhaps also in `stepfs.toml.damaged`.
-    SettingsKept,
     /// If we die here, then a pin or a profile has the old value or the new one; the call that set it has not returned.
     Marked,
     /// If we die here, then a program's own fsync has not returned.

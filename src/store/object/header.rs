@@ -1,33 +1,20 @@
-//! The first 160 bytes of an object and its last 64 (docs/FORMAT.md, "Object").
+//! The first and the last bytes of an object (docs/FORMAT.md, "Object").
+
+use serde::{Deserialize, Serialize};
 
 use super::Id;
-use crate::hash::xxh3_64;
-use crate::store::Damage;
-use crate::store::bytes::Fields;
+use crate::store::{Damage, record};
 
-/// Length of the header at the start of an object, bytes.
-pub const HEADER_BYTES: usize = 160;
-/// Length of the footer at the end of an object, bytes.
-pub const FOOTER_BYTES: usize = 64;
-/// Version of the object format. A reader refuses all others.
-const VERSION: u32 = 1;
+/// Length of the header at the start of an object, bytes. The fields take at most 186.
+pub const HEADER_BYTES: usize = 192;
+/// Length of the footer at the end of an object, bytes. The fields take at most 76.
+pub const FOOTER_BYTES: usize = 80;
 
-const HEADER_MAGIC: [u8; 8] = *b"stepfsCK";
-const FOOTER_MAGIC: [u8; 8] = *b"stepfsIX";
-/// First bytes of objects from development versions.
-const DEVELOPMENT_MAGIC: [u8; 8] = *b"stepfsOB";
-/// A development version wrote the object. It also wrote the store's other objects, so nothing of the store is read.
-pub(in crate::store) const DEVELOPMENT: Damage = Damage(
-    "a development version of stepfs wrote this store; export its files with that version, and make a new store",
-);
-
-/// Flag of [`Header::lossy`].
-const LOSSY: u32 = 1;
-/// Flag of [`Header::ordered`].
-const ORDERED: u32 = 2;
+const HEADER_MAGIC: &[u8; 8] = b"stepfsCK";
+const FOOTER_MAGIC: &[u8; 8] = b"stepfsIX";
 
 /// The properties of an object, without its tensors.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Header {
     /// The object's id.
     pub id: Id,
@@ -73,27 +60,7 @@ impl Header {
 
     /// The header's bytes.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
-        let mut out = Vec::with_capacity(HEADER_BYTES);
-        out.extend_from_slice(&HEADER_MAGIC);
-        out.extend_from_slice(&VERSION.to_le_bytes());
-        let flags = if self.lossy { LOSSY } else { 0 } | if self.ordered { ORDERED } else { 0 };
-        out.extend_from_slice(&flags.to_le_bytes());
-        out.extend_from_slice(&self.id.0);
-        out.extend_from_slice(&self.parent.unwrap_or(Id::NONE).0);
-        out.extend_from_slice(&self.logical_len.to_le_bytes());
-        out.extend_from_slice(&self.decoded_hash.to_le_bytes());
-        out.extend_from_slice(&self.decoded_sample.to_le_bytes());
-        out.extend_from_slice(&self.source_sample.to_le_bytes());
-        out.extend_from_slice(&self.original);
-        out.extend_from_slice(&self.depth.to_le_bytes());
-        out.extend_from_slice(&self.position.to_le_bytes());
-        out.extend_from_slice(&self.modified_ns.to_le_bytes());
-        out.extend_from_slice(&self.lineage.to_le_bytes());
-        out.extend_from_slice(&self.signature.to_le_bytes());
-        out.extend_from_slice(&xxh3_64(&out).to_le_bytes());
-        let mut bytes = [0; HEADER_BYTES];
-        bytes.copy_from_slice(&out);
-        bytes
+        record::encode_in(HEADER_MAGIC, self)
     }
 
     /// Parses a header.
@@ -101,41 +68,12 @@ impl Header {
     /// # Errors
     /// [`Damage`] if a byte was changed or another version of stepfs wrote it.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Header, Damage> {
-        match bytes[..8] {
-            ref magic if *magic == HEADER_MAGIC => {}
-            ref magic if *magic == DEVELOPMENT_MAGIC => return Err(DEVELOPMENT),
-            _ => return Err(Damage("its first bytes are not an object's")),
-        }
-        let (body, sum) = bytes.split_at(HEADER_BYTES - 8);
-        if Fields::new(sum).u64()? != xxh3_64(body) {
-            return Err(Damage("its header's checksum does not match"));
-        }
-        let mut fields = Fields::new(&body[8..]);
-        let (version, flags) = (fields.u32()?, fields.u32()?);
-        if version != VERSION || flags & !(LOSSY | ORDERED) != 0 {
-            return Err(Damage("a newer version of stepfs wrote it"));
-        }
-        Ok(Header {
-            lossy: flags & LOSSY != 0,
-            ordered: flags & ORDERED != 0,
-            id: Id(fields.u128()?.to_le_bytes()),
-            parent: Id(fields.u128()?.to_le_bytes()).some(),
-            logical_len: fields.u64()?,
-            decoded_hash: fields.u128()?,
-            decoded_sample: fields.u64()?,
-            source_sample: fields.u64()?,
-            original: fields.digest()?,
-            depth: fields.u32()?,
-            position: fields.u32()?,
-            modified_ns: fields.u64()? as i64,
-            lineage: fields.u64()?,
-            signature: fields.u64()?,
-        })
+        record::decode_in(HEADER_MAGIC, bytes)
     }
 }
 
 /// The position of an object's index.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Footer {
     /// First byte of the compressed index.
     pub index_offset: u64,
@@ -152,17 +90,7 @@ pub struct Footer {
 impl Footer {
     /// The footer's bytes.
     pub fn encode(&self) -> [u8; FOOTER_BYTES] {
-        let mut out = Vec::with_capacity(FOOTER_BYTES);
-        out.extend_from_slice(&FOOTER_MAGIC);
-        out.extend_from_slice(&self.index_offset.to_le_bytes());
-        out.extend_from_slice(&self.index_stored.to_le_bytes());
-        out.extend_from_slice(&self.index_len.to_le_bytes());
-        out.extend_from_slice(&self.index_hash.to_le_bytes());
-        out.extend_from_slice(&self.id.0);
-        out.extend_from_slice(&xxh3_64(&out).to_le_bytes());
-        let mut bytes = [0; FOOTER_BYTES];
-        bytes.copy_from_slice(&out);
-        bytes
+        record::encode_in(FOOTER_MAGIC, self)
     }
 
     /// Parses a footer.
@@ -170,17 +98,6 @@ impl Footer {
     /// # Errors
     /// [`Damage`] if a byte was changed or the file was cut short.
     pub fn decode(bytes: &[u8; FOOTER_BYTES]) -> Result<Footer, Damage> {
-        let (body, sum) = bytes.split_at(FOOTER_BYTES - 8);
-        if bytes[..8] != FOOTER_MAGIC || Fields::new(sum).u64()? != xxh3_64(body) {
-            return Err(Damage("its end is missing or damaged"));
-        }
-        let mut fields = Fields::new(&body[8..]);
-        Ok(Footer {
-            index_offset: fields.u64()?,
-            index_stored: fields.u64()?,
-            index_len: fields.u64()?,
-            index_hash: fields.u64()?,
-            id: Id(fields.u128()?.to_le_bytes()),
-        })
+        record::decode_in(FOOTER_MAGIC, bytes)
     }
 }

@@ -10,7 +10,6 @@ mod index;
 mod reader;
 mod writer;
 
-pub(in crate::store) use header::DEVELOPMENT;
 pub use header::{FOOTER_BYTES, Footer, HEADER_BYTES, Header, SUPER_STEP};
 pub use id::Id;
 pub use index::{HEAD_BYTES, Index, TAIL_BYTES, TensorEntry, Tile, first_element, gaps, rows_and_width, tiles_of};

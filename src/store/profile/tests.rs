@@ -5,7 +5,7 @@ use crate::store::Settings;
 
 fn settings(rules: &str) -> Result<Settings, String> {
     let text = format!(
-        "format = 1\nstore = \"{}\"\ndefault_profile = \"compact\"\ncache_mib = 1\n{rules}",
+        "format = 2\nstore = \"{}\"\ndefault_profile = \"compact\"\ncache_mib = 1\n{rules}",
         crate::store::Id([7; 16])
     );
     Settings::parse(&text).map_err(|error| error.to_string())

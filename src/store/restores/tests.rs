@@ -94,10 +94,10 @@ proptest! {
 
     #[test]
     fn rubbish_with_a_good_checksum_does_not_panic(mut body in vec(any::<u8>(), 0..300)) {
-        let mut head = MAGIC.to_vec();
-        head.extend_from_slice(&VERSION.to_le_bytes());
+        let mut head = record::encode(MAGIC, &());
+        head.truncate(record::FIELDS);
         head.append(&mut body);
-        head.extend_from_slice(&xxh3_64(&head).to_le_bytes());
+        head.extend_from_slice(&crate::hash::xxh3_64(&head).to_le_bytes());
         let _ = Restores::decode(&head);
     }
 }

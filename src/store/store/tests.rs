@@ -33,18 +33,20 @@ fn a_new_store_is_whole_and_stays_the_same() {
 }
 
 #[test]
-fn a_newer_format_is_refused_untouched() {
-    let dir = tempfile::tempdir().unwrap();
-    let text = settings::template(Id([5; 16])).replace("format = 1", "format = 2");
-    fs::write(dir.path().join(SETTINGS), text).unwrap();
-    fs::create_dir(dir.path().join("tmp")).unwrap();
-    fs::write(dir.path().join("tmp/half-done"), "x").unwrap();
-    let before = picture(dir.path());
-    let error = Store::open(dir.path()).unwrap_err();
-    assert!(matches!(error, Error::Newer { found: 2 }));
-    assert!(error.to_string().contains("format 2") && error.to_string().contains("newer stepfs"), "{error}");
-    assert!(matches!(Store::look(dir.path()), Err(Error::Newer { found: 2 })));
-    assert_eq!(picture(dir.path()), before);
+fn another_format_is_refused_untouched() {
+    for (other, words) in [(1, "a former stepfs"), (3, "a newer stepfs")] {
+        let dir = tempfile::tempdir().unwrap();
+        let text = settings::template(Id([5; 16])).replace("format = 2", &format!("format = {other}"));
+        fs::write(dir.path().join(SETTINGS), text).unwrap();
+        fs::create_dir(dir.path().join("tmp")).unwrap();
+        fs::write(dir.path().join("tmp/half-done"), "x").unwrap();
+        let before = picture(dir.path());
+        for error in [Store::open(dir.path()).unwrap_err(), Store::look(dir.path()).unwrap_err()] {
+            assert!(matches!(error, Error::Format { found } if found == other), "{error}");
+            assert!(error.to_string().contains(words), "{error}");
+        }
+        assert_eq!(picture(dir.path()), before);
+    }
 }
 
 #[test]
@@ -56,7 +58,7 @@ fn broken_settings_name_the_key() {
         ("cache_mib = 10240", "cache_mbi = 10240", "cache_mbi"),
         ("default_profile = \"balanced\"", "default_profile = \"bold\"", "default_profile"),
         ("default_profile = \"balanced\"", "", "default_profile"),
-        ("format = 1", "", "format"),
+        ("format = 2", "", "format"),
         ("store = \"05", "store = \"zz", "store"),
         ("glob = \"**/*{best,final}*\"", "glob = \"**/*{best\"", "glob"),
     ] {
@@ -136,11 +138,31 @@ fn of_many_who_make_a_store_one_gets_it() {
 }
 
 #[test]
-fn what_was_never_a_store_is_not_made_one_by_a_repair() {
+fn a_store_without_settings_says_what_to_write() {
     let dir = tempfile::tempdir().unwrap();
-    for name in ["", "missing"] {
-        let path = dir.path().join(name);
-        assert!(matches!(Store::open_damaged(&path), Err(Error::Missing(_))));
+    let store = Store::open(dir.path()).unwrap();
+    let (id, object) = (store.id(), Id([3; 16]));
+    drop(store);
+    let stub = |store: Id, object: Id| {
+        let mut block = Stub { store, object, logical_len: 1 << 20 }.encode().to_vec();
+        block.resize(1 << 20, 0);
+        block
+    };
+    // It comes first in some listings, and its object is not here.
+    fs::write(dir.path().join("tree/a"), stub(Id([8; 16]), Id([4; 16]))).unwrap();
+    fs::write(dir.path().join("tree/b"), stub(id, object)).unwrap();
+    let path = path_of(&dir.path().join("objects"), object);
+    fs::create_dir(path.parent().unwrap()).unwrap();
+    fs::write(path, "an object").unwrap();
+    fs::remove_file(dir.path().join(SETTINGS)).unwrap();
+    let before = picture(dir.path());
+    for error in [Store::open(dir.path()).unwrap_err(), Store::look(dir.path()).unwrap_err()] {
+        let words = error.to_string();
+        assert!(matches!(error, Error::NoSettings { id: Some(found), .. } if found == id), "{words}");
+        fs::write(dir.path().join(SETTINGS), words.split_once(":\n").unwrap().1).unwrap();
+        assert_eq!(Store::look(dir.path()).unwrap().id(), id, "{words}");
+        fs::remove_file(dir.path().join(SETTINGS)).unwrap();
     }
-    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    let now = picture(dir.path());
+    assert!(now.iter().zip(&before).all(|(now, before)| (&now.0, &now.3) == (&before.0, &before.3)));
 }

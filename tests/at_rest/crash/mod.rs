@@ -118,7 +118,6 @@ fn whatever_a_crash_leaves_keeps_what_was_promised() {
         CrashPoint::RepairWritten,
         CrashPoint::DamagedSetAside,
         CrashPoint::RepairInPlace,
-        CrashPoint::SettingsKept,
         CrashPoint::Marked,
     ];
     for point in CrashPoint::ALL.iter().filter(|point| !elsewhere.contains(point)) {
