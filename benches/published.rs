@@ -10,7 +10,7 @@ use std::time::Duration;
 use stepfs::codec::{Dtype, TILE_BYTES};
 use stepfs::published::registry::SystemId;
 use stepfs::published::tile::{self, Before};
-use stepfs::published::{Tensor, Tile, give_back};
+use stepfs::published::{Tensor, Tile};
 
 const N: usize = TILE_BYTES / 4;
 /// 32 MiB of weights, so that they come from memory as they do in use.
@@ -94,9 +94,8 @@ fn measure(id: SystemId, weights: &Weights) {
         let mut payloads = Vec::with_capacity(TILES);
         for number in 0..TILES {
             let (tile, mut payload) = (weights.tile(number).expect("memory"), Vec::new());
-            let decoded = tile::encode((id.family(), system.as_ref()), &fits[0], Dtype::F32, &tile, &mut payload);
+            let decoded = tile::encode(id, fits[0].as_ref(), Dtype::F32, &tile, &mut payload);
             black_box(decoded);
-            give_back(tile);
             payloads.push(payload);
         }
         let encoded = processor_time();

@@ -19,11 +19,11 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use stepfs::container::{ReadAt, Role, describe};
-use stepfs::published::check_n_run::{Method, Predictor, Search, Step, l2_distance, quantized};
+use stepfs::published::check_n_run::{Method, Search, l2_distance, quantized, wants_baseline};
 use stepfs::published::gobo::Gobo;
 use stepfs::published::inshrinkerator::{Coding, Config, Inshrinkerator, Layer, kmeans};
 use stepfs::published::lc::Lc;
-use stepfs::published::{Policy, State, System, Tensor, Tile, tile};
+use stepfs::published::{self, Policy, State, System, Tensor, Tile, tile};
 
 /// Elements of a tile of f32, as in an object.
 const TILE: usize = 512 * 1024 / 4;
@@ -146,8 +146,8 @@ fn encode(
         for number in 0..tensor.tiles() {
             let tile = tensor.tile(number)?;
             let mut payload = Vec::new();
-            let state = system.encode(fit, &tile, &mut payload).ok_or("a value that is not finite")?;
-            if system.decode(&payload, tile.previous.as_ref(), tile.values.len())? != state {
+            let state = published::encode(fit.as_ref(), &tile, &mut payload).ok_or("a value that is not finite")?;
+            if published::decode(system, &payload, tile.previous.as_ref(), tile.values.len())? != state {
                 return Err(format!("{system:?} does not decode to what it encoded").into());
             }
             payloads.push(payload);
@@ -276,31 +276,32 @@ fn modified(files: &[&str]) -> Fallible<Value> {
     for (name, policy) in
         [("one-shot", Policy::OneShot), ("consecutive", Policy::Consecutive), ("intermittent", Policy::Intermittent)]
     {
-        let mut predictor = Predictor::new(policy);
         let (mut baseline, mut previous): (Vec<Weight>, Vec<Weight>) = (Vec::new(), Vec::new());
         let (mut sizes, mut stored, mut kept) = (Vec::new(), Vec::new(), 0.0);
+        // Since the baseline.
+        let mut differences = Vec::new();
         for file in files {
             let now = weights(file)?;
-            let step = predictor.next();
-            let size = match step {
-                Step::Full => 1.0,
-                Step::SinceBaseline => changed(&baseline, &now)?,
-                Step::SincePrevious => changed(&previous, &now)?,
+            let is_full = baseline.is_empty() || policy == Policy::Intermittent && wants_baseline(&differences);
+            let size = match policy {
+                _ if is_full => 1.0,
+                Policy::Consecutive => changed(&previous, &now)?,
+                _ => changed(&baseline, &now)?,
             };
-            predictor.wrote(step, size);
-            kept = match step {
-                Step::Full => 1.0,
-                Step::SinceBaseline => 1.0 + size,
-                Step::SincePrevious => kept + size,
+            kept = match policy {
+                _ if is_full => 1.0,
+                Policy::Consecutive => kept + size,
+                _ => 1.0 + size,
             };
             sizes.push(size);
             stored.push(kept);
-            if step == Step::Full {
-                baseline = now;
-                previous = weights(file)?;
+            if is_full {
+                baseline = weights(file)?;
+                differences.clear();
             } else {
-                previous = now;
+                differences.push(size);
             }
+            previous = now;
         }
         answer[name] = json!({ "sizes": sizes, "stored": stored });
     }

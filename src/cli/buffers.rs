@@ -12,7 +12,6 @@ pub(super) fn keep_few() {
         loop {
             std::thread::sleep(INTERVAL);
             crate::entropy::scratch::let_go();
-            crate::published::let_go();
         }
     };
     // Without the thread the daemon only uses more memory.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::container::{self, Role};
 use crate::published::registry::SystemId;
-use crate::published::{self, Fit, System, Tensor, Tile, tile};
+use crate::published::{self, Fit, Tensor, Tile, tile};
 use crate::recall::walk;
 use crate::store::object::rows_and_width;
 
@@ -15,9 +15,8 @@ use super::plan::{self, read_tile, tiles};
 
 /// The systems' parameters for the tensors of a file.
 pub(super) struct Fits {
-    systems: Vec<(SystemId, Box<dyn System>)>,
     /// By number of the plan: the system, its parameters, and the tensor's first moment.
-    of: HashMap<usize, (usize, Fit, Option<usize>)>,
+    of: HashMap<usize, (SystemId, Arc<dyn Fit>, Option<usize>)>,
 }
 
 /// An encoded tile: payload, bytes as written and as decoded.
@@ -26,7 +25,7 @@ pub(super) type Encoded = (Vec<u8>, Arc<Vec<u8>>, Arc<Vec<u8>>);
 impl Fits {
     /// Shows each system its tensors, tile by tile.
     pub(super) fn of(job: &Job) -> io::Result<Fits> {
-        let mut fits = Fits { systems: Vec::new(), of: HashMap::new() };
+        let mut fits = Fits { of: HashMap::new() };
         let moments = first_moments(job);
         let mut ids: Vec<SystemId> = Vec::new();
         for id in job.plans.iter().filter_map(|plan| plan.system) {
@@ -39,12 +38,9 @@ impl Fits {
             let sources: Vec<Source> =
                 plans.map(|(at, plan)| Source::of(job, at, moments.get(&plan.index).copied())).collect();
             let tensors: Vec<&dyn Tensor> = sources.iter().map(|source| source as &dyn Tensor).collect();
-            let system = id.system();
-            let found = system.fit(&tensors, job.position)?;
-            let number = fits.systems.len();
+            let found = id.system().fit(&tensors, job.position)?;
             let moment = |source: &Source| moments.get(&job.plans[source.at].index).copied();
-            fits.of.extend(sources.iter().zip(found).map(|(source, fit)| (source.at, (number, fit, moment(source)))));
-            fits.systems.push((id, system));
+            fits.of.extend(sources.iter().zip(found).map(|(source, fit)| (source.at, (id, fit, moment(source)))));
         }
         Ok(fits)
     }
@@ -52,12 +48,10 @@ impl Fits {
     /// Encodes a tile. `None`: its tensor is to stay lossless.
     pub(super) fn encode(&self, job: &Job, at: usize, number: usize) -> io::Result<Option<Encoded>> {
         let Some((system, fit, moment)) = self.of.get(&at) else { return Ok(None) };
-        let (id, system) = &self.systems[*system];
         let (data, tile) = Source::of(job, at, *moment).read(number)?;
         let dtype = job.plans[at].tensor.dtype;
         let mut payload = Vec::new();
-        let decoded = tile::encode((id.family(), system.as_ref()), fit, dtype, &tile, &mut payload);
-        published::give_back(tile);
+        let decoded = tile::encode(*system, fit.as_ref(), dtype, &tile, &mut payload);
         Ok(decoded.map(|decoded| (payload, data, Arc::new(decoded.bytes))))
     }
 }

@@ -4,66 +4,43 @@
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-use super::pool::VALUES;
-
 /// A sequence of numbers.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Floats(Kept);
 
-/// Bytes are whole numbers at an aligned address.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Kept {
     Own(Vec<f32>),
-    Bytes(Vec<u8>),
-    Shared(Arc<Vec<u8>>),
-}
-
-impl Default for Kept {
-    fn default() -> Kept {
-        Kept::Own(Vec::new())
-    }
-}
-
-/// A view of bytes as numbers, if this machine permits it.
-fn look(bytes: &[u8]) -> Option<&[f32]> {
-    if cfg!(target_endian = "big") { None } else { bytemuck::try_cast_slice(bytes).ok() }
+    /// Whole numbers in this machine's order, at an aligned address.
+    Bytes(Arc<Vec<u8>>),
 }
 
 impl Floats {
     /// The numbers in these bytes, which must be whole ones.
-    pub(super) fn of(bytes: &Arc<Vec<u8>>) -> Floats {
-        if look(bytes).is_some() {
-            return Floats(Kept::Shared(Arc::clone(bytes)));
+    pub fn of(bytes: Arc<Vec<u8>>) -> Floats {
+        if cfg!(target_endian = "little") && bytemuck::try_cast_slice::<u8, f32>(&bytes).is_ok() {
+            return Floats(Kept::Bytes(bytes));
         }
-        let mut values = VALUES.take(bytes.len() / 4);
-        values.iter_mut().zip(bytes.as_chunks().0).for_each(|(value, &four)| *value = f32::from_le_bytes(four));
-        Floats(Kept::Own(values))
+        bytes.as_chunks().0.iter().map(|&word| f32::from_le_bytes(word)).collect::<Vec<f32>>().into()
     }
 
-    /// `length` numbers, to be written.
-    pub(super) fn new(length: usize) -> Floats {
-        let bytes = vec![0; 4 * length];
-        Floats(if look(&bytes).is_some() { Kept::Bytes(bytes) } else { Kept::Own(vec![0.0; length]) })
+    /// `length` zeros, which become bytes without a copy.
+    pub fn zeros(length: usize) -> Floats {
+        Floats::of(Arc::new(vec![0; 4 * length]))
     }
 
     /// Their bytes, little-endian.
-    pub(super) fn into_bytes(self) -> Vec<u8> {
+    pub fn into_bytes(self) -> Vec<u8> {
         match self.0 {
-            Kept::Bytes(bytes) => bytes,
-            Kept::Shared(bytes) => Arc::unwrap_or_clone(bytes),
-            Kept::Own(values) => {
-                let bytes = values.iter().map(|value| value.to_le_bytes()).collect::<Vec<_>>().into_flattened();
-                VALUES.give(values);
-                bytes
-            }
+            Kept::Bytes(bytes) => Arc::unwrap_or_clone(bytes),
+            Kept::Own(values) => values.iter().map(|value| value.to_le_bytes()).collect::<Vec<_>>().into_flattened(),
         }
     }
+}
 
-    /// Returns the buffer for reuse; dropping it instead only costs time.
-    pub(super) fn give_back(self) {
-        if let Kept::Own(values) = self.0 {
-            VALUES.give(values);
-        }
+impl Default for Floats {
+    fn default() -> Floats {
+        Vec::new().into()
     }
 }
 
@@ -74,30 +51,21 @@ impl Deref for Floats {
         match &self.0 {
             Kept::Own(values) => values,
             Kept::Bytes(bytes) => bytemuck::cast_slice(bytes),
-            Kept::Shared(bytes) => bytemuck::cast_slice(bytes),
         }
     }
 }
 
 impl DerefMut for Floats {
+    /// Bytes with another owner are copied first, as numbers: their copy may be unaligned.
     fn deref_mut(&mut self) -> &mut [f32] {
-        if let Kept::Shared(_) = self.0 {
-            *self = self[..].to_vec().into();
+        if let Kept::Bytes(bytes) = &mut self.0
+            && Arc::get_mut(bytes).is_none()
+        {
+            *self = self.to_vec().into();
         }
         match &mut self.0 {
             Kept::Own(values) => values,
-            Kept::Bytes(bytes) => bytemuck::cast_slice_mut(bytes),
-            Kept::Shared(_) => &mut [],
-        }
-    }
-}
-
-impl Clone for Floats {
-    fn clone(&self) -> Floats {
-        match &self.0 {
-            Kept::Shared(bytes) => Floats(Kept::Shared(Arc::clone(bytes))),
-            // A copy of bytes may be unaligned.
-            Kept::Own(_) | Kept::Bytes(_) => self[..].to_vec().into(),
+            Kept::Bytes(bytes) => Arc::get_mut(bytes).map_or(&mut [], |bytes| bytemuck::cast_slice_mut(bytes)),
         }
     }
 }
@@ -131,8 +99,8 @@ mod tests {
     fn numbers_are_their_bytes_whoever_keeps_them() {
         let numbers = [1.5f32, -0.0, f32::MIN_POSITIVE / 4.0, 3e38];
         let bytes = Arc::new(numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>());
-        let shared = Floats::of(&bytes);
-        let mut new = Floats::new(4);
+        let shared = Floats::of(Arc::clone(&bytes));
+        let mut new = Floats::zeros(4);
         new.copy_from_slice(&numbers);
         for floats in [shared.clone(), new.clone(), new, Floats::from(numbers.to_vec())] {
             assert_eq!(floats, shared);

@@ -11,18 +11,18 @@
 //! The log-density depends on the scale of the weights: in a layer whose deviation is above e^4 / sqrt(2 pi) = 21.8,
 //! all of them are outliers. That is the paper's definition.
 //!
-//! Payload: [`ID`]; bits b of an index; number of representatives - 1, u8; these, f32 each; varint number of outliers.
-//! Then for each outlier a varint, its place minus the previous place minus 1; their values, f32 each; all other
-//! indexes, packed.
+//! Payload: bits b of an index; number of representatives - 1, u8; these, f32 each; the outliers as runs (see
+//! [`super::select`]) and their exact values; all other indexes, packed.
 
 use std::io;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
 
-use super::inshrinkerator::{Layer, count_below, kmeans, to_f32};
-use super::{Corrupt, Fit, State, System, Tensor, Tile, pack};
-use crate::entropy::varint;
-
-/// First byte of a payload.
-pub const ID: u8 = 32;
+use super::clusters::{Points, to_f32};
+use super::inshrinkerator::Layer;
+use super::select::{put_runs, take_runs};
+use super::{Fit, State, System, Tensor, Tile, code, quantize};
+use crate::codec::Corrupt;
 
 /// A weight with a smaller log-density is an outlier.
 const LOG_DENSITY: f64 = -4.0;
@@ -34,9 +34,19 @@ const ROUNDS: usize = 1000;
 const CELLS: usize = 1 << 16;
 
 /// The system with its bits.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct Gobo {
     bits: u32,
+}
+
+/// A layer's parameters.
+#[derive(Debug)]
+struct Fitted {
+    bits: u32,
+    /// The range of weights that are no outliers.
+    bulk: RangeInclusive<f64>,
+    /// Representatives, ascending; at least one.
+    centroids: Vec<f32>,
 }
 
 impl Gobo {
@@ -45,22 +55,34 @@ impl Gobo {
         (1..=8).contains(&bits).then_some(Gobo { bits })
     }
 
-    fn fit_one(&self, tensor: &dyn Tensor) -> io::Result<Fit> {
+    fn fit_one(&self, tensor: &dyn Tensor) -> io::Result<Arc<dyn Fit>> {
         let bits = if Layer::of(tensor) == Layer::Embedding { self.bits.max(EMBEDDING_BITS) } else { self.bits };
-        let (low, high) = bulk(tensor)?;
-        let mut cells = Cells::new(low, high);
+        let bulk = bulk(tensor)?;
+        let (mut counts, mut sums) = (vec![0.0; CELLS], vec![0.0; CELLS]);
+        let scale = CELLS as f64 / (bulk.end() - bulk.start());
         for number in 0..tensor.tiles() {
-            cells.add(&tensor.tile(number)?.values);
+            for value in tensor.tile(number)?.values.iter().map(|&value| f64::from(value)) {
+                if bulk.contains(&value) {
+                    // All values are equal: the scale is 0, and all are in the first cell.
+                    let cell = (((value - bulk.start()) * scale) as usize).min(CELLS - 1);
+                    counts[cell] += 1.0;
+                    sums[cell] += value;
+                }
+            }
         }
-        let mut fit = vec![bits as u8];
-        fit.extend([low, high].iter().flat_map(|border| border.to_le_bytes()));
-        pack::put_floats(&to_f32(&cells.cluster(1 << bits)), &mut fit);
-        Ok(fit)
+        let filled = counts.iter().zip(&sums).filter(|&(&count, _)| count > 0.0);
+        let (means, counts): (Vec<f64>, Vec<f64>) = filled.map(|(&count, sum)| (sum / count, count)).unzip();
+        let mut centroids = to_f32(&cluster(Points::new(means, &counts), 1 << bits));
+        if centroids.is_empty() {
+            // Outliers only.
+            centroids.push(0.0);
+        }
+        Ok(Arc::new(Fitted { bits, bulk, centroids }))
     }
 }
 
 /// The range of weights that are no outliers; empty if its end is below its start.
-fn bulk(tensor: &dyn Tensor) -> io::Result<(f64, f64)> {
+fn bulk(tensor: &dyn Tensor) -> io::Result<RangeInclusive<f64>> {
     let (mut count, mut mean, mut squares) = (0.0, 0.0, 0.0);
     for number in 0..tensor.tiles() {
         for &value in tensor.tile(number)?.values.iter().filter(|value| value.is_finite()) {
@@ -73,166 +95,90 @@ fn bulk(tensor: &dyn Tensor) -> io::Result<(f64, f64)> {
     }
     let deviation = (squares / f64::max(count, 1.0)).sqrt();
     if deviation == 0.0 {
-        return Ok((f64::NEG_INFINITY, f64::INFINITY));
+        return Ok(f64::NEG_INFINITY..=f64::INFINITY);
     }
     let peak = -(deviation * std::f64::consts::TAU.sqrt()).ln();
     let reach = deviation * (2.0 * (peak - LOG_DENSITY)).sqrt();
     // The root of a negative number: the peak itself is below the limit.
-    Ok(if reach.is_nan() { (0.0, -1.0) } else { (mean - reach, mean + reach) })
+    Ok(if reach.is_nan() { 0.0..=-1.0 } else { mean - reach..=mean + reach })
 }
 
-/// Number and sum of the weights in even cells between two borders.
-struct Cells {
-    low: f64,
-    high: f64,
-    counts: Vec<f64>,
-    sums: Vec<f64>,
-}
-
-impl Cells {
-    fn new(low: f64, high: f64) -> Cells {
-        Cells { low, high, counts: vec![0.0; CELLS], sums: vec![0.0; CELLS] }
+/// Representatives, at most `k`, ascending.
+fn cluster(points: Points, k: usize) -> Vec<f64> {
+    let Points { values, weight, moment } = &points;
+    if values.len() <= k {
+        return points.values;
     }
-
-    fn add(&mut self, values: &[f32]) {
-        let scale = CELLS as f64 / (self.high - self.low);
-        for &value in values {
-            let value = f64::from(value);
-            if value >= self.low && value <= self.high {
-                // All values are equal: the scale is 0, and all are in the first cell.
-                let cell = ((value - self.low) * scale) as usize;
-                let cell = cell.min(CELLS - 1);
-                self.counts[cell] += 1.0;
-                self.sums[cell] += value;
-            }
-        }
-    }
-
-    /// Representatives, at most `k`, ascending.
-    fn cluster(&self, k: usize) -> Vec<f64> {
-        let filled = self.counts.iter().zip(&self.sums).filter(|&(&count, _)| count > 0.0);
-        let (counts, sums): (Vec<f64>, Vec<f64>) = filled.unzip();
-        let means: Vec<f64> = counts.iter().zip(&sums).map(|(count, sum)| sum / count).collect();
-        if means.len() <= k {
-            return means;
-        }
-        let running = |parts: &[f64]| {
-            let mut total = 0.0;
-            let sums = parts.iter().map(|part| {
-                total += part;
-                total
-            });
-            std::iter::once(0.0).chain(sums).collect::<Vec<f64>>()
+    // Equally many weights each; a cell with more than that gets a single representative.
+    let share = weight[values.len()] / k as f64;
+    let mut borders: Vec<usize> =
+        (0..=k).map(|i| weight.partition_point(|&sum| sum < share * i as f64).min(values.len())).collect();
+    borders.dedup();
+    let mut centroids: Vec<f64> = borders.windows(2).filter_map(|range| points.mean(range)).collect();
+    let (mut least, mut best) = (f64::INFINITY, Vec::new());
+    for _ in 0..ROUNDS {
+        let borders = points.borders(&centroids);
+        let distance = |(range, &c): (&[usize], &f64)| {
+            let at = range[0] + values[range[0]..range[1]].partition_point(|&value| value < c);
+            let below = c * (weight[at] - weight[range[0]]) - (moment[at] - moment[range[0]]);
+            below + (moment[range[1]] - moment[at]) - c * (weight[range[1]] - weight[at])
         };
-        let (count, sum) = (running(&counts), running(&sums));
-        let mean = |range: &[usize]| (sum[range[1]] - sum[range[0]]) / (count[range[1]] - count[range[0]]);
-        let all = count[means.len()];
-        // Equally many weights each; a cell with more than that gets a single representative.
-        let mut borders: Vec<usize> =
-            (0..=k).map(|i| count.partition_point(|&c| c < all * i as f64 / k as f64).min(means.len())).collect();
-        borders.dedup();
-        let mut centroids: Vec<f64> = borders.windows(2).map(mean).collect();
-        let mut best: Option<(f64, Vec<f64>)> = None;
-        for _ in 0..ROUNDS {
-            let border = |pair: &[f64]| means.partition_point(|&m| m <= f64::midpoint(pair[0], pair[1]));
-            borders = [0].into_iter().chain(centroids.windows(2).map(border)).chain([means.len()]).collect();
-            let distance = |(range, &c): (&[usize], &f64)| {
-                let at = range[0] + means[range[0]..range[1]].partition_point(|&m| m < c);
-                let below = c * (count[at] - count[range[0]]) - (sum[at] - sum[range[0]]);
-                below + (sum[range[1]] - sum[at]) - c * (count[range[1]] - count[at])
-            };
-            let total: f64 = borders.windows(2).zip(&centroids).map(distance).sum();
-            if best.as_ref().is_some_and(|(least, _)| total >= *least) {
-                break;
-            }
-            best = Some((total, centroids.clone()));
-            for (centroid, range) in centroids.iter_mut().zip(borders.windows(2)) {
-                if range[0] < range[1] {
-                    *centroid = mean(range).clamp(means[range[0]], means[range[1] - 1]);
-                }
-            }
+        let total: f64 = borders.windows(2).zip(&centroids).map(distance).sum();
+        if total >= least {
+            break;
         }
-        best.map_or(centroids, |(_, centroids)| centroids)
+        (least, best) = (total, centroids.clone());
+        points.recentre(&mut centroids, &borders);
     }
+    best
 }
 
 impl System for Gobo {
-    fn fit(&self, tensors: &[&dyn Tensor], _position: u32) -> io::Result<Vec<Fit>> {
+    fn fit(&self, tensors: &[&dyn Tensor], _position: u32) -> io::Result<Vec<Arc<dyn Fit>>> {
         tensors.iter().map(|tensor| self.fit_one(*tensor)).collect()
     }
 
-    fn encode(&self, fit: &Fit, tile: &Tile, out: &mut Vec<u8>) -> Option<State> {
-        let (&bits, rest) = fit.split_first()?;
-        let (low, rest) = rest.split_first_chunk()?;
-        let (high, mut rest) = rest.split_first_chunk()?;
-        let (low, high) = (f64::from_le_bytes(*low), f64::from_le_bytes(*high));
-        let count = rest.len() / 4;
-        let centroids = pack::take_floats(&mut rest, count).ok()?;
-        if !tile.values.iter().all(|x| x.is_finite()) || centroids.len() > 1 << bits {
-            return None;
-        }
-        // A layer of outliers only has no representatives.
-        let centroids = if centroids.is_empty() { vec![0.0] } else { centroids };
-        let mut indexes = vec![0; tile.values.len()];
-        count_below(&tile.values, &kmeans::borders(&centroids), &mut indexes);
-        let outlier = |&x: &f32| !(f64::from(x) >= low && f64::from(x) <= high);
-        let places: Vec<usize> = (0..tile.values.len()).filter(|&i| outlier(&tile.values[i])).collect();
-        let mut values: Vec<f32> = indexes.iter().map(|&index| centroids[usize::from(index)]).collect();
-        out.extend_from_slice(&[ID, bits, (centroids.len() - 1) as u8]);
-        pack::put_floats(&centroids, out);
-        varint::put(places.len() as u64, out);
-        let mut next = 0;
-        for &place in &places {
-            varint::put((place - next) as u64, out);
-            next = place + 1;
-            values[place] = tile.values[place];
-        }
-        pack::put_floats(&places.iter().map(|&place| tile.values[place]).collect::<Vec<f32>>(), out);
-        let kept: Vec<u8> =
-            tile.values.iter().zip(&indexes).filter(|&(x, _)| !outlier(x)).map(|(_, &index)| index).collect();
-        pack::put(&kept, bits.into(), out);
-        Some(State { values: values.into(), bins: None })
-    }
-
-    fn decode(&self, mut payload: &[u8], _previous: Option<&State>, len: usize) -> Result<State, Corrupt> {
-        let payload = &mut payload;
-        if pack::take_byte(payload)? != ID {
-            return Err(Corrupt("not of GOBO"));
-        }
-        let bits = u32::from(pack::take_byte(payload)?);
-        let count = usize::from(pack::take_byte(payload)?) + 1;
+    fn take(&self, payload: &mut &[u8], _previous: Option<&State>, len: usize) -> Result<State, Corrupt> {
+        let bits = u32::from(code::take_byte(payload)?);
+        let count = usize::from(code::take_byte(payload)?) + 1;
         if !(1..=8).contains(&bits) || count > 1 << bits {
             return Err(Corrupt("bits of an index"));
         }
-        let centroids = pack::take_floats(payload, count)?;
-        let outliers = usize::try_from(varint::take(payload)?).unwrap_or(usize::MAX);
-        if outliers > len {
-            return Err(Corrupt("more outliers than values"));
-        }
-        let mut places = Vec::with_capacity(outliers);
-        let mut next = 0usize;
-        for _ in 0..outliers {
-            let gap = usize::try_from(varint::take(payload)?).unwrap_or(usize::MAX);
-            let place = next.checked_add(gap).filter(|&place| place < len).ok_or(Corrupt("place of an outlier"))?;
-            places.push(place);
-            next = place + 1;
-        }
-        let kept = pack::take_floats(payload, outliers)?;
-        let mut indexes = vec![0; len - outliers];
-        pack::take(payload, bits, &mut indexes)?;
-        if indexes.iter().any(|&index| usize::from(index) >= count) || !payload.is_empty() {
+        let centroids = code::take_floats(payload, count)?;
+        let places = take_runs(payload, len)?;
+        let exact = code::take_exact(payload, places.len())?;
+        let mut indexes = vec![0; len - places.len()];
+        code::take_codes(payload, bits, &mut indexes)?;
+        if indexes.iter().any(|&index| usize::from(index) >= count) {
             return Err(Corrupt("indexes of a tile"));
         }
-        let mut values = vec![0.0; len];
-        let (mut indexes, mut outliers) = (indexes.into_iter(), places.into_iter().zip(kept).peekable());
-        for (i, value) in values.iter_mut().enumerate() {
-            *value = match outliers.next_if(|&(place, _)| place == i) {
-                Some((_, exact)) => exact,
-                None => indexes.next().map_or(0.0, |index| centroids[usize::from(index)]),
-            };
-        }
-        Ok(State { values: values.into(), bins: None })
+        Ok(state(&centroids, &indexes, places.iter().copied().zip(exact), len))
     }
+}
+
+impl Fit for Fitted {
+    fn put(&self, tile: &Tile, out: &mut Vec<u8>) -> Option<State> {
+        let is_outlier = |&place: &usize| !self.bulk.contains(&f64::from(tile.values[place]));
+        let (places, bulk): (Vec<usize>, Vec<usize>) = (0..tile.values.len()).partition(is_outlier);
+        let values = |places: &[usize]| places.iter().map(|&place| tile.values[place]).collect::<Vec<f32>>();
+        let (exact, indexes) = (values(&places), quantize::nearest(&values(&bulk), &self.centroids));
+        out.extend([self.bits as u8, (self.centroids.len() - 1) as u8]);
+        code::put_floats(&self.centroids, out);
+        put_runs(&places, out);
+        code::put_exact(&exact, out);
+        code::put_codes(&indexes, self.bits, out);
+        Some(state(&self.centroids, &indexes, places.into_iter().zip(exact), tile.values.len()))
+    }
+}
+
+/// The outliers at their places, and between them the representatives.
+fn state(centroids: &[f32], indexes: &[u8], outliers: impl Iterator<Item = (usize, f32)>, len: usize) -> State {
+    let (mut indexes, mut outliers) = (indexes.iter(), outliers.peekable());
+    let one = |i: usize| match outliers.next_if(|&(place, _)| place == i) {
+        Some((_, exact)) => exact,
+        None => indexes.next().map_or(0.0, |&index| centroids[usize::from(index)]),
+    };
+    State::of((0..len).map(one).collect::<Vec<f32>>())
 }
 
 #[cfg(test)]

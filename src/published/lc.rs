@@ -15,14 +15,15 @@
 //! [`Lc::by_tensor`] is the other reading, which the figures of single layers support.
 //!
 //! Payload: varint k, the number of buckets; the value of each, f32. Then the symbols (0, or the number of a bucket
-//! from 1 on), a `bytes` payload. With more than 255 buckets their low bytes, with their length before, then their high
+//! from 1 on), a `bytes` payload. With more than 255 buckets their high bytes, with their length before, then their low
 //! ones.
 
 use std::io;
+use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::{Fit, Floats, State, System, Tensor, Tile, give_back};
+use super::{Fit, Floats, NO_PREVIOUS, State, System, Tensor, Tile, code};
 use crate::codec::Corrupt;
 use crate::entropy::scratch::Scratch;
 use crate::entropy::simd::{Level, multiversion};
@@ -38,7 +39,7 @@ const ZERO: usize = BUCKETS - 1;
 const CHUNK: usize = 64;
 
 /// LC-Checkpoint, with or without priority promotion.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct Lc {
     /// Bits of priority promotion, 1 to 8; `None`: all buckets stay.
     pub bits: Option<u8>,
@@ -67,7 +68,7 @@ impl Ranges {
     fn add(&mut self, tile: &Tile) {
         let Some(previous) = tile.before() else { return };
         let level = Level::detect();
-        for (new, old) in tile.values.chunks(CHUNK).zip(previous.values.chunks(CHUNK)) {
+        for (new, old) in tile.values.chunks(CHUNK).zip(previous.chunks(CHUNK)) {
             if !is_beyond(level, self, new, old) {
                 continue;
             }
@@ -109,31 +110,29 @@ impl Lc {
     fn ranges(tensor: &dyn Tensor) -> io::Result<Ranges> {
         let tiles = 0..tensor.tiles();
         let each = tiles.into_par_iter().try_fold(Ranges::none, |mut ranges, number| {
-            let tile = tensor.tile(number)?;
-            ranges.add(&tile);
-            give_back(tile);
+            ranges.add(&tensor.tile(number)?);
             Ok::<_, io::Error>(ranges)
         });
         each.try_reduce(Ranges::none, |a, b| Ok(a.join(b)))
     }
 
-    /// Bucket and value of each bucket that stays.
-    fn fit_of(self, ranges: &Ranges) -> Fit {
+    /// The buckets that stay.
+    fn fit_of(&self, ranges: &Ranges) -> Arc<dyn Fit> {
         let mut buckets = ranges.buckets();
         if let Some(bits) = self.bits {
             buckets.truncate((1 << bits) - 1);
         }
-        let mut fit = Vec::with_capacity(6 * buckets.len());
-        for (bucket, value) in buckets {
-            fit.extend_from_slice(&(bucket as u16).to_le_bytes());
-            fit.extend_from_slice(&value.to_le_bytes());
+        let mut table = Table { values: Vec::new(), steps: [-0.0; BUCKETS], symbols: [0; BUCKETS] };
+        for (symbol, (bucket, value)) in (1..).zip(buckets) {
+            table.values.push(value);
+            (table.steps[bucket], table.symbols[bucket]) = (value, symbol);
         }
-        fit
+        Arc::new(table)
     }
 }
 
 impl System for Lc {
-    fn fit(&self, tensors: &[&dyn Tensor], _: u32) -> io::Result<Vec<Fit>> {
+    fn fit(&self, tensors: &[&dyn Tensor], _: u32) -> io::Result<Vec<Arc<dyn Fit>>> {
         let each: Vec<Ranges> = tensors.iter().map(|tensor| Lc::ranges(*tensor)).collect::<io::Result<_>>()?;
         if self.by_tensor {
             return Ok(each.iter().map(|ranges| self.fit_of(ranges)).collect());
@@ -146,67 +145,34 @@ impl System for Lc {
         false
     }
 
-    fn encode(&self, fit: &Fit, tile: &Tile, out: &mut Vec<u8>) -> Option<State> {
-        let previous = tile.before()?;
-        let (buckets, _) = fit.as_chunks::<6>();
-        let mut table = Table { steps: [-0.0; BUCKETS], symbols: [0; BUCKETS] };
-        varint::put(buckets.len() as u64, out);
-        for (number, [a, b, value @ ..]) in buckets.iter().enumerate() {
-            let value = f32::from_le_bytes(*value);
-            let bucket = usize::from(u16::from_le_bytes([*a, *b])) % ZERO;
-            (table.steps[bucket], table.symbols[bucket]) = (value, number as u32 + 1);
-            out.extend_from_slice(&value.to_le_bytes());
+    fn take(&self, payload: &mut &[u8], previous: Option<&State>, len: usize) -> Result<State, Corrupt> {
+        let previous = &previous.ok_or(NO_PREVIOUS)?.values;
+        let count = varint::take(payload)?;
+        if count >= BUCKETS as u64 {
+            return Err(Corrupt("buckets"));
         }
-        let elements = tile.values.len();
-        let mut symbols = Scratch::new(elements);
-        let mut values = Floats::new(elements);
-        if !quantize(Level::detect(), &table, &tile.values, &previous.values, &mut values, &mut symbols) {
-            return None;
-        }
-        if buckets.len() <= usize::from(u8::MAX) {
-            symbols::encode_huffman(&symbols, out);
-            return Some(State { values, bins: None });
-        }
-        varint::put_bytes(out, |out| symbols::encode_huffman(&symbols, out));
-        for (symbol, (new, old)) in symbols.iter_mut().zip(tile.values.iter().zip(&previous.values)) {
-            *symbol = (table.symbols[bucket_of(new - old)] >> 8) as u8;
-        }
-        symbols::encode_huffman(&symbols, out);
-        Some(State { values, bins: None })
-    }
-
-    fn decode(&self, mut payload: &[u8], previous: Option<&State>, len: usize) -> Result<State, Corrupt> {
-        let previous = previous.filter(|previous| previous.values.len() == len).ok_or(Corrupt("no previous state"))?;
-        let count = usize::try_from(varint::take(&mut payload)?).unwrap_or(usize::MAX);
-        let table = payload.get(..count.saturating_mul(4)).filter(|_| count < BUCKETS).ok_or(Corrupt("buckets"))?;
-        payload = &payload[table.len()..];
-        let mut steps = [0.0f32; BUCKETS];
-        steps[0] = -0.0;
-        for (step, value) in steps[1..].iter_mut().zip(table.as_chunks().0) {
-            *step = f32::from_le_bytes(*value);
-        }
-        if steps.iter().any(|step| !step.is_finite()) {
-            return Err(Corrupt("a bucket's value"));
-        }
-        let mut low = Scratch::new(len);
-        let mut state = State { values: Floats::new(len), bins: None };
-        state.values.copy_from_slice(&previous.values);
-        if count <= usize::from(u8::MAX) {
-            symbols::decode(payload, &mut low)?;
-            if low.iter().any(|&symbol| usize::from(symbol) > count) {
+        let steps = [vec![-0.0], code::take_floats(payload, count as usize)?].concat();
+        let is_wide = count > u8::MAX.into();
+        let high = if is_wide { varint::take_bytes(payload)? } else { &[] };
+        let mut symbols = Scratch::new(len);
+        symbols::decode(std::mem::take(payload), &mut symbols)?;
+        let mut values = Floats::zeros(len);
+        let slots: &mut [f32] = &mut values;
+        slots.copy_from_slice(previous);
+        if !is_wide {
+            if symbols.iter().any(|&symbol| usize::from(symbol) >= steps.len()) {
                 return Err(Corrupt("number of a bucket"));
             }
-            state.values.iter_mut().zip(low.iter()).for_each(|(value, &symbol)| *value += steps[usize::from(symbol)]);
-            return Ok(state);
+            slots.iter_mut().zip(symbols.iter()).for_each(|(value, &symbol)| *value += steps[usize::from(symbol)]);
+            return Ok(State::of(values));
         }
-        symbols::decode(varint::take_bytes(&mut payload)?, &mut low)?;
-        let mut high = Scratch::new(len);
-        symbols::decode(payload, &mut high)?;
-        for (value, (&low, &high)) in state.values.iter_mut().zip(low.iter().zip(high.iter())) {
-            let symbol = usize::from(u16::from_le_bytes([low, high]));
-            *value += steps[Some(symbol).filter(|symbol| *symbol <= count).ok_or(Corrupt("number of a bucket"))?];
+        let mut upper = Scratch::new(len);
+        symbols::decode(high, &mut upper)?;
+        for (value, (&low, &high)) in slots.iter_mut().zip(symbols.iter().zip(upper.iter())) {
+            let symbol = u16::from_le_bytes([low, high]);
+            *value += steps.get(usize::from(symbol)).ok_or(Corrupt("number of a bucket"))?;
         }
-        Ok(state)
+        Ok(State::of(values))
     }
 }
 
@@ -217,10 +183,36 @@ fn bucket_of(difference: f32) -> usize {
     if bits << 1 == 0 { ZERO } else { (bits >> MANTISSA) as usize }
 }
 
-/// The result for each bucket. Adding -0 changes nothing, not even the sign of a 0.
+/// The buckets that stay.
+#[derive(Debug)]
 struct Table {
+    /// The value of each, in the order of their symbols from 1 on.
+    values: Vec<f32>,
+    /// The result for each bucket. Adding -0 changes nothing, not even the sign of a 0.
     steps: [f32; BUCKETS],
     symbols: [u32; BUCKETS],
+}
+
+impl Fit for Table {
+    fn put(&self, tile: &Tile, out: &mut Vec<u8>) -> Option<State> {
+        let previous = tile.before()?;
+        let elements = tile.values.len();
+        let (mut symbols, mut values) = (Scratch::new(elements), Floats::zeros(elements));
+        if !quantize(Level::detect(), self, &tile.values, previous, &mut values, &mut symbols) {
+            return None;
+        }
+        varint::put(self.values.len() as u64, out);
+        code::put_floats(&self.values, out);
+        if self.values.len() > usize::from(u8::MAX) {
+            let mut high = Scratch::new(elements);
+            for (symbol, (new, old)) in high.iter_mut().zip(tile.values.iter().zip(previous)) {
+                *symbol = (self.symbols[bucket_of(new - old)] >> 8) as u8;
+            }
+            varint::put_bytes(out, |out| symbols::encode_huffman(&high, out));
+        }
+        symbols::encode_huffman(&symbols, out);
+        Some(State::of(values))
+    }
 }
 
 multiversion! {

@@ -8,18 +8,15 @@
 //! a layer is first cut into the maximum number of bins. It then gets two to the power of their entropy, rounded to a
 //! power of two. The paper's error feedback needs the training program, and is left out.
 //!
-//! Payload: [`ID`]; 1 if there are differences, else 0; varint number of bins; smallest value and step, f32 each;
-//! varint cycle; the bins, as in `inshrinkerator/delta.rs`, Huffman alone.
+//! Payload: number of bins - 1, u8; smallest value and step, f32 each; the bins ([`super::levels`]), Huffman alone.
 
 use std::io;
+use std::sync::Arc;
 
-use super::inshrinkerator::{Coding, decode_levels, encode_levels};
-use super::uniform::{self, Grid};
-use super::{Corrupt, Fit, State, System, Tensor, Tile, pack};
-use crate::entropy::varint;
-
-/// First byte of a payload.
-pub const ID: u8 = 30;
+use super::levels::{self, Coding};
+use super::quantize::{self, Grid};
+use super::{Fit, State, System, Tensor, Tile, code};
+use crate::codec::Corrupt;
 
 /// Smallest number of bins: with three steps from the smallest value to the largest, a step is always in f32's range.
 const LEAST: u32 = 4;
@@ -27,15 +24,15 @@ const LEAST: u32 = 4;
 const MOST: u32 = 256;
 
 /// The system with its range of bins.
-#[derive(Clone, Copy, Debug)]
-pub struct QdCompressor {
+#[derive(Debug)]
+pub(super) struct QdCompressor {
     least: u32,
     most: u32,
 }
 
 impl QdCompressor {
     /// Powers of two, 4 to 256, the first not above the second; `None` for others.
-    pub fn new(least: u32, most: u32) -> Option<QdCompressor> {
+    pub(super) fn new(least: u32, most: u32) -> Option<QdCompressor> {
         let sound = [least, most].iter().all(|bins| bins.is_power_of_two() && (LEAST..=MOST).contains(bins));
         (sound && least <= most).then_some(QdCompressor { least, most })
     }
@@ -49,93 +46,63 @@ impl QdCompressor {
     }
 }
 
-/// Smallest and largest value of a tensor; 0 for no values. `None` if a value is not finite.
-fn range(tensor: &dyn Tensor) -> io::Result<Option<(f32, f32)>> {
+/// Smallest and largest finite value of a tensor; 0 if it has none.
+fn range(tensor: &dyn Tensor) -> io::Result<(f32, f32)> {
     let (mut min, mut max) = (f32::INFINITY, f32::NEG_INFINITY);
     for number in 0..tensor.tiles() {
-        for &value in &tensor.tile(number)?.values {
-            if !value.is_finite() {
-                return Ok(None);
-            }
+        for &value in tensor.tile(number)?.values.iter().filter(|value| value.is_finite()) {
             (min, max) = (min.min(value), max.max(value));
         }
     }
-    Ok(Some(if min <= max { (min, max) } else { (0.0, 0.0) }))
+    Ok(if min <= max { (min, max) } else { (0.0, 0.0) })
 }
 
 impl System for QdCompressor {
-    fn fit(&self, tensors: &[&dyn Tensor], _position: u32) -> io::Result<Vec<Fit>> {
+    fn fit(&self, tensors: &[&dyn Tensor], _position: u32) -> io::Result<Vec<Arc<dyn Fit>>> {
         let one = |tensor: &&dyn Tensor| {
-            let Some((min, max)) = range(*tensor)? else { return Ok(Vec::new()) };
+            let (min, max) = range(*tensor)?;
             let finest = Grid::between(min.into(), max.into(), self.most - 1);
             let mut counts = vec![0; self.most as usize];
-            let (mut codes, mut values) = (Vec::new(), Vec::new());
             for number in 0..tensor.tiles() {
-                let tile = tensor.tile(number)?;
-                codes.resize(tile.values.len(), 0);
-                values.resize(tile.values.len(), 0.0);
-                uniform::quantize(finest, self.most - 1, &tile.values, &mut codes, &mut values);
+                let (codes, _) = quantize::quantized(finest, self.most - 1, &tensor.tile(number)?.values);
                 codes.iter().for_each(|&code| counts[usize::from(code)] += 1);
             }
             let bins = self.bins(&counts);
-            let grid = Grid::between(min.into(), max.into(), bins - 1);
-            let mut fit = Vec::new();
-            varint::put(bins.into(), &mut fit);
-            pack::put_floats(&[grid.zero, grid.scale], &mut fit);
-            Ok(fit)
+            Ok(Arc::new(Bins { bins, grid: Grid::between(min.into(), max.into(), bins - 1) }) as Arc<dyn Fit>)
         };
         tensors.iter().map(one).collect()
     }
 
-    fn encode(&self, fit: &Fit, tile: &Tile, out: &mut Vec<u8>) -> Option<State> {
-        let (grid, bins) = take_grid(&mut fit.as_slice()).ok()?;
-        if !tile.values.iter().all(|x| x.is_finite()) {
-            return None;
+    fn take(&self, payload: &mut &[u8], previous: Option<&State>, len: usize) -> Result<State, Corrupt> {
+        let bins = u32::from(code::take_byte(payload)?) + 1;
+        let grid = code::take_floats(payload, 2)?;
+        if bins < LEAST {
+            return Err(Corrupt("number of bins"));
         }
-        let (mut codes, mut values) = (vec![0; tile.values.len()], vec![0.0; tile.values.len()]);
-        uniform::quantize(grid, bins - 1, &tile.values, &mut codes, &mut values);
-        let levels: Vec<u16> = codes.into_iter().map(u16::from).collect();
-        let before = tile.previous.as_ref().and_then(|state| state.bins.as_deref());
-        let before =
-            before.filter(|before| before.len() == levels.len() && before.iter().all(|&b| u32::from(b) < MOST));
-        let most_before = before.and_then(|before| before.iter().max()).map_or(0, |&level| u32::from(level) + 1);
-        let cycle = bins.max(most_before);
-        out.extend_from_slice(&[ID, u8::from(before.is_some())]);
-        out.extend_from_slice(fit);
-        varint::put(cycle.into(), out);
-        encode_levels(&levels, before, cycle as usize, Coding::Huffman, out);
-        Some(State { values: values.into(), bins: Some(levels) })
-    }
-
-    fn decode(&self, mut payload: &[u8], previous: Option<&State>, len: usize) -> Result<State, Corrupt> {
-        let payload = &mut payload;
-        if pack::take_byte(payload)? != ID {
-            return Err(Corrupt("not of QD-Compressor"));
-        }
-        let before = match pack::take_byte(payload)? {
-            0 => None,
-            _ => Some(previous.and_then(|state| state.bins.as_deref()).ok_or(Corrupt("no previous bins"))?),
-        };
-        let (grid, bins) = take_grid(payload)?;
-        let cycle = usize::try_from(varint::take(payload)?).unwrap_or(0);
-        let mut levels = vec![0; len];
-        decode_levels(payload, before, cycle, &mut levels)?;
-        if levels.iter().any(|&level| u32::from(level) >= bins) || !payload.is_empty() {
-            return Err(Corrupt("bins of a tile"));
-        }
+        let levels = levels::take(payload, bins as usize, previous, len)?;
         let codes: Vec<u8> = levels.iter().map(|&level| level as u8).collect();
         let mut values = vec![0.0; len];
-        uniform::dequantize(grid, &codes, &mut values);
+        quantize::dequantize(Grid { zero: grid[0], scale: grid[1] }, &codes, &mut values);
         Ok(State { values: values.into(), bins: Some(levels) })
     }
 }
 
-/// Takes a layer's grid and its number of bins off the front of `payload`.
-fn take_grid(payload: &mut &[u8]) -> Result<(Grid, u32), Corrupt> {
-    let bins = u32::try_from(varint::take(payload)?).unwrap_or(0);
-    let values = pack::take_floats(payload, 2)?;
-    let sound = (LEAST..=MOST).contains(&bins);
-    if sound { Ok((Grid { zero: values[0], scale: values[1] }, bins)) } else { Err(Corrupt("number of bins")) }
+/// A layer's bins, evenly from its smallest to its largest value.
+#[derive(Debug)]
+struct Bins {
+    bins: u32,
+    grid: Grid,
+}
+
+impl Fit for Bins {
+    fn put(&self, tile: &Tile, out: &mut Vec<u8>) -> Option<State> {
+        let (codes, values) = quantize::quantized(self.grid, self.bins - 1, &tile.values);
+        let levels: Vec<u16> = codes.into_iter().map(u16::from).collect();
+        out.push((self.bins - 1) as u8);
+        code::put_floats(&[self.grid.zero, self.grid.scale], out);
+        levels::put(&levels, self.bins as usize, tile.previous.as_ref(), Coding::Huffman, out);
+        Some(State { values: values.into(), bins: Some(levels) })
+    }
 }
 
 #[cfg(test)]
@@ -161,12 +128,12 @@ mod tests {
         let qd = QdCompressor::new(8, 256).unwrap();
         for (values, bins) in [(even, 256), (peaked, 8)] {
             let layer = Made { tile: 30_000, ..Made::new("w", 100, values) };
-            let fit = qd.fit(&[&layer], 0).unwrap().remove(0);
-            let (grid, found) = take_grid(&mut fit.as_slice()).unwrap();
-            assert_eq!(found, bins);
+            let fit = format!("{:?}", qd.fit(&[&layer], 0).unwrap()[0]);
+            let step = 2.0 / (bins - 1) as f32;
+            assert!(fit.starts_with(&format!("Bins {{ bins: {bins}, ")), "{fit}");
             let state = checkpoint(&qd, std::slice::from_ref(&layer), 0).remove(0).0.remove(0);
             let largest = layer.values.iter().zip(&state.values).map(|(x, q)| (x - q).abs()).fold(0.0, f32::max);
-            assert!(largest <= 0.501 * grid.scale);
+            assert!(largest <= 0.501 * if bins == 256 { step / 2.0 } else { step });
         }
     }
 

@@ -31,9 +31,6 @@ pub struct Family {
     pub about: &'static str,
     /// The system with one of its numbers.
     pub make: fn(u8) -> Box<dyn System>,
-    /// The number to use instead, given the expected and the observed restores: (number, expected, seen). Most systems
-    /// ignore them.
-    pub in_force: fn(u8, u32, u32) -> u8,
 }
 
 impl Family {
@@ -51,11 +48,6 @@ impl Family {
     }
 }
 
-/// Restores change nothing.
-fn always(number: u8, _: u32, _: u32) -> u8 {
-    number
-}
-
 /// Every system.
 pub static FAMILIES: &[Family] = &[
     Family {
@@ -65,7 +57,6 @@ pub static FAMILIES: &[Family] = &[
         usual: &[2, 3, 4, 0],
         about: "LC-Checkpoint (ICML 2020): exponent buckets, promotion of number bits (no number: none), Huffman",
         make: |bits| Box::new(Lc { bits: Some(bits).filter(|bits| *bits > 0), by_tensor: false }),
-        in_force: always,
     },
     Family {
         id: 2,
@@ -74,7 +65,6 @@ pub static FAMILIES: &[Family] = &[
         usual: &[3],
         about: "LC-Checkpoint with separate buckets and promotion for each tensor",
         make: |bits| Box::new(Lc { bits: Some(bits).filter(|bits| *bits > 0), by_tensor: true }),
-        in_force: always,
     },
     Family {
         id: 3,
@@ -83,7 +73,6 @@ pub static FAMILIES: &[Family] = &[
         usual: &[5, 10],
         about: "SCAR (2018) as LC-Checkpoint compares it: each checkpoint saves the next number percent, by turns",
         make: |percent| Box::new(Scar { percent, priority: false }),
-        in_force: always,
     },
     Family {
         id: 4,
@@ -92,7 +81,6 @@ pub static FAMILIES: &[Family] = &[
         usual: &[5],
         about: "SCAR (2018): the number percent of the rows that changed most since their last save",
         make: |percent| Box::new(Scar { percent, priority: true }),
-        in_force: always,
     },
     Family {
         id: 5,
@@ -101,7 +89,6 @@ pub static FAMILIES: &[Family] = &[
         usual: &[5, 10],
         about: "TOPN as LC-Checkpoint compares it: the number percent of the parameters that changed most",
         make: |percent| Box::new(TopN { percent }),
-        in_force: always,
     },
     Family {
         id: 10,
@@ -109,8 +96,7 @@ pub static FAMILIES: &[Family] = &[
         numbers: CHECK_N_RUN_BITS,
         usual: &[2, 3, 4, 8],
         about: "Check-N-Run (NSDI 2022): modified rows, each quantized in a range from a search; intermittent",
-        make: |bits| Box::new(check_n_run(bits)),
-        in_force: check_n_run_bits,
+        make: |bits| sound(CheckNRun::new(bits.into())),
     },
     Family {
         id: 11,
@@ -118,17 +104,15 @@ pub static FAMILIES: &[Family] = &[
         numbers: CHECK_N_RUN_BITS,
         usual: &[4],
         about: "Check-N-Run with rows quantized symmetrically about 0",
-        make: |bits| Box::new(check_n_run(bits).with(Method::Symmetric)),
-        in_force: check_n_run_bits,
+        make: |bits| sound(CheckNRun::new(bits.into()).map(|system| system.with(Method::Symmetric))),
     },
     Family {
         id: 12,
         word: "check-n-run-asymmetric",
-        numbers: CHECK_N_RUN_SEARCHED,
+        numbers: &[2..=4],
         usual: &[4],
         about: "Check-N-Run with rows quantized from their smallest to their largest value",
-        make: |bits| Box::new(check_n_run(bits).with(Method::Asymmetric)),
-        in_force: always,
+        make: |bits| sound(CheckNRun::new(bits.into()).map(|system| system.with(Method::Asymmetric))),
     },
     Family {
         id: 13,
@@ -136,8 +120,7 @@ pub static FAMILIES: &[Family] = &[
         numbers: CHECK_N_RUN_BITS,
         usual: &[4],
         about: "Check-N-Run with differences to the first checkpoint of a chain only",
-        make: |bits| Box::new(check_n_run(bits).with_policy(Policy::OneShot)),
-        in_force: check_n_run_bits,
+        make: |bits| sound(CheckNRun::new(bits.into()).map(|system| system.with_policy(Policy::OneShot))),
     },
     Family {
         id: 14,
@@ -145,8 +128,7 @@ pub static FAMILIES: &[Family] = &[
         numbers: CHECK_N_RUN_BITS,
         usual: &[4],
         about: "Check-N-Run with differences to the previous checkpoint",
-        make: |bits| Box::new(check_n_run(bits).with_policy(Policy::Consecutive)),
-        in_force: check_n_run_bits,
+        make: |bits| sound(CheckNRun::new(bits.into()).map(|system| system.with_policy(Policy::Consecutive))),
     },
     Family {
         id: 20,
@@ -154,8 +136,7 @@ pub static FAMILIES: &[Family] = &[
         numbers: &[1..=7],
         usual: &[3, 4, 5],
         about: "Inshrinkerator (2023): protected, pruned or clustered by k-means; differences of bins; 2^number bins",
-        make: |bits| Box::new(inshrinkerator(bits, Metric::Magnitude)),
-        in_force: always,
+        make: |bits| sound(Inshrinkerator::new(usual(bits, Metric::Magnitude))),
     },
     Family {
         id: 21,
@@ -163,8 +144,7 @@ pub static FAMILIES: &[Family] = &[
         numbers: &[1..=7],
         usual: &[4],
         about: "Inshrinkerator that prunes by |w g|, g the gradient's running mean",
-        make: |bits| Box::new(inshrinkerator(bits, Metric::Sensitivity)),
-        in_force: always,
+        make: |bits| sound(Inshrinkerator::new(usual(bits, Metric::Sensitivity))),
     },
     Family {
         id: 30,
@@ -172,8 +152,7 @@ pub static FAMILIES: &[Family] = &[
         numbers: &[0..=0],
         usual: &[0],
         about: "QD-Compressor (2023): bins by each layer's entropy, cyclic differences",
-        make: |_| Box::new(QdCompressor::new(8, 256).unwrap_or_else(|| unreachable!("8 and 256 bins are allowed"))),
-        in_force: always,
+        make: |_| sound(QdCompressor::new(8, 256)),
     },
     Family {
         id: 31,
@@ -181,11 +160,7 @@ pub static FAMILIES: &[Family] = &[
         numbers: &[1..=8],
         usual: &[2, 3],
         about: "Delta-DNN (2020): differences within an error bound of 10^-number",
-        make: |digits| {
-            let bound = format!("1e-{digits}").parse().ok().and_then(DeltaDnn::new);
-            Box::new(bound.unwrap_or_else(|| unreachable!("a bound below 1")))
-        },
-        in_force: always,
+        make: |digits| sound(format!("1e-{digits}").parse().ok().and_then(DeltaDnn::new)),
     },
     Family {
         id: 32,
@@ -193,27 +168,21 @@ pub static FAMILIES: &[Family] = &[
         numbers: &[1..=8],
         usual: &[3, 4],
         about: "GOBO (2020): outliers exact, all others clustered by k-medians with number bits",
-        make: |bits| Box::new(Gobo::new(bits.into()).unwrap_or_else(|| unreachable!("1 to 8 bits"))),
-        in_force: always,
+        make: |bits| sound(Gobo::new(bits.into())),
     },
 ];
 
+/// Only Check-N-Run with bits by the expected restores has these.
 const CHECK_N_RUN_BITS: &[RangeInclusive<u8>] = &[2..=4, 8..=8];
-const CHECK_N_RUN_SEARCHED: &[RangeInclusive<u8>] = &[2..=4];
 
-fn check_n_run(bits: u8) -> CheckNRun {
-    CheckNRun::new(bits.into()).unwrap_or_else(|| unreachable!("2, 3, 4 or 8 bits"))
+/// The table holds no parameters that a system refuses.
+fn sound<S: System + 'static>(system: Option<S>) -> Box<dyn System> {
+    Box::new(system.unwrap_or_else(|| unreachable!("parameters of the table")))
 }
 
-/// Section 6.2.1: the bits for the expected restores, or the requested bits if those are more; 8 after more restores
-/// than expected.
-fn check_n_run_bits(bits: u8, expected: u32, seen: u32) -> u8 {
-    bits.max(check_n_run::bits_after(expected, seen) as u8)
-}
-
-fn inshrinkerator(bits: u8, metric: Metric) -> Inshrinkerator {
-    let config = Config { metric, ..Config::new(1 << bits) };
-    Inshrinkerator::new(config).unwrap_or_else(|| unreachable!("2 to 128 bins"))
+/// Inshrinkerator's configuration of 2^`bits` bins.
+fn usual(bits: u8, metric: Metric) -> Config {
+    Config { metric, ..Config::new(1 << bits) }
 }
 
 /// One published system: its family and number; or a configuration of Inshrinkerator without a number.
@@ -251,7 +220,7 @@ impl SystemId {
     /// The configuration, if it is Inshrinkerator.
     pub fn configuration(self) -> Option<Config> {
         let (metric, _) = INSHRINKERATOR.into_iter().find(|(_, family)| *family == self.family)?;
-        Some(self.config.map_or_else(|| Config { metric, ..Config::new(1 << self.number) }, Named::config))
+        Some(self.config.map_or_else(|| usual(self.number, metric), Named::config))
     }
 
     /// The first byte of its payloads.
@@ -277,11 +246,14 @@ impl SystemId {
         }
     }
 
-    /// The system to use for this many expected restores of a run and this many observed ones.
+    /// The system to use for this many expected restores of a run and this many observed ones. Check-N-Run's section
+    /// 6.2.1: the bits for the expected restores, or the requested bits if those are more; 8 after more restores than
+    /// expected. No other system depends on restores.
     #[must_use]
     pub fn in_force(self, expected: u32, seen: u32) -> SystemId {
-        let number = (self.row().in_force)(self.number, expected, seen);
-        SystemId { number: if self.row().has(number) { number } else { self.number }, ..self }
+        let has_bits_by_restores = self.row().numbers == CHECK_N_RUN_BITS;
+        let least = if has_bits_by_restores { check_n_run::bits_after(expected, seen) as u8 } else { 0 };
+        SystemId { number: self.number.max(least), ..self }
     }
 }
 

@@ -6,8 +6,8 @@
 
 use std::sync::Arc;
 
-use super::pool::{VALUES, give_state};
-use super::{Fit, Floats, Policy, State, System, Tile, registry};
+use super::registry::SystemId;
+use super::{Fit, Floats, State, Tile, registry};
 use crate::codec::float::{Bf16, F16, Float};
 use crate::codec::{Corrupt, Dtype, lossless};
 use crate::entropy::varint;
@@ -47,47 +47,34 @@ pub fn is_for(dtype: Dtype) -> bool {
 
 /// The values of a tile, exactly; `None` for other types, or bytes that are not whole elements.
 pub fn widen(dtype: Dtype, bytes: &Arc<Vec<u8>>) -> Option<Floats> {
-    (is_for(dtype) && bytes.len().is_multiple_of(dtype.size())).then_some(())?;
-    if dtype == Dtype::F32 {
-        return Some(Floats::of(bytes));
+    if !is_for(dtype) || !bytes.len().is_multiple_of(dtype.size()) {
+        return None;
     }
-    let mut values = VALUES.take(bytes.len() / dtype.size());
-    match dtype {
-        Dtype::F16 => values.iter_mut().zip(F16::elements(bytes)).for_each(|(v, &e)| *v = F16::widen(e) as f32),
-        _ => values.iter_mut().zip(Bf16::elements(bytes)).for_each(|(v, &e)| *v = Bf16::widen(e) as f32),
-    }
-    Some(values.into())
+    Some(match dtype {
+        Dtype::F16 => F16::elements(bytes).iter().map(|&e| F16::widen(e) as f32).collect::<Vec<_>>().into(),
+        Dtype::Bf16 => Bf16::elements(bytes).iter().map(|&e| Bf16::widen(e) as f32).collect::<Vec<_>>().into(),
+        _ => Floats::of(Arc::clone(bytes)),
+    })
 }
 
-/// Values as a tile of this type, each rounded to nearest, ties to even.
-fn round(dtype: Dtype, values: Floats) -> Vec<u8> {
+/// A state in its tensor's type, each value rounded to nearest, ties to even.
+fn rounded(dtype: Dtype, State { values, bins }: State) -> Decoded {
     let bytes = match dtype {
         Dtype::F16 => values.iter().map(|&value| F16::round(value.into())).collect::<Vec<_>>().into_flattened(),
         Dtype::Bf16 => values.iter().map(|&value| Bf16::round(value.into())).collect::<Vec<_>>().into_flattened(),
-        _ => return values.into_bytes(),
+        _ => values.into_bytes(),
     };
-    values.give_back();
-    bytes
+    Decoded { bytes, bins }
 }
 
-/// True if all are finite. Without a branch per value, which would take as long as encoding.
-fn are_finite(values: &[f32]) -> bool {
-    const EXPONENT: u32 = 0x7f80_0000;
-    values.iter().fold(0, |largest, value| (value.to_bits() & EXPONENT).max(largest)) < EXPONENT
-}
-
-/// Appends the payload of a tile and returns its decoded form. `None` if the tensor must stay lossless.
-pub fn encode(system: (u8, &dyn System), fit: &Fit, dtype: Dtype, tile: &Tile, out: &mut Vec<u8>) -> Option<Decoded> {
-    if !is_for(dtype) || !are_finite(&tile.values) {
+/// Appends the payload of a tile and returns its decoded form; `system`: the fit's. `None` if the tensor must stay
+/// lossless.
+pub fn encode(system: SystemId, fit: &dyn Fit, dtype: Dtype, tile: &Tile, out: &mut Vec<u8>) -> Option<Decoded> {
+    if !is_for(dtype) {
         return None;
     }
-    out.push(system.0);
-    let state = system.1.encode(fit, tile, out)?;
-    Some(rounded(dtype, state))
-}
-
-fn rounded(dtype: Dtype, state: State) -> Decoded {
-    Decoded { bytes: round(dtype, state.values), bins: state.bins }
+    out.push(system.family());
+    super::encode(fit, tile, out).map(|state| rounded(dtype, state))
 }
 
 /// Appends the payload of a state as it is, with or without a base for a difference.
@@ -121,21 +108,10 @@ pub fn decode(dtype: Dtype, payload: &[u8], before: Option<Before>, len: usize) 
         }
         return Ok(decoded);
     }
-    let previous = match before {
-        Some(before) => {
-            Some(before.state(dtype).filter(|_| before.bytes.len() == len).ok_or(Corrupt("previous state"))?)
-        }
-        None => None,
-    };
-    let state = registry::decoder(id)?.decode(payload, previous.as_ref(), elements)?;
-    if state.values.len() != elements || state.bins.as_ref().is_some_and(|bins| bins.len() != elements) {
-        return Err(Corrupt("length of a tile"));
+    if before.is_some_and(|before| before.bytes.len() != len) {
+        return Err(Corrupt("previous state"));
     }
-    previous.into_iter().for_each(give_state);
-    Ok(rounded(dtype, state))
-}
-
-/// How a system chooses the base of differences.
-pub fn policy(system: registry::SystemId) -> Policy {
-    system.system().policy()
+    let previous = before.and_then(|before| before.state(dtype));
+    let system = registry::decoder(id)?;
+    Ok(rounded(dtype, super::decode(system.as_ref(), payload, previous.as_ref(), elements)?))
 }

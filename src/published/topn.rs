@@ -10,118 +10,90 @@
 //! the tile, the number of its elements follows, u32. Then their columns, ascending in each row, u32, and their values.
 
 use std::io;
-use std::ops::ControlFlow;
+use std::sync::Arc;
 
-use super::select::{Item, largest_percent, width_and_selected};
-use super::{Fit, State, System, Tensor, Tile, values};
+use super::select::{Item, Largest, largest_percent, update};
+use super::{Fit, NO_PREVIOUS, State, System, Tensor, Tile, code};
 use crate::codec::Corrupt;
 use crate::entropy::varint;
 
 /// TOPN.
-#[derive(Clone, Copy, Debug)]
-pub struct TopN {
+#[derive(Debug)]
+pub(super) struct TopN {
     /// Percent of the parameters that take their new values, 1 to 100.
-    pub percent: u8,
+    pub(super) percent: u8,
 }
 
 /// The elements of a tile, keyed by their distance from the previous state.
-fn elements(_: (u64, u64), tile: &Tile, each: &mut dyn FnMut(Item) -> ControlFlow<()>) {
+fn elements(_: u64, tile: &Tile, each: &mut dyn FnMut(Item)) {
     let Some(previous) = tile.before() else { return };
-    for (place, (new, old)) in (tile.first..).zip(tile.values.iter().zip(&previous.values)) {
-        if each(Item { key: (new - old).abs().to_bits(), weight: 1, place }).is_break() {
-            return;
-        }
+    for (place, (new, old)) in (tile.first..).zip(tile.values.iter().zip(previous)) {
+        each(Item { key: (new - old).abs().to_bits(), weight: 1, place });
     }
 }
 
 impl System for TopN {
-    fn fit(&self, tensors: &[&dyn Tensor], _: u32) -> io::Result<Vec<Fit>> {
-        largest_percent(tensors, self.percent, elements)
+    fn fit(&self, tensors: &[&dyn Tensor], _: u32) -> io::Result<Vec<Arc<dyn Fit>>> {
+        let selected = largest_percent(tensors, self.percent, elements)?;
+        Ok(selected.into_iter().map(|largest| Arc::new(Rows(largest)) as Arc<dyn Fit>).collect())
     }
 
     fn stands_alone(&self) -> bool {
         false
     }
 
-    fn encode(&self, fit: &Fit, tile: &Tile, out: &mut Vec<u8>) -> Option<State> {
-        let previous = tile.before()?;
-        if tile.values.iter().any(|value| !value.is_finite()) {
-            return None;
-        }
-        let (width, selected) = width_and_selected(fit)?;
-        let width = width.max(1);
-        let first = tile.first % width;
-        let mut counts = vec![0u32; rows(first, width, tile.values.len())];
-        let (mut columns, mut taken) = (Vec::new(), Vec::new());
-        let mut state = State { values: previous.values.clone(), bins: None };
-        // A row of more than 2^32 elements has no columns in this format.
-        let mut fits = true;
-        elements((0, width), tile, &mut |item| {
-            if selected.has(&item) {
-                let at = (item.place - tile.first) as usize;
-                let (row, column) = place(first, width, at);
-                fits &= u32::try_from(column).is_ok();
-                counts[row] += 1;
-                columns.push(column as u32);
-                taken.push(tile.values[at]);
-                state.values[at] = tile.values[at];
-            }
-            ControlFlow::Continue(())
-        });
-        if !fits {
-            return None;
-        }
-        varint::put(width, out);
-        varint::put(first, out);
-        counts.iter().chain(&columns).for_each(|number| out.extend_from_slice(&number.to_le_bytes()));
-        values::put(&taken, out);
-        Some(state)
-    }
-
-    fn decode(&self, mut payload: &[u8], previous: Option<&State>, len: usize) -> Result<State, Corrupt> {
-        let previous = previous.filter(|previous| previous.values.len() == len).ok_or(Corrupt("no previous state"))?;
-        let (width, first) = (varint::take(&mut payload)?, varint::take(&mut payload)?);
+    fn take(&self, payload: &mut &[u8], previous: Option<&State>, len: usize) -> Result<State, Corrupt> {
+        let previous = previous.ok_or(NO_PREVIOUS)?;
+        let (width, first) = (varint::take(payload)?, varint::take(payload)?);
         if first >= width {
             return Err(Corrupt("width of a row"));
         }
-        let (counts, mut rest) = numbers(payload, rows(first, width, len))?;
+        let counts = code::take_words(payload, rows(first, width, len))?;
         let total = counts.iter().map(|count| u64::from(u32::from_le_bytes(*count))).sum::<u64>();
-        let total =
-            usize::try_from(total).ok().filter(|total| *total <= len).ok_or(Corrupt("more places than elements"))?;
-        let (mut columns, after) = numbers(rest, total)?;
-        rest = after;
-        let taken = values::take(rest, total)?;
-        let mut state = State { values: previous.values.clone(), bins: None };
-        let mut taken = taken.iter();
+        let mut columns = code::take_words(payload, total.min(len as u64 + 1) as usize)?.iter();
+        let mut places = Vec::with_capacity(columns.len());
         for (row, count) in counts.iter().enumerate() {
-            let (own, others) = columns.split_at(u32::from_le_bytes(*count) as usize);
-            columns = others;
             let mut least = 0;
-            for (column, value) in own.iter().map(|column| u64::from(u32::from_le_bytes(*column))).zip(&mut taken) {
+            for column in columns.by_ref().take(u32::from_le_bytes(*count) as usize) {
+                let column = u64::from(u32::from_le_bytes(*column));
                 let at = (row as u64).checked_mul(width).and_then(|start| (start + column).checked_sub(first));
-                let at = at.filter(|_| column >= least && column < width).and_then(|at| usize::try_from(at).ok());
-                let slot = at.and_then(|at| state.values.get_mut(at)).ok_or(Corrupt("a place beyond the tile"))?;
-                *slot = *value;
+                let at = at.filter(|at| (least..width).contains(&column) && *at < len as u64);
+                places.push(at.ok_or(Corrupt("a place beyond the tile"))? as usize);
                 least = column + 1;
             }
         }
-        Ok(state)
+        Ok(update(&previous.values, &places, &code::take_exact(payload, places.len())?))
     }
 }
 
-/// `count` u32, and the bytes after them.
-fn numbers(payload: &[u8], count: usize) -> Result<(&[[u8; 4]], &[u8]), Corrupt> {
-    let (numbers, rest) = payload.split_at_checked(count.saturating_mul(4)).ok_or(Corrupt("places"))?;
-    Ok((numbers.as_chunks().0, rest))
+#[derive(Debug)]
+struct Rows(Largest);
+
+impl Fit for Rows {
+    fn put(&self, tile: &Tile, out: &mut Vec<u8>) -> Option<State> {
+        let previous = tile.before()?;
+        let width = self.0.width.max(1);
+        // A row of more than 2^32 elements has no columns in this format.
+        u32::try_from(width - 1).ok()?;
+        let first = tile.first % width;
+        let places = self.0.places(tile);
+        let mut counts = vec![0u32; rows(first, width, tile.values.len())];
+        let column = |&place: &usize| {
+            let at = first + place as u64;
+            counts[(at / width) as usize] += 1;
+            (at % width) as u32
+        };
+        let columns: Vec<u32> = places.iter().map(column).collect();
+        let taken: Vec<f32> = places.iter().map(|&place| tile.values[place]).collect();
+        varint::put(width, out);
+        varint::put(first, out);
+        counts.iter().chain(&columns).for_each(|number| out.extend(number.to_le_bytes()));
+        code::put_exact(&taken, out);
+        Some(update(previous, &places, &taken))
+    }
 }
 
 /// Number of rows that these elements touch, the first of which is in this column.
 fn rows(first: u64, width: u64, len: usize) -> usize {
     if len == 0 { 0 } else { ((first as u128 + len as u128).div_ceil(width.into())) as usize }
-}
-
-/// Row within the tile, and column, of an element.
-fn place(first: u64, width: u64, at: usize) -> (usize, u64) {
-    let at = first + at as u64;
-    ((at / width) as usize, at % width)
 }

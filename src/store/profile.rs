@@ -10,8 +10,8 @@ use globset::{GlobBuilder, GlobMatcher};
 use serde::{Deserialize, Serialize};
 
 use crate::container::Role;
+use crate::published::Policy;
 use crate::published::registry::SystemId;
-use crate::published::{Policy, tile};
 
 /// How faithfully a file, or a tensor of it, is kept. A finer profile compares as smaller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -188,7 +188,7 @@ impl Profiles {
 
     /// How a published system chooses parents; `None` if no published system keeps the model.
     pub fn policy(&self) -> Option<Policy> {
-        [Role::Weight, Role::Master].into_iter().find_map(|role| self.of(role).system()).map(tile::policy)
+        [Role::Weight, Role::Master].into_iter().find_map(|role| self.of(role).system()).map(|id| id.system().policy())
     }
 
     /// True if data kept under this profile is as faithful as every role demands.

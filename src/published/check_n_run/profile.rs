@@ -1,10 +1,11 @@
 //! Parameters of the greedy search, from a small sample of the checkpoint (section 5.2, "Parameter selection").
 
 use std::io;
+use std::ops::Range;
 
 use super::super::{Tensor, Tile};
-use super::quantizer::{Method, Search, l2_error, levels};
-use super::{Narrow, quantizer, row_lengths, uniform};
+use super::quantizer::{Method, Search, l2_error, quantized, ranges};
+use super::{Narrow, is_same, row_lengths};
 
 /// Share of the rows in the sample: the paper's .001%.
 const SHARE: f64 = 0.00001;
@@ -38,23 +39,20 @@ pub(super) struct Chained {
 impl Sample {
     /// Adds `each` rows of a tile, spread evenly, without those that are constant or not finite.
     fn add(&mut self, tile: &Tile, width: u64, each: u64) {
-        let lengths: Vec<usize> = row_lengths(tile.first, width, tile.values.len()).collect();
+        let lengths = row_lengths(tile.first, width, tile.values.len());
         let rows = lengths.len() as u64;
         let take = each.min(rows);
         let mut chosen = (0..take).map(|i| at(i, rows, take) as usize).peekable();
-        let before = tile.previous.as_ref().map(|state| &state.values).filter(|then| then.len() == tile.values.len());
-        let mut start = 0;
-        for (number, length) in lengths.into_iter().enumerate() {
-            let whole = start..start + length;
-            let row = &tile.values[start..start + length.min(MOST_VALUES)];
-            start += length;
+        for (number, whole) in ranges(&lengths).enumerate() {
             if chosen.next_if_eq(&number).is_none() {
                 continue;
             }
+            let length = whole.len();
+            let row = &tile.values[whole.start..whole.start + length.min(MOST_VALUES)];
             if row.iter().all(|x| x.is_finite()) && row.windows(2).any(|pair| pair[0] != pair[1]) {
                 self.values.extend_from_slice(row);
                 self.lengths.push(row.len());
-                if let Some(before) = before.filter(|_| length <= MOST_VALUES) {
+                if let Some(before) = tile.before().filter(|_| length <= MOST_VALUES) {
                     self.chained.values.extend_from_slice(row);
                     self.chained.before.extend_from_slice(&before[whole]);
                     self.chained.lengths.push(length);
@@ -122,18 +120,12 @@ pub(super) fn choose(bits: u32, sample: &Sample) -> Search {
 
 /// Number of rows whose previous state equals their quantization with these parameters.
 fn explained(bits: u32, rows: &Chained, search: Search) -> usize {
-    let (mut codes, mut values) = (vec![0; rows.values.len()], vec![0.0; rows.values.len()]);
-    let (mut start, mut explained) = (0, 0);
-    for (grid, length) in
-        quantizer::grids(Method::Adaptive(search), bits, &rows.values, &rows.lengths).into_iter().zip(&rows.lengths)
-    {
-        let range = start..start + length;
-        let (row, now) = (&rows.values[range.clone()], &mut values[range.clone()]);
-        uniform::quantize(grid, levels(bits), row, &mut codes[range.clone()], now);
-        explained += usize::from(Narrow::of(row).same(now, &rows.before[range]));
-        start += length;
-    }
-    explained
+    let values = quantized(Method::Adaptive(search), bits, &rows.values, &rows.lengths);
+    let is_explained = |row: &Range<usize>| {
+        let row = row.clone();
+        is_same(Narrow::of(&rows.values[row.clone()]), &values[row.clone()], &rows.before[row])
+    };
+    ranges(&rows.lengths).filter(is_explained).count()
 }
 
 /// The parameters beyond which the gain tapers off.

@@ -1,7 +1,9 @@
 //! Uniform quantization of one row (section 5.2): symmetric, asymmetric, and adaptive asymmetric, whose range a greedy
 //! search finds.
 
-use super::super::uniform::{self, Grid};
+use std::ops::Range;
+
+use super::super::quantize::{self, Grid};
 use crate::entropy::simd::{Level, multiversion};
 
 /// How a row's range is found.
@@ -48,38 +50,40 @@ pub(super) fn levels(bits: u32) -> u32 {
 }
 
 /// Values processed side by side: with one, each addition would wait for the last.
-const LANES: usize = 32;
+const LANES: usize = 16;
+/// Widest row for the search of several rows side by side, one per lane: their 16 KiB stay in the first-level cache. In
+/// narrow rows, adding up lanes would take most of the time. A wider row alone is spread over all lanes.
+const NARROW: usize = 256;
 
 /// Adding and subtracting it rounds an f32 from 0 to 2^22 to the nearest integer, ties to even.
 const ROUNDER: f32 = 12_582_912.0;
 
+/// The places of rows with these lengths, one after the other.
+pub(super) fn ranges(lengths: &[usize]) -> impl Iterator<Item = Range<usize>> {
+    lengths.iter().scan(0, |end, length| {
+        let start = *end;
+        *end += length;
+        Some(start..*end)
+    })
+}
+
 /// The grid of each row of `x` (all finite); `lengths` of the rows, none of them 0.
 pub(super) fn grids(method: Method, bits: u32, x: &[f32], lengths: &[usize]) -> Vec<Grid> {
-    let level = Level::detect();
-    let mut grids = Vec::with_capacity(lengths.len());
-    let mut buffers = (Vec::new(), Vec::new());
-    let (mut start, mut left) = (0, lengths);
-    while let Some(&length) = left.first() {
-        let mut count = 1;
-        let rows = &x[start..];
-        match method {
-            Method::Adaptive(search) if length <= NARROW => {
-                count = left.iter().take(GROUP).take_while(|&&other| other == length).count();
-                let found = shrink_group(search, bits, &rows[..count * length], length, &mut buffers.0);
-                grids.extend_from_slice(&found[..count]);
-            }
-            Method::Adaptive(search) => grids.push(shrink(search, bits, &rows[..length], &mut buffers.1)),
-            Method::Asymmetric => {
-                let (min, max) = extremes(level, &rows[..length]);
-                grids.push(Grid::between(f64::from(min), f64::from(max), levels(bits)));
-            }
-            Method::Symmetric => {
-                let (min, max) = extremes(level, &rows[..length]);
-                grids.push(symmetric(max.max(-min), bits));
-            }
+    let Method::Adaptive(search) = method else {
+        let one = |row: Range<usize>| match extremes(Level::detect(), &x[row]) {
+            (min, max) if method == Method::Symmetric => symmetric(max.max(-min), bits),
+            (min, max) => Grid::between(min.into(), max.into(), levels(bits)),
+        };
+        return ranges(lengths).map(one).collect();
+    };
+    let (mut grids, mut left) = (Vec::with_capacity(lengths.len()), x);
+    for alike in lengths.chunk_by(|a, b| a == b) {
+        let is_wide = alike[0] > NARROW;
+        for group in alike.chunks(if is_wide { 1 } else { LANES }) {
+            let (rows, rest) = left.split_at(group.len() * group[0]);
+            grids.extend(shrink(search, bits, rows, group[0], is_wide));
+            left = rest;
         }
-        start += count * length;
-        left = &left[count..];
     }
     grids
 }
@@ -100,92 +104,49 @@ fn per_step(search: Search, (min, max): (f32, f32)) -> f32 {
     if per_step.is_normal() && (max - min).is_normal() { per_step } else { 0.0 }
 }
 
-/// The greedy search of one row. In each round either x_min goes one step up or x_max one step down, whichever leaves
-/// the smaller error. The round with the smallest error wins, or the whole range if none is better.
-fn shrink(search: Search, bits: u32, row: &[f32], steps: &mut Vec<f32>) -> Grid {
+/// The greedy search of at most [`LANES`] rows of one length, or of a single row whose values are spread over the lanes.
+/// In each round either x_min goes one step up or x_max one step down, whichever leaves the smaller error. The round
+/// with the smallest error wins, or the whole range if none is better. A row's result does not depend on other rows.
+fn shrink(search: Search, bits: u32, rows: &[f32], length: usize, is_spread: bool) -> Vec<Grid> {
     let level = Level::detect();
-    let range = extremes(level, row);
-    let per_step = per_step(search, range);
-    if per_step == 0.0 {
-        return shrunk(search, bits, range, 0.0, 0.0);
-    }
-    to_steps(level, row, range.0, per_step, steps);
-    let (levels, bins) = (levels(bits) as f32, f32::from(search.bins));
-    let (mut low, mut high) = (0.0, 0.0);
-    let scale = levels / bins;
-    let mut best = (errors(level, steps, levels, scale, [0.0, 0.0])[0] / (scale * scale), (0.0, 0.0));
-    for round in 1..=search.rounds() {
-        let scale = levels / (bins - f32::from(round));
-        let [up, down] = errors(level, steps, levels, scale, [low + 1.0, low]);
-        let error = if up < down {
-            low += 1.0;
-            up
-        } else {
-            high += 1.0;
-            down
-        };
-        let error = error / (scale * scale);
-        if error < best.0 {
-            best = (error, (low, high));
-        }
-    }
-    shrunk(search, bits, range, best.1.0, best.1.1)
-}
-
-/// Rows searched side by side, one per lane: in narrow ones, adding up lanes would take most of the time.
-const GROUP: usize = 16;
-/// Widest row for this search: the group's 16 KiB stay in the first-level cache.
-const NARROW: usize = 256;
-
-/// The greedy search of at most [`GROUP`] rows of one length. A row's result does not depend on the other rows.
-fn shrink_group(
-    search: Search,
-    bits: u32,
-    rows: &[f32],
-    length: usize,
-    columns: &mut Vec<[f32; GROUP]>,
-) -> [Grid; GROUP] {
-    columns.clear();
-    columns.resize(length, [0.0; GROUP]);
-    for (lane, row) in rows.chunks_exact(length).enumerate() {
-        columns.iter_mut().zip(row).for_each(|(column, &value)| column[lane] = value);
-    }
-    let mut ranges = [(f32::MAX, f32::MIN); GROUP];
-    for column in columns.iter() {
-        for (range, &value) in ranges.iter_mut().zip(column) {
-            *range = (range.0.min(value), range.1.max(value));
-        }
-    }
-    let per_step = ranges.map(|range| per_step(search, range));
-    for column in columns.iter_mut() {
-        (0..GROUP).for_each(|lane| column[lane] = (column[lane] - ranges[lane].0) * per_step[lane]);
-    }
-    let level = Level::detect();
-    let (low, high) = search_group(level, columns, levels(bits) as f32, f32::from(search.bins), search.rounds());
-    std::array::from_fn(|lane| {
+    let ranges: Vec<(f32, f32)> = rows.chunks_exact(length).map(|row| extremes(level, row)).collect();
+    // Of each lane.
+    let of = |lane: usize| ranges[if is_spread { 0 } else { lane.min(ranges.len() - 1) }];
+    let least: [f32; LANES] = std::array::from_fn(|lane| of(lane).0);
+    let per_step: [f32; LANES] = std::array::from_fn(|lane| per_step(search, of(lane)));
+    let (across, down) = if is_spread { (1, LANES) } else { (length, 1) };
+    let step = |at: usize, lane: usize| rows.get(at).map_or(0.0, |value| (value - least[lane]) * per_step[lane]);
+    let column = |i: usize| std::array::from_fn(|lane| step(i * down + lane * across, lane));
+    let columns: Vec<[f32; LANES]> = (0..length.div_ceil(down)).map(column).collect();
+    let spread = is_spread.then_some((columns.len() * LANES - length) as f32);
+    let (low, high) = search_all(level, &columns, levels(bits) as f32, f32::from(search.bins), search.rounds(), spread);
+    let one = |(lane, range): (usize, &(f32, f32))| {
         let taken = if per_step[lane] == 0.0 { (0.0, 0.0) } else { (low[lane], high[lane]) };
-        shrunk(search, bits, ranges[lane], taken.0, taken.1)
-    })
+        shrunk(search, bits, *range, taken.0, taken.1)
+    };
+    ranges.iter().enumerate().map(one).collect()
 }
 
 multiversion! {
-    /// Steps taken from below and from above, for each row.
-    fn search_group(
-        columns: &[[f32; GROUP]],
+    /// Steps taken from below and from above, for each row. `spread`: if the lanes are one row, how many of their last
+    /// values are padding.
+    fn search_all(
+        columns: &[[f32; LANES]],
         levels: f32,
         bins: f32,
         rounds: u16,
-    ) -> ([f32; GROUP], [f32; GROUP]) {
-        let (mut low, mut best_low, mut best_high) = ([0f32; GROUP], [0f32; GROUP], [0f32; GROUP]);
+        spread: Option<f32>,
+    ) -> ([f32; LANES], [f32; LANES]) {
+        let (mut low, mut best_low, mut best_high) = ([0f32; LANES], [0f32; LANES], [0f32; LANES]);
         let scale = levels / bins;
-        let mut best = errors_group(columns, levels, scale, &low, &low).0;
+        let mut best = errors(columns, levels, scale, &low, &low, spread).0;
         best.iter_mut().for_each(|error| *error /= scale * scale);
         for round in 1..=rounds {
             let round = f32::from(round);
             let scale = levels / (bins - round);
             let raised = low.map(|low| low + 1.0);
-            let (up, down) = errors_group(columns, levels, scale, &raised, &low);
-            for lane in 0..GROUP {
+            let (up, down) = errors(columns, levels, scale, &raised, &low, spread);
+            for lane in 0..LANES {
                 low[lane] = if up[lane] < down[lane] { raised[lane] } else { low[lane] };
                 let error = if up[lane] < down[lane] { up[lane] } else { down[lane] } / (scale * scale);
                 let better = error < best[lane];
@@ -200,23 +161,27 @@ multiversion! {
 
 /// Squared errors of each row, in steps of the grid, for a range that begins at each of two places.
 #[inline(always)]
-fn errors_group(
-    columns: &[[f32; GROUP]],
+fn errors(
+    columns: &[[f32; LANES]],
     levels: f32,
     scale: f32,
-    from: &[f32; GROUP],
-    other: &[f32; GROUP],
-) -> ([f32; GROUP], [f32; GROUP]) {
-    let (mut sums, mut others) = ([0f32; GROUP], [0f32; GROUP]);
+    from: &[f32; LANES],
+    other: &[f32; LANES],
+    spread: Option<f32>,
+) -> ([f32; LANES], [f32; LANES]) {
+    let (mut sums, mut others) = ([0f32; LANES], [0f32; LANES]);
     for column in columns {
-        for lane in 0..GROUP {
+        for lane in 0..LANES {
             let missed = miss((column[lane] - from[lane]) * scale, levels);
             sums[lane] += missed * missed;
             let missed = miss((column[lane] - other[lane]) * scale, levels);
             others[lane] += missed * missed;
         }
     }
-    (sums, others)
+    let Some(padding) = spread else { return (sums, others) };
+    // A padding value is 0, so it misses by the whole distance to the range.
+    let total = |sums: [f32; LANES], from: f32| sums.iter().sum::<f32>() - padding * (from * scale) * (from * scale);
+    ([total(sums, from[0]); LANES], [total(others, other[0]); LANES])
 }
 
 multiversion! {
@@ -235,37 +200,6 @@ multiversion! {
     }
 }
 
-multiversion! {
-    /// The row in steps of the search, counted from its smallest value.
-    fn to_steps(row: &[f32], min: f32, per_step: f32, steps: &mut Vec<f32>) -> () {
-        steps.clear();
-        steps.extend(row.iter().map(|&value| (value - min) * per_step));
-    }
-}
-
-multiversion! {
-    /// Squared error, in steps of the grid, for a range that begins at each of these two places.
-    fn errors(steps: &[f32], levels: f32, scale: f32, from: [f32; 2]) -> [f32; 2] {
-        let mut sums = [[0f32; LANES]; 2];
-        let (chunks, tail) = steps.as_chunks::<LANES>();
-        for chunk in chunks {
-            for (sums, from) in sums.iter_mut().zip(from) {
-                for lane in 0..LANES {
-                    let missed = miss((chunk[lane] - from) * scale, levels);
-                    sums[lane] += missed * missed;
-                }
-            }
-        }
-        for (sums, from) in sums.iter_mut().zip(from) {
-            for (sum, &value) in sums.iter_mut().zip(tail) {
-                let missed = miss((value - from) * scale, levels);
-                *sum += missed * missed;
-            }
-        }
-        sums.map(|sums| sums.iter().sum())
-    }
-}
-
 /// Distance of a value from its quantized value, in steps of its grid.
 #[inline(always)]
 fn miss(value: f32, levels: f32) -> f32 {
@@ -277,31 +211,24 @@ fn miss(value: f32, levels: f32) -> f32 {
 /// The quantized values of rows (all finite). `bits`: 1 to 8; `lengths`: of the rows of `x`, none of them 0.
 pub fn quantized(method: Method, bits: u32, x: &[f32], lengths: &[usize]) -> Vec<f32> {
     let (mut codes, mut values) = (vec![0; x.len()], vec![0.0; x.len()]);
-    let mut start = 0;
-    for (grid, length) in grids(method, bits, x, lengths).into_iter().zip(lengths) {
-        let row = start..start + length;
-        uniform::quantize(grid, levels(bits), &x[row.clone()], &mut codes[row.clone()], &mut values[row]);
-        start += length;
+    for (row, grid) in ranges(lengths).zip(grids(method, bits, x, lengths)) {
+        let codes = &mut codes[row.clone()];
+        quantize::quantize(grid, levels(bits), &x[row.clone()], codes, &mut values[row]);
     }
     values
 }
 
 /// Mean l2 error of rows (all finite) in this quantization: the paper's measure. `lengths`: of the rows of `x`, none of
 /// them 0.
-pub fn l2_error(method: Method, bits: u32, x: &[f32], lengths: &[usize]) -> f64 {
+pub(super) fn l2_error(method: Method, bits: u32, x: &[f32], lengths: &[usize]) -> f64 {
     l2_distance(x, &quantized(method, bits, x, lengths), lengths)
 }
 
 /// Mean distance over rows between the quantized and the original values.
 pub fn l2_distance(x: &[f32], values: &[f32], lengths: &[usize]) -> f64 {
-    let (mut start, mut sum) = (0, 0.0);
-    for length in lengths {
-        let row = start..start + length;
-        let square = |(&x, &q): (&f32, &f32)| (f64::from(x) - f64::from(q)).powi(2);
-        sum += x[row.clone()].iter().zip(&values[row]).map(square).sum::<f64>().sqrt();
-        start += length;
-    }
-    sum / lengths.len().max(1) as f64
+    let square = |(&x, &q): (&f32, &f32)| (f64::from(x) - f64::from(q)).powi(2);
+    let distance = |row: Range<usize>| x[row.clone()].iter().zip(&values[row]).map(square).sum::<f64>().sqrt();
+    ranges(lengths).map(distance).sum::<f64>() / lengths.len().max(1) as f64
 }
 
 #[cfg(test)]
@@ -311,15 +238,12 @@ mod tests {
     /// The search decides on sums: they must not depend on the machine.
     #[test]
     fn every_instruction_set_gives_the_same() {
-        let row: Vec<f32> = (0..997).map(|i| ((i * 7919) % 1009) as f32 * 0.001 - 0.4).collect();
+        let row: Vec<f32> = (0..997).map(|i| ((i * 7919) % 1009) as f32 * 0.045).collect();
         let run = |level| {
-            let mut steps = vec![9.0; 3];
             let (min, max) = extremes(level, &row);
-            to_steps(level, &row, min, 45.0 / (max - min), &mut steps);
-            let errors = errors(level, &steps, 15.0, 15.0 / 41.0, [3.0, 2.0]);
-            let columns: Vec<[f32; GROUP]> = steps.as_chunks().0.to_vec();
-            let group = search_group(level, &columns, 15.0, 45.0, 40);
-            (min.to_bits(), max.to_bits(), errors.map(f32::to_bits), group)
+            let columns: Vec<[f32; LANES]> = row.as_chunks().0.to_vec();
+            let search = |spread| search_all(level, &columns, 15.0, 45.0, 40, spread);
+            (min.to_bits(), max.to_bits(), search(None), search(Some(3.0)))
         };
         let portable = run(Level::PORTABLE);
         for level in Level::available() {
@@ -335,10 +259,10 @@ mod tests {
         let all = grids(Method::Adaptive(search), 4, &x, &[37; 40]);
         for (row, grid) in x.chunks(37).zip(&all) {
             assert_eq!(grids(Method::Adaptive(search), 4, row, &[37]), [*grid]);
-            let alone = shrink(search, 4, row, &mut Vec::new());
+            let alone = shrink(search, 4, row, 37, true)[0];
             let (mut codes, mut values) = ([0; 37], [0.0; 37]);
             let mut error = |grid| {
-                uniform::quantize(grid, 15, row, &mut codes, &mut values);
+                quantize::quantize(grid, 15, row, &mut codes, &mut values);
                 row.iter().zip(&values).map(|(x, q)| (x - q) * (x - q)).sum::<f32>()
             };
             let (a, b) = (error(alone), error(*grid));

@@ -4,6 +4,8 @@
 //! magnitudes. By frequency alone, all resolution would go to the values around zero. The available text lacks the
 //! paper's alpha; .5 works well. It does not define the normalization of the two shares either: here both sum to 1.
 
+use super::super::clusters::Points;
+
 /// Maximum rounds of Lloyd's algorithm; on a line they settle in some tens.
 const ROUNDS: usize = 300;
 /// Seed of the start, always the same: the same checkpoint gives the same clusters.
@@ -23,38 +25,19 @@ pub fn weights(points: &[(f64, u64)], alpha: f64) -> Vec<f64> {
 /// Centroids of at most `k` clusters, ascending; fewer if there are fewer points. `points` ascend, with one weight
 /// each.
 pub fn cluster(points: &[(f64, u64)], weights: &[f64], k: usize) -> Vec<f64> {
-    let values: Vec<f64> = points.iter().map(|&(value, _)| value).collect();
-    if values.len() <= k {
-        return values;
+    let points = Points::new(points.iter().map(|&(value, _)| value).collect(), weights);
+    if points.values.len() <= k {
+        return points.values;
     }
-    let mut centroids = start(&values, weights, k);
+    let mut centroids = start(&points.values, weights, k);
     centroids.sort_by(f64::total_cmp);
-    // Clusters of points on a line are ranges of them; with running sums a round only examines their borders.
-    let sums = |of: &dyn Fn(usize) -> f64| {
-        let mut sum = 0.0;
-        let running = (0..values.len()).map(|i| {
-            sum += of(i);
-            sum
-        });
-        std::iter::once(0.0).chain(running).collect::<Vec<f64>>()
-    };
-    let (weight, moment) = (sums(&|i| weights[i]), sums(&|i| weights[i] * values[i]));
     let mut borders = Vec::new();
     for _ in 0..ROUNDS {
-        let border = |pair: &[f64]| values.partition_point(|&value| value <= f64::midpoint(pair[0], pair[1]));
-        let next: Vec<usize> = [0].into_iter().chain(centroids.windows(2).map(border)).chain([values.len()]).collect();
+        let next = points.borders(&centroids);
         if next == borders {
             break;
         }
-        for (centroid, range) in centroids.iter_mut().zip(next.windows(2)) {
-            let total = weight[range[1]] - weight[range[0]];
-            // A cluster that has lost its points stays in place.
-            if range[0] < range[1] && total > 0.0 {
-                let mean = (moment[range[1]] - moment[range[0]]) / total;
-                // Rounding in the sums must not move it outside its own points, or out of order.
-                *centroid = mean.clamp(values[range[0]], values[range[1] - 1]);
-            }
-        }
+        points.recentre(&mut centroids, &next);
         borders = next;
     }
     centroids
@@ -93,9 +76,4 @@ fn start(values: &[f64], weights: &[f64], k: usize) -> Vec<f64> {
         }
     }
     centroids
-}
-
-/// Midpoints between centroids in f32, where a value's bin changes; a value on one belongs to the lower bin.
-pub fn borders(centroids: &[f32]) -> Vec<f32> {
-    centroids.windows(2).map(|pair| f64::midpoint(pair[0].into(), pair[1].into()) as f32).collect()
 }

@@ -29,10 +29,12 @@ const WORD: &str = "inshrinkerator";
 impl Named {
     /// The configuration with its shares rounded to what a name can hold. `None` if it is no valid configuration.
     pub fn nearest(config: &Config) -> Option<Named> {
-        Inshrinkerator::new(*config)?;
-        let Config { bins, embedding_bins, prune, metric, protect } = *config;
+        Inshrinkerator::new(*config).map(|_| Named::of(*config))
+    }
+
+    fn of(Config { bins, embedding_bins, prune, metric, protect }: Config) -> Named {
         let hundredths = |share: f64| (share * WHOLE).round() as u16;
-        Some(Named { bins, embedding_bins, prune: hundredths(prune), metric, protect: hundredths(protect) })
+        Named { bins, embedding_bins, prune: hundredths(prune), metric, protect: hundredths(protect) }
     }
 
     /// Its configuration.
@@ -50,14 +52,7 @@ impl Named {
     }
 
     fn usual(bins: u16) -> Named {
-        let Config { bins, embedding_bins, prune, metric, protect } = Config::new(bins);
-        Named {
-            bins,
-            embedding_bins,
-            prune: (prune * WHOLE).round() as u16,
-            metric,
-            protect: (protect * WHOLE).round() as u16,
-        }
+        Named::of(Config::new(bins))
     }
 }
 

@@ -1,11 +1,9 @@
 //! Decides which parameters are protected, pruned or quantized (section 4.2), from quantiles of their magnitude |w| and
-//! sensitivity |w g| (section 4.1), and quantizes the rest.
+//! sensitivity |w g| (section 4.1).
 
-use super::super::{Tile, pack};
+use super::super::Tile;
 use super::Metric;
-use super::kmeans;
 use super::sketch::Sketch;
-use crate::entropy::{Corrupt, varint};
 
 /// Level of a pruned value, and of a protected one; the bins follow.
 pub(super) const PRUNED: u16 = 0;
@@ -42,7 +40,6 @@ fn gradient(tile: &Tile) -> Option<&[f32]> {
 /// the two protection thresholds is protected, whatever the other threshold says.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Thresholds {
-    /// Without gradients the sensitivity is unknown, and magnitude decides alone.
     pub(super) metric: Metric,
     /// By magnitude, by sensitivity; below 0 for none.
     pub(super) prune: [f32; 2],
@@ -72,82 +69,17 @@ impl Thresholds {
             (false, true) => PRUNED,
             (false, false) => FIRST_BIN,
         };
+        let metric = self.metric as usize;
+        let one = |scores: [f32; 2], metric: usize| {
+            level(scores[metric] <= self.prune[metric], scores[0] >= self.protect[0] || scores[1] >= self.protect[1])
+        };
         match gradient(tile) {
-            None => {
-                let one = |w: &f32| level(w.abs() <= self.prune[0], w.abs() >= self.protect[0]);
-                tile.values.iter().map(one).collect()
-            }
+            // Without gradients the sensitivity is unknown, and magnitude decides alone.
+            None => tile.values.iter().map(|w| one([w.abs(), -1.0], 0)).collect(),
             Some(gradient) => {
-                let one = |(w, g): (&f32, &f32)| {
-                    let scores = [w.abs(), (w * g).abs()];
-                    let of_metric = self.metric as usize;
-                    let protect = scores[0] >= self.protect[0] || scores[1] >= self.protect[1];
-                    level(scores[of_metric] <= self.prune[of_metric], protect)
-                };
-                tile.values.iter().zip(gradient).map(one).collect()
+                let pairs = tile.values.iter().zip(gradient);
+                pairs.map(|(w, g)| one([w.abs(), (w * g).abs()], metric)).collect()
             }
         }
     }
-}
-
-/// The parameters to encode a tile.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Fitted {
-    pub(super) thresholds: Thresholds,
-    /// Ascending, without duplicates.
-    pub(super) centroids: Vec<f32>,
-}
-
-impl Fitted {
-    pub(super) fn to_bytes(&self) -> Vec<u8> {
-        let mut out = vec![self.thresholds.metric as u8];
-        pack::put_floats(&[self.thresholds.prune, self.thresholds.protect].concat(), &mut out);
-        varint::put(self.centroids.len() as u64, &mut out);
-        pack::put_floats(&self.centroids, &mut out);
-        out
-    }
-
-    pub(super) fn from_bytes(mut fit: &[u8]) -> Result<Fitted, Corrupt> {
-        let metric = if pack::take_byte(&mut fit)? == 0 { Metric::Magnitude } else { Metric::Sensitivity };
-        let (four, mut rest) = fit.split_first_chunk::<16>().ok_or(Corrupt("fit"))?;
-        let four: [f32; 4] = std::array::from_fn(|i| f32::from_le_bytes(std::array::from_fn(|b| four[4 * i + b])));
-        let count = usize::try_from(varint::take(&mut rest)?).unwrap_or(usize::MAX);
-        let centroids = pack::take_floats(&mut rest, count)?;
-        let thresholds = Thresholds { metric, prune: [four[0], four[1]], protect: [four[2], four[3]] };
-        Ok(Fitted { thresholds, centroids })
-    }
-
-    /// Level of each value of a tile.
-    pub(super) fn levels(&self, tile: &Tile) -> Vec<u16> {
-        let mut levels = self.thresholds.split(tile);
-        let borders = kmeans::borders(&self.centroids);
-        let mut bins = [0u8; BLOCK];
-        for (values, levels) in tile.values.chunks(BLOCK).zip(levels.chunks_mut(BLOCK)) {
-            let bins = &mut bins[..values.len()];
-            count_below(values, &borders, bins);
-            for (level, &bin) in levels.iter_mut().zip(bins.iter()) {
-                *level += if *level == FIRST_BIN { bin.into() } else { 0 };
-            }
-        }
-        levels
-    }
-}
-
-/// Values whose bins are found together: they stay in the first-level cache while one border after the other passes.
-const BLOCK: usize = 2048;
-
-/// Number of borders below each value: its bin. Fewer than 256 borders.
-pub(crate) fn count_below(values: &[f32], borders: &[f32], bins: &mut [u8]) {
-    bins.fill(0);
-    for &border in borders {
-        bins.iter_mut().zip(values).for_each(|(bin, &value)| *bin += u8::from(value > border));
-    }
-}
-
-/// The stored form of centroids.
-pub(crate) fn to_f32(centroids: &[f64]) -> Vec<f32> {
-    let mut narrow: Vec<f32> = centroids.iter().map(|&c| (c as f32).clamp(f32::MIN, f32::MAX)).collect();
-    // Far below f32's normal numbers several may become equal.
-    narrow.dedup();
-    narrow
 }

@@ -14,17 +14,19 @@ const GAMMA: f64 = (1.0 + ALPHA) / (1.0 - ALPHA);
 /// Number of the first bucket: the smallest magnitude of f32, 1.4e-45, is above gamma^-5163.
 const FIRST: i32 = -5163;
 /// Buckets: the largest magnitude, 3.4e38, is below gamma^4436.
-pub(super) const BUCKETS: usize = (4436 - FIRST + 1) as usize;
+const BUCKETS: usize = (4436 - FIRST + 1) as usize;
 
-/// Finds the bucket of a magnitude.
-struct Grid {
+/// Finds buckets; [`BUCKET`] is the only one.
+pub(super) struct Buckets {
     /// Upper bound of each bucket.
     upper: Vec<f64>,
     /// Binary logarithm of each leading eight bits of a mantissa, in 2^-16: for a first guess.
     mantissa: [u32; 256],
+    per_octave: f64,
 }
 
-static GRID: LazyLock<Grid> = LazyLock::new(|| {
+/// Look it up once for many values.
+pub(super) static BUCKET: LazyLock<Buckets> = LazyLock::new(|| {
     let mut upper = vec![1.0; BUCKETS];
     let zero = (-FIRST) as usize;
     for i in zero + 1..BUCKETS {
@@ -34,45 +36,34 @@ static GRID: LazyLock<Grid> = LazyLock::new(|| {
         upper[i] = upper[i + 1] / GAMMA;
     }
     let mantissa = std::array::from_fn(|i| ((1.0 + (i as f64 + 0.5) / 256.0).log2() * 65536.0) as u32);
-    Grid { upper, mantissa }
+    Buckets { upper, mantissa, per_octave: 1.0 / (65536.0 * GAMMA.log2()) }
 });
 
-/// Finds buckets; create it once for many values.
-#[derive(Clone, Copy)]
-pub(super) struct Buckets {
-    grid: &'static Grid,
-    per_octave: f64,
-}
-
 impl Buckets {
-    pub(super) fn new() -> Buckets {
-        Buckets { grid: &GRID, per_octave: 1.0 / (65536.0 * GAMMA.log2()) }
-    }
-
     /// The bucket of a magnitude that is finite and above zero.
     #[inline(always)]
-    pub(super) fn of(self, magnitude: f32) -> usize {
+    pub(super) fn of(&self, magnitude: f32) -> usize {
         let wide = f64::from(magnitude);
         // In f64 no f32 is subnormal.
         let bits = wide.to_bits();
-        let octaves = (((bits >> 52) as i64 - 1023) << 16) + i64::from(self.grid.mantissa[(bits >> 44 & 255) as usize]);
+        let octaves = (((bits >> 52) as i64 - 1023) << 16) + i64::from(self.mantissa[(bits >> 44 & 255) as usize]);
         // Rounded up, like bucket numbers. Before that, it is at most a tenth of a bucket off.
         let guess = (octaves as f64 * self.per_octave - f64::from(FIRST)) as usize + 1;
         let guess = guess.clamp(1, BUCKETS - 2);
         // The bounds decide.
-        let guess = guess + usize::from(wide > self.grid.upper[guess]);
-        guess - usize::from(wide <= self.grid.upper[guess - 1])
+        let guess = guess + usize::from(wide > self.upper[guess]);
+        guess - usize::from(wide <= self.upper[guess - 1])
     }
 
     /// The value that represents the magnitudes of a bucket.
-    pub(super) fn value(self, bucket: usize) -> f64 {
-        self.grid.upper[bucket] * (2.0 / (GAMMA + 1.0))
+    pub(super) fn value(&self, bucket: usize) -> f64 {
+        self.upper[bucket] * (2.0 / (GAMMA + 1.0))
     }
 }
 
 /// The number of values in each bucket; mergeable.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Sketch {
+pub(super) struct Sketch {
     zeros: u64,
     counts: Vec<u64>,
 }
@@ -85,8 +76,8 @@ impl Default for Sketch {
 
 impl Sketch {
     /// Counts magnitudes; skips those that are not finite.
-    pub fn add(&mut self, magnitudes: impl Iterator<Item = f32>) {
-        let buckets = Buckets::new();
+    pub(super) fn add(&mut self, magnitudes: impl Iterator<Item = f32>) {
+        let buckets = &*BUCKET;
         for magnitude in magnitudes {
             if magnitude > 0.0 && magnitude < f32::INFINITY {
                 self.counts[buckets.of(magnitude)] += 1;
@@ -97,23 +88,23 @@ impl Sketch {
     }
 
     /// Adds another sketch's counts, of another shard or layer.
-    pub fn merge(&mut self, other: &Sketch) {
+    pub(super) fn merge(&mut self, other: &Sketch) {
         self.zeros += other.zeros;
         self.counts.iter_mut().zip(&other.counts).for_each(|(count, other)| *count += other);
     }
 
     /// Number of values.
-    pub fn len(&self) -> u64 {
+    pub(super) fn len(&self) -> u64 {
         self.zeros + self.counts.iter().sum::<u64>()
     }
 
     /// True if it has counted nothing.
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// The quantile `q` (0 to 1), within 1% of the value of rank floor(q (n - 1)); 0 for no values.
-    pub fn quantile(&self, q: f64) -> f64 {
+    pub(super) fn quantile(&self, q: f64) -> f64 {
         let rank = (q.clamp(0.0, 1.0) * self.len().saturating_sub(1) as f64) as u64;
         let mut below = self.zeros;
         if rank < below {
@@ -122,7 +113,7 @@ impl Sketch {
         for (bucket, &count) in self.counts.iter().enumerate() {
             below += count;
             if rank < below {
-                return Buckets::new().value(bucket);
+                return BUCKET.value(bucket);
             }
         }
         0.0
@@ -130,43 +121,26 @@ impl Sketch {
 }
 
 /// The histogram of signed values for clustering.
-#[derive(Clone, Debug)]
-pub struct Histogram {
-    /// Negative ones by magnitude, then positive ones.
-    sides: [Vec<u64>; 2],
-    zeros: u64,
-}
-
-impl Default for Histogram {
-    fn default() -> Histogram {
-        Histogram { sides: [vec![0; BUCKETS], vec![0; BUCKETS]], zeros: 0 }
-    }
+#[derive(Default)]
+pub(super) struct Histogram {
+    negative: Sketch,
+    positive: Sketch,
 }
 
 impl Histogram {
-    /// Counts values, all finite.
-    pub fn add(&mut self, values: &[f32]) {
-        let buckets = Buckets::new();
-        let [negative, positive] = &mut self.sides;
-        for &value in values {
-            if value > 0.0 {
-                positive[buckets.of(value)] += 1;
-            } else if value < 0.0 {
-                negative[buckets.of(-value)] += 1;
-            } else {
-                self.zeros += 1;
-            }
-        }
+    /// Counts values; skips those that are not finite.
+    pub(super) fn add(&mut self, values: &[f32]) {
+        self.negative.add(values.iter().map(|value| -value));
+        self.positive.add(values.iter().copied());
     }
 
     /// Value and count of each bucket that is not empty, from the smallest value on.
-    pub fn points(&self) -> Vec<(f64, u64)> {
-        let buckets = Buckets::new();
-        let side = |number: usize, sign: f64| {
-            let counts = self.sides[number].iter().enumerate().filter(|&(_, &count)| count > 0);
-            counts.map(move |(bucket, &count)| (sign * buckets.value(bucket), count))
+    pub(super) fn points(&self) -> Vec<(f64, u64)> {
+        let side = |sketch: &Sketch, sign: f64| -> Vec<(f64, u64)> {
+            let counts = sketch.counts.iter().enumerate().filter(|&(_, &count)| count > 0);
+            counts.map(|(bucket, &count)| (sign * BUCKET.value(bucket), count)).collect()
         };
-        let zero = (self.zeros > 0).then_some((0.0, self.zeros));
-        side(0, -1.0).rev().chain(zero).chain(side(1, 1.0)).collect()
+        let zero = (self.positive.zeros > 0).then_some((0.0, self.positive.zeros));
+        side(&self.negative, -1.0).into_iter().rev().chain(zero).chain(side(&self.positive, 1.0)).collect()
     }
 }

@@ -14,7 +14,7 @@ fn system(bins: u16) -> Inshrinkerator {
 fn all_conform() {
     conforms(&system(32));
     conforms(&system(4).with_coding(Coding::Huffman));
-    conforms(&system(6).with_coding(Coding::RunLength).with_alpha(1.0));
+    conforms(&system(6).with_coding(Coding::RunLength));
     let wild = Config { bins: 239, embedding_bins: 2, prune: 0.5, metric: Metric::Sensitivity, protect: 0.2 };
     conforms(&Inshrinkerator::new(wild).unwrap());
     let all = [Config { prune: 1.0, ..Config::new(2) }, Config { protect: 1.0, prune: 0.0, ..Config::new(2) }];
@@ -27,7 +27,7 @@ fn all_conform() {
 proptest! {
     #[test]
     fn buckets_are_within_a_hundredth(bits in prop::collection::vec(1u32..0x7f80_0000, 1..50)) {
-        let buckets = sketch::Buckets::new();
+        let buckets = &*sketch::BUCKET;
         for magnitude in
             bits.into_iter().map(f32::from_bits).chain([f32::MAX, f32::MIN_POSITIVE, f32::from_bits(1), 1.0])
         {
@@ -65,14 +65,14 @@ proptest! {
             .iter()
             .map(|&level| if noise.below(moving) == 0 { noise.below(now) as u16 } else { level.min(now as u16 - 1) })
             .collect();
-        for (before, cycle) in [(None, now), (Some(then.as_slice()), now.max(before))] {
+        let then = State { bins: Some(then), ..State::default() };
+        for before in [None, Some(&then)] {
             for coding in [Coding::Huffman, Coding::RunLength, Coding::Rearranged] {
                 let mut payload = Vec::new();
-                encode_levels(&levels, before, cycle, coding, &mut payload);
+                levels::put(&levels, now, before, coding, &mut payload);
                 payload.push(77);
-                let (mut rest, mut again) = (payload.as_slice(), vec![9; len]);
-                decode_levels(&mut rest, before, cycle, &mut again).unwrap();
-                prop_assert_eq!(&again, &levels);
+                let mut rest = payload.as_slice();
+                prop_assert_eq!(&levels::take(&mut rest, now, before, len).unwrap(), &levels);
                 prop_assert_eq!(rest, [77]);
             }
         }
@@ -246,9 +246,10 @@ fn codings_rank_as_published() {
         if noise.below(often) == 0 { (level + 1) % 34 } else { level }
     };
     let now: Vec<u16> = then.iter().map(move_one).collect();
+    let then = State { bins: Some(then), ..State::default() };
     let size = |coding| {
         let mut out = Vec::new();
-        encode_levels(&now, Some(&then), 34, coding, &mut out);
+        levels::put(&now, 34, Some(&then), coding, &mut out);
         out.len()
     };
     let [huffman, runs, rearranged] = [Coding::Huffman, Coding::RunLength, Coding::Rearranged].map(size);

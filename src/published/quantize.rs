@@ -1,4 +1,5 @@
-//! Evenly spaced values: codes 0 to `levels` (at most 255) on a grid of f32.
+//! Quantization to evenly spaced values, codes 0 to `levels` (at most 255) on a grid of f32, and to the nearest of some
+//! centroids.
 
 use crate::entropy::simd::{Level, multiversion};
 
@@ -31,6 +32,13 @@ impl Grid {
 /// Adding and subtracting it rounds to the nearest integer, ties to even.
 const ROUNDER: f64 = 6_755_399_441_055_744.0;
 
+/// The codes of `x` and their values.
+pub(super) fn quantized(grid: Grid, levels: u32, x: &[f32]) -> (Vec<u8>, Vec<f32>) {
+    let (mut codes, mut values) = (vec![0; x.len()], vec![0.0; x.len()]);
+    quantize(grid, levels, x, &mut codes, &mut values);
+    (codes, values)
+}
+
 /// Writes the codes of `x` and their values.
 pub(super) fn quantize(grid: Grid, levels: u32, x: &[f32], codes: &mut [u8], values: &mut [f32]) {
     // A single value, or a range below what f32 can divide: all codes are 0.
@@ -62,6 +70,23 @@ multiversion! {
             *value = grid.value(f64::from(code));
         }
     }
+}
+
+/// Values whose bins are found together: they stay in the first-level cache while one border after the other passes.
+const BLOCK: usize = 2048;
+
+/// Index of the nearest centroid for each value. Centroids ascend, at most 256; a value in the middle of two belongs to
+/// the lower one.
+pub(super) fn nearest(values: &[f32], centroids: &[f32]) -> Vec<u8> {
+    let middle = |pair: &[f32]| f64::midpoint(pair[0].into(), pair[1].into()) as f32;
+    let borders: Vec<f32> = centroids.windows(2).map(middle).collect();
+    let mut bins = vec![0; values.len()];
+    for (bins, values) in bins.chunks_mut(BLOCK).zip(values.chunks(BLOCK)) {
+        for &border in &borders {
+            bins.iter_mut().zip(values).for_each(|(bin, &value)| *bin += u8::from(value > border));
+        }
+    }
+    bins
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! The delta encoder (section 6): levels to bytes, as cyclic differences to the levels of the previous state.
+//! The delta encoder of Inshrinkerator's section 6, and QD-Compressor's, which has Huffman codes alone: levels to bytes,
+//! as cyclic differences to the levels of the previous state.
 //!
 //! d = (level - previous level) mod B, where B is the larger of the two numbers of levels, so that both may change
 //! between checkpoints. The differences are grouped by the previous level (*rearranged*); the reader knows that level,
@@ -11,8 +12,9 @@
 //! and runs are not used, since they would be another system's. If there are long lengths, their length and payload
 //! ([`ints`]) follow.
 
-use super::super::pack;
-use crate::entropy::{Corrupt, ints, symbols, varint};
+use super::{State, code};
+use crate::codec::Corrupt;
+use crate::entropy::{ints, symbols, varint};
 
 /// The encoder's stages in use, as figure 12 compares them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,84 +39,72 @@ const SHORT: std::ops::RangeInclusive<usize> = 2..=15;
 /// Symbols that are not values.
 const LENGTHS: usize = 15;
 /// Maximum number of levels if run lengths share their alphabet.
-pub(crate) const MOST_LEVELS: usize = 256 - LENGTHS;
+pub(super) const MOST_LEVELS: usize = 256 - LENGTHS;
 
-const CODINGS: [Coding; 3] = [Coding::Huffman, Coding::RunLength, Coding::Rearranged];
+/// The bit of the first byte for differences to the levels before; its other bits are the coding.
+const DIFFERENCES: u8 = 128;
 
-/// Appends the levels, all below `cycle`, as differences to `before` (as many, below `cycle` too), or to 0.
-pub(crate) fn encode(levels: &[u16], before: Option<&[u16]>, cycle: usize, coding: Coding, out: &mut Vec<u8>) {
-    debug_assert!((1..=coding.most_levels()).contains(&cycle));
-    out.push(CODINGS.iter().position(|&other| other == coding).unwrap_or(0) as u8);
-    let difference = |now: u16, then: u16| ((usize::from(now) + cycle - usize::from(then)) % cycle) as u8;
-    let mut differences = vec![0; levels.len()];
-    match before {
-        None => differences.iter_mut().zip(levels).for_each(|(d, &now)| *d = now as u8),
-        Some(before) if coding == Coding::Rearranged => {
-            let mut next = starts(before, cycle);
-            for (&now, &then) in levels.iter().zip(before) {
-                let place = &mut next[usize::from(then)];
-                differences[*place] = difference(now, then);
-                *place += 1;
-            }
-            let starts = starts(before, cycle);
-            for range in starts.windows(2).filter(|range| range[0] < range[1]) {
-                put_group(&differences[range[0]..range[1]], cycle, coding, out);
-            }
-            return;
-        }
-        Some(before) => {
-            let both = levels.iter().zip(before);
-            differences.iter_mut().zip(both).for_each(|(d, (&now, &then))| *d = difference(now, then));
-        }
+/// Appends the levels, all below `count`, as differences to those of the previous state, if there are as many.
+pub(super) fn put(levels: &[u16], count: usize, previous: Option<&State>, coding: Coding, out: &mut Vec<u8>) {
+    let most = coding.most_levels();
+    debug_assert!((1..=most).contains(&count));
+    let before = previous.and_then(|state| state.bins.as_deref()).filter(|before| before.len() == levels.len());
+    let before = before.filter(|before| before.iter().all(|&level| usize::from(level) < most));
+    let cycle = before.and_then(|before| before.iter().max()).map_or(0, |&level| usize::from(level) + 1).max(count);
+    out.extend([coding as u8 | if before.is_some() { DIFFERENCES } else { 0 }, (cycle - 1) as u8]);
+    let starts = starts(before, cycle, coding, levels.len());
+    let (mut next, mut differences) = (starts.clone(), vec![0; levels.len()]);
+    for (i, &now) in levels.iter().enumerate() {
+        let then = before.map_or(0, |before| usize::from(before[i]));
+        let place = &mut next[if coding == Coding::Rearranged { then } else { 0 }];
+        differences[*place] = ((usize::from(now) + cycle - then) % cycle) as u8;
+        *place += 1;
     }
-    if !differences.is_empty() {
-        put_group(&differences, cycle, coding, out);
+    for range in starts.windows(2).filter(|range| range[0] < range[1]) {
+        put_group(&differences[range[0]..range[1]], cycle, coding, out);
     }
 }
 
-/// Takes the levels off the front of `payload`.
-pub(crate) fn decode(
+/// Takes `len` levels, all below `count`, off the front of `payload`.
+pub(super) fn take(
     payload: &mut &[u8],
-    before: Option<&[u16]>,
-    cycle: usize,
-    levels: &mut [u16],
-) -> Result<(), Corrupt> {
-    let coding = *CODINGS.get(usize::from(pack::take_byte(payload)?)).ok_or(Corrupt("coding of levels"))?;
-    let sound = before
-        .is_none_or(|before| before.len() == levels.len() && before.iter().all(|&level| usize::from(level) < cycle));
-    if !(1..=coding.most_levels()).contains(&cycle) || !sound {
+    count: usize,
+    previous: Option<&State>,
+    len: usize,
+) -> Result<Vec<u16>, Corrupt> {
+    let kind = code::take_byte(payload)?;
+    let codings = [Coding::Huffman, Coding::RunLength, Coding::Rearranged];
+    let coding = *codings.get(usize::from(kind & !DIFFERENCES)).ok_or(Corrupt("coding of levels"))?;
+    let cycle = usize::from(code::take_byte(payload)?) + 1;
+    let before = match kind & DIFFERENCES != 0 {
+        true => Some(previous.and_then(|state| state.bins.as_deref()).ok_or(Corrupt("no previous bins"))?),
+        false => None,
+    };
+    let is_sound = |before: &[u16]| before.len() == len && before.iter().all(|&level| usize::from(level) < cycle);
+    if cycle > coding.most_levels() || !before.is_none_or(is_sound) {
         return Err(Corrupt("levels of the previous state"));
     }
-    let mut differences = vec![0; levels.len()];
-    let sum = |then: u16, d: u8| ((usize::from(then) + usize::from(d)) % cycle) as u16;
-    match before {
-        Some(before) if coding == Coding::Rearranged => {
-            let mut next = starts(before, cycle);
-            for range in next.windows(2).filter(|range| range[0] < range[1]) {
-                take_group(payload, cycle, coding, &mut differences[range[0]..range[1]])?;
-            }
-            for (level, &then) in levels.iter_mut().zip(before) {
-                let place = &mut next[usize::from(then)];
-                *level = sum(then, differences[*place]);
-                *place += 1;
-            }
-            return Ok(());
-        }
-        _ if differences.is_empty() => {}
-        _ => take_group(payload, cycle, coding, &mut differences)?,
+    let mut next = starts(before, cycle, coding, len);
+    let mut differences = vec![0; len];
+    for range in next.windows(2).filter(|range| range[0] < range[1]) {
+        take_group(payload, cycle, coding, &mut differences[range[0]..range[1]])?;
     }
-    match before {
-        None => levels.iter_mut().zip(&differences).for_each(|(level, &d)| *level = d.into()),
-        Some(before) => {
-            let both = before.iter().zip(&differences);
-            levels.iter_mut().zip(both).for_each(|(level, (&then, &d))| *level = sum(then, d));
-        }
+    let mut levels = Vec::with_capacity(len);
+    for i in 0..len {
+        let then = before.map_or(0, |before| usize::from(before[i]));
+        let place = &mut next[if coding == Coding::Rearranged { then } else { 0 }];
+        levels.push(((then + usize::from(differences[*place])) % cycle) as u16);
+        *place += 1;
     }
-    Ok(())
+    if levels.iter().any(|&level| usize::from(level) >= count) {
+        return Err(Corrupt("level beyond the last bin"));
+    }
+    Ok(levels)
 }
 
-/// The start of each level's group, and the end of the last.
-fn starts(before: &[u16], cycle: usize) -> Vec<usize> {
+/// The start of each group, and the end of the last. Rearranged differences have a group for each level before.
+fn starts(before: Option<&[u16]>, cycle: usize, coding: Coding, len: usize) -> Vec<usize> {
+    let Some(before) = before.filter(|_| coding == Coding::Rearranged) else { return vec![0, len] };
     let mut starts = vec![0; cycle + 1];
     before.iter().for_each(|&level| starts[usize::from(level) + 1] += 1);
     (0..cycle).for_each(|level| starts[level + 1] += starts[level]);
