@@ -21,7 +21,7 @@ mod salvage;
 mod sources;
 mod stubs;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::iter::once_with;
@@ -125,21 +125,16 @@ impl<'a> Candidate<'a> {
 
 impl<'a> Repair<'a> {
     fn of(store: &'a Store, objects: &'a Objects, found: &'a Found) -> io::Result<Repair<'a>> {
-        let (mut remains, mut wanted) = (BTreeMap::new(), HashSet::new());
-        for id in &found.broken {
-            let left = Remains::at(store.io(), &path_of(&store.objects(), *id))?;
-            // Otherwise another object lies here.
-            let left = if left.header().is_some_and(|header| header.id == *id) { left } else { Remains::default() };
-            let index = left.object().map(|object| object.index());
-            let lost = index.into_iter().flat_map(|index| left.lost().iter().filter_map(|part| part.of(index)));
-            wanted.extend(lost.map(|tile| tile.decoded_hash));
-            remains.insert(*id, left);
-        }
-        let mut strays: Vec<_> = found.unreadable.iter().map(|id| path_of(&store.objects(), *id)).collect();
+        let mut sources = Sources::of(store, objects, &found.resident);
+        found.unreadable.iter().for_each(|id| sources.add_stray(path_of(&store.objects(), *id)));
         if let Ok(aside) = fs::read_dir(store.root().join(SET_ASIDE)) {
-            aside.into_iter().try_for_each(|entry| entry.map(|entry| strays.push(entry.path())))?;
+            aside.into_iter().try_for_each(|entry| entry.map(|entry| sources.add_stray(entry.path())))?;
         }
-        let sources = Sources::of(store, objects, (strays, &wanted, &found.resident));
+        let mut remains = BTreeMap::new();
+        for id in &found.broken {
+            remains.insert(*id, Remains::at(store.io(), &path_of(&store.objects(), *id))?.of_object(*id));
+        }
+        sources.add_parts(&remains.values().flat_map(Remains::lost_hashes).collect());
         Ok(Repair { store, objects, found, remains, sources })
     }
 
@@ -211,9 +206,9 @@ impl<'a> Repair<'a> {
 
     /// The object on the store's remote.
     fn on_remote(&self, id: Id) -> Option<Candidate<'_>> {
-        let there = self.sources.on_remote(id)?;
-        Candidate::new(format!("the remote has it, of node {}", there.0), move || {
-            let object = self.sources.bring(there)?;
+        let (owner, encoding) = self.sources.on_remote(id)?;
+        Candidate::new(format!("the remote has it, of node {owner}"), move || {
+            let object = self.sources.bring(owner, encoding)?;
             self.copy(&object, object.header().clone())
         })
     }

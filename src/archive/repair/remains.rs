@@ -59,27 +59,18 @@ impl Remains {
     /// # Errors
     /// The device's errors. A sector that cannot be read is as good as one that was overwritten.
     pub(super) fn at(io: &Io, path: &Path) -> io::Result<Remains> {
-        match open_plain(io, path) {
-            Ok(file) => Remains::of(file),
-            Err(error) if is_damage(&error) => Ok(Remains::default()),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// [`Remains::at`] of any bytes.
-    pub(super) fn of(bytes: impl ReadAt + Send + Sync + 'static) -> io::Result<Remains> {
         let mut remains = Remains::default();
-        match remains.read(bytes) {
+        match open_plain(io, path).and_then(|file| remains.read(file)) {
             Err(error) if !is_damage(&error) => Err(error),
             _ => Ok(remains),
         }
     }
 
-    fn read(&mut self, bytes: impl ReadAt + Send + Sync + 'static) -> io::Result<()> {
-        let id = self.header.insert(read_header(&bytes)?).id;
-        let end = end_of(&bytes, id)?;
-        self.is_longer = end < bytes.size();
-        let object = Object::of_bytes(Box::new(Start { bytes, end }), id)?;
+    fn read(&mut self, file: DeviceFile) -> io::Result<()> {
+        let id = self.header.insert(read_header(&file)?).id;
+        let end = end_of(&file, id)?;
+        self.is_longer = end < file.size();
+        let object = Object::of_bytes(Box::new(Start { file, end }), id)?;
         let index = object.index();
         let mut payload = Vec::new();
         let mut is_readable = |tile: &Tile| match object.payload(tile, &mut payload) {
@@ -103,6 +94,18 @@ impl Remains {
         }
         self.object = Some(Arc::new(object));
         Ok(())
+    }
+
+    /// The same, if it is this object, and nothing if another one lies there.
+    pub(super) fn of_object(self, id: Id) -> Remains {
+        if self.header.as_ref().is_some_and(|header| header.id == id) { self } else { Remains::default() }
+    }
+
+    /// The hashes of the decoded bytes that are lost.
+    pub(super) fn lost_hashes(&self) -> impl Iterator<Item = u64> {
+        let index = self.object.as_ref().map(|object| object.index());
+        let lost = self.lost.iter().filter_map(move |part| part.of(index?));
+        lost.map(|tile| tile.decoded_hash)
     }
 
     /// Its header, with the hash of the decoded file.
@@ -132,19 +135,19 @@ impl Remains {
     }
 }
 
-/// Bytes up to an end.
-struct Start<T> {
-    bytes: T,
+/// A file up to an end.
+struct Start {
+    file: DeviceFile,
     end: u64,
 }
 
-impl<T: ReadAt> ReadAt for Start<T> {
+impl ReadAt for Start {
     fn size(&self) -> u64 {
         self.end
     }
 
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        self.bytes.read_exact_at(buf, offset)
+        self.file.read_exact_at(buf, offset)
     }
 }
 

@@ -35,43 +35,38 @@ pub(super) struct Sources<'a> {
 }
 
 impl<'a> Sources<'a> {
-    /// Looks for objects in the files at `strays`, for everything that decodes to one of the hashes `wanted`, and for
-    /// the files `resident`.
-    pub(super) fn of(
-        store: &'a Store,
-        objects: &'a Objects,
-        (strays, wanted, resident): (Vec<PathBuf>, &HashSet<u64>, &[PathBuf]),
-    ) -> Sources<'a> {
-        let mut sources = Sources {
-            store,
-            objects,
-            parts: HashMap::new(),
-            files: HashMap::new(),
-            astray: HashMap::new(),
-            remote: OnceCell::new(),
-        };
-        for path in strays {
-            let header = open_plain(store.io(), &path).and_then(|file| read_header(&file));
-            if let Ok(Header { id, .. }) = header
-                && path != path_of(&store.objects(), id)
-            {
-                sources.astray.entry(id).or_default().push(path);
+    /// Files that are not released, and a remote; the others are to be added.
+    pub(super) fn of(store: &'a Store, objects: &'a Objects, resident: &[PathBuf]) -> Sources<'a> {
+        let (parts, astray, remote) = Default::default();
+        let mut files: HashMap<u64, Vec<PathBuf>> = HashMap::new();
+        for path in resident {
+            if let Ok(metadata) = std::fs::symlink_metadata(store.tree().join(path)) {
+                files.entry(metadata.len()).or_default().push(path.clone());
             }
         }
-        let others = objects.all().into_iter().filter(|_| !wanted.is_empty());
-        for object in others.filter_map(|header| objects.open(header.id).ok()) {
+        Sources { store, objects, parts, files, astray, remote }
+    }
+
+    /// Adds the object at a path, if it is not the place of its own name.
+    pub(super) fn add_stray(&mut self, path: PathBuf) {
+        let header = open_plain(self.store.io(), &path).and_then(|file| read_header(&file));
+        if let Ok(Header { id, .. }) = header
+            && path != path_of(&self.store.objects(), id)
+        {
+            self.astray.entry(id).or_default().push(path);
+        }
+    }
+
+    /// Adds all parts of objects that decode to one of these hashes.
+    pub(super) fn add_parts(&mut self, wanted: &HashSet<u64>) {
+        let others = self.objects.all().into_iter().filter(|_| !wanted.is_empty());
+        for object in others.filter_map(|header| self.objects.open(header.id).ok()) {
             for part in Part::all(object.index()) {
                 if let Some(tile) = part.of(object.index()).filter(|tile| wanted.contains(&tile.decoded_hash)) {
-                    sources.parts.entry(tile.decoded_hash).or_default().push((object.header().id, part));
+                    self.parts.entry(tile.decoded_hash).or_default().push((object.header().id, part));
                 }
             }
         }
-        for path in resident {
-            if let Ok(metadata) = std::fs::symlink_metadata(store.tree().join(path)) {
-                sources.files.entry(metadata.len()).or_default().push(path.clone());
-            }
-        }
-        sources
     }
 
     /// The decoded bytes of a part of an object, and who has them.
@@ -116,7 +111,7 @@ impl<'a> Sources<'a> {
     }
 
     /// Brings an object from the remote into a file without a name.
-    pub(super) fn bring(&self, (owner, encoding): (&str, &Encoding)) -> io::Result<Arc<Object>> {
+    pub(super) fn bring(&self, owner: &str, encoding: &Encoding) -> io::Result<Arc<Object>> {
         let file = tempfile::tempfile()?;
         let (place, _) = self.remote().ok_or(io::ErrorKind::NotFound)?;
         fetch_whole(place.as_ref(), owner, encoding, &mut |bytes, at| scratch::write_all_at(&file, bytes, at))
