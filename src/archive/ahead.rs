@@ -131,7 +131,7 @@ impl Archive {
         let Some(before) = self.before_ahead.take(&sealed) else { return Ok(Ahead::Whole) };
         let mut states = self.objects.of_lineage(sealed.lineage);
         states.retain(|header| header.modified_ns < sealed.modified_ns);
-        if !nearest(states, &sealed).is_some_and(|before| self.is_faithful(before.id, &profiles)) {
+        if !nearest(states, &sealed).is_some_and(|before| self.twins().is_faithful(before.id, &profiles)) {
             return Ok(Ahead::Whole);
         }
         // Its former name is not known any more; the number in its own proves nothing then.
@@ -170,7 +170,7 @@ impl Archive {
         let mut made = self.objects.of_lineage(sealed.lineage);
         let is = |header: &Header| {
             let of = (header.modified_ns, header.logical_len, header.source_sample);
-            of == (sealed.modified_ns, sealed.len, sealed.sample) && self.is_faithful(header.id, profiles)
+            of == (sealed.modified_ns, sealed.len, sealed.sample) && self.twins().is_faithful(header.id, profiles)
         };
         made.retain(is);
         let Some(made) = made.first() else { return Ok(None) };

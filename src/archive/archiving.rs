@@ -80,7 +80,8 @@ impl Archive {
         }
         let refusal = refusal.as_deref();
         // Bytes that do not say to which tensor they belong must not share the errors of others.
-        let twin = if is_named_elsewhere(path) { None } else { self.twin(&profiles, sealed, &source, &stale)? };
+        let twin =
+            if is_named_elsewhere(path) { None } else { self.twins().find(&profiles, sealed, &source, &stale)? };
         let made_ahead = twin.filter(|id| self.is_unproven(*id));
         let object = match twin {
             Some(object) if made_ahead.is_none() => object,
@@ -99,7 +100,7 @@ impl Archive {
         self.keep_for_ahead(sealed, &newer.1, source);
         // Its lineage has another newest state now.
         self.garbage.store(true, Ordering::Relaxed);
-        if self.is_lossy(object) {
+        if self.objects.is_lossy(object) {
             self.is_proven_by(object, newer);
         }
         if !self.advance_named(path, version, State::Archived(Arc::clone(sealed), object)) {

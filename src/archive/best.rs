@@ -219,7 +219,7 @@ impl Archive {
             let named = catalog.says(path, said);
             let mut late = Vec::new();
             for best in named {
-                let lossy = |state: &State| matches!(state, State::Released(id) if self.is_lossy(*id));
+                let lossy = |state: &State| matches!(state, State::Released(id) if self.objects.is_lossy(*id));
                 let released = catalog.below(&best).filter(|(_, entry)| lossy(&entry.state));
                 late.extend(released.map(|(file, _)| file.clone()));
             }

@@ -1,42 +1,30 @@
 //! The housekeeper frees room; no program waits for it. It notes restores, applies the policy, removes unneeded
 //! objects, and rebases states over ones that no file names.
 
-use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crate::store::Merge;
 use crate::store::durable::CrashPoint;
 use crate::store::object::Id;
 
 use super::catalog::{Entry, State};
+use super::merge::Merger;
 use super::namespace::found_at;
 use super::{Archive, LONGEST_PAUSE};
 
 /// The housekeeper's own data. No other thread sees it.
 pub(super) struct Housekeeper<'a> {
     pub(super) archive: &'a Archive,
-    /// Objects that are needed though no file names them: the next state of their lineage will be a difference to them.
-    pub(super) keep: HashSet<Id>,
     /// Objects that nothing needs, which are still there.
     condemned: Vec<Id>,
-    /// The merge under way.
-    pub(super) merging: Option<Merging>,
+    merger: Merger<'a>,
     /// The times of the next merge, and of the next try to remove condemned objects.
     merge_at: Instant,
     sweep_at: Option<Instant>,
-}
-
-/// A merge that was decided, heir by heir.
-#[derive(Debug)]
-pub(super) struct Merging {
-    pub(super) merge: Merge,
-    pub(super) todo: VecDeque<Id>,
-    /// The parent of the one heir of a line, which was found when it was decided about.
-    pub(super) chosen: Option<Option<Id>>,
 }
 
 impl Housekeeper<'_> {
@@ -44,9 +32,8 @@ impl Housekeeper<'_> {
     pub(super) fn new(archive: &Archive) -> Housekeeper<'_> {
         Housekeeper {
             archive,
-            keep: HashSet::new(),
             condemned: Vec::new(),
-            merging: None,
+            merger: Merger::new(archive),
             merge_at: Instant::now(),
             sweep_at: None,
         }
@@ -62,7 +49,7 @@ impl Housekeeper<'_> {
                 self.sweep_at = if self.sweep() { None } else { Some(Instant::now() + LONGEST_PAUSE) };
             }
             if self.wait() {
-                self.merge_at = Instant::now() + self.merge();
+                self.merge_at = Instant::now() + self.merger.step();
             }
         }
         self.archive.note_restores();
@@ -75,7 +62,7 @@ impl Housekeeper<'_> {
         let archive = self.archive;
         let mut catalog = archive.catalog();
         let now = Instant::now();
-        let merges = archive.merges.load(Ordering::Relaxed) > 0 && catalog.is_calm();
+        let merges = archive.merges.pending() > 0 && catalog.is_calm();
         // A closed file may need an object, so the collection waits until that file is sealed.
         let garbage = archive.garbage.load(Ordering::Relaxed);
         let work = merges && self.merge_at <= now || garbage && !catalog.has_unsealed() || archive.noticed.has_news();
@@ -107,12 +94,12 @@ impl Housekeeper<'_> {
                 return;
             }
             // Before the flag, so that `queue` never seems empty during the look.
-            archive.merges.store(1, Ordering::Relaxed);
+            archive.merges.set_pending(1);
             archive.garbage.store(false, Ordering::Relaxed);
             lineages.extend(catalog.lineages());
         }
-        self.keep = lineages.into_iter().filter_map(|lineage| archive.objects.newest(lineage)).collect();
-        let garbage = archive.objects.take_garbage(&self.keep);
+        let keep = lineages.into_iter().filter_map(|lineage| archive.objects.newest(lineage)).collect();
+        let garbage = archive.objects.take_garbage(&keep);
         // Perhaps there is more.
         archive.garbage.fetch_or(!garbage.is_empty(), Ordering::Relaxed);
         garbage.iter().for_each(|id| archive.recall.forget(*id));
@@ -120,7 +107,7 @@ impl Housekeeper<'_> {
             self.condemned.extend(garbage);
             self.sweep();
         }
-        archive.merges.store(archive.objects.next_merge(&self.keep).1, Ordering::Relaxed);
+        self.merger.keep(keep);
     }
 
     /// Removes condemned objects once the removal of their names is durable. Returns whether none is left.

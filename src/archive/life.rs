@@ -27,7 +27,7 @@ impl Archive {
             // A program has opened the file again before its turn came. What it had closed before becomes durable.
             Step::Sync => self.seal(task),
             // An object may decode to the file's bytes. Then the file is archived by that object, without a newer state.
-            Step::Compare { sealed } => self.compare_with_objects(task, sealed),
+            Step::Compare { sealed } => self.twins().compare(task, sealed),
             // A newer state with other bytes is sealed. The file is encoded as a difference to an older state, made
             // durable, read back from the device, and compared with its bounds. Its bytes are still in the tree.
             Step::Archive { sealed, newer } => self.archive_file(task, sealed, newer),

@@ -30,7 +30,9 @@ impl Archive {
     /// if no such file is known.
     pub(super) fn lossy_words(&self, path: &Path) -> Option<String> {
         let entry = self.catalog().get(path)?.clone();
-        let Some(id) = self.decoded_from(&entry).filter(|id| self.is_lossy(*id)) else { return Some("0".into()) };
+        let Some(id) = self.decoded_from(&entry).filter(|id| self.objects.is_lossy(*id)) else {
+            return Some("0".into());
+        };
         Some(self.objects.open(id).map_or("1".into(), |object| words(&object)))
     }
 
@@ -47,9 +49,9 @@ impl Archive {
     /// The profile that the bytes of a lossy file were made with, where they are less than is asked for.
     pub(super) fn made_with(&self, path: &Path) -> Option<String> {
         let entry = self.catalog().get(path)?.clone();
-        let id = self.decoded_from(&entry).filter(|id| self.is_lossy(*id))?;
+        let id = self.decoded_from(&entry).filter(|id| self.objects.is_lossy(*id))?;
         let asked = self.store.profiles(path).ok()?;
-        (!self.is_faithful(id, &asked))
+        (!self.twins().is_faithful(id, &asked))
             .then(|| self.objects.open(id).ok().map(|object| object.index().profile.clone()))?
     }
 
@@ -57,7 +59,8 @@ impl Archive {
     pub(super) fn note_lossy_copy(&self, path: &Path, object: Id) {
         let Ok(asked) = self.store.profiles(path) else { return };
         let named_by = self.catalog().named_best_by(path).map(Path::to_path_buf);
-        let is_less = self.is_lossy(object) && (named_by.is_some() || !self.is_faithful(object, &asked));
+        let is_less =
+            self.objects.is_lossy(object) && (named_by.is_some() || !self.twins().is_faithful(object, &asked));
         let Some(copied) = self.objects.open(object).ok().filter(|_| is_less) else { return };
         let Index { origin, profile, .. } = copied.index();
         let wants = match named_by {

@@ -1,6 +1,6 @@
 //! Merges: objects that no file names go, and their heirs are rebased over them, one at a time.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use crate::encode::{StepError, StepResult};
 use crate::recall::Chain;
 use crate::store::{Id, Merge};
+use crate::sync::{AtomicUsize, Mutex};
 
-use super::housekeeper::{Housekeeper, Merging};
-use super::reparent::{Move, parent_words};
+use super::reparent::Move;
 use super::{Archive, LONGEST_PAUSE};
 
 /// A merge with several heirs must free at least this share of the size of the objects that go.
@@ -23,77 +23,115 @@ const BETTER: f64 = 0.9;
 /// Most heirs that are examined before a decision about all. A base of many runs may have thousands.
 const MOST_ESTIMATED: usize = 16;
 
-impl Housekeeper<'_> {
+/// How the merges of a store go on, for other threads.
+#[derive(Debug, Default)]
+pub(super) struct Merges {
+    /// Number of states to merge.
+    pending: AtomicUsize,
+    /// Why they cannot be merged at the moment. Taken for moments, last of all locks.
+    stalled: Mutex<Option<String>>,
+}
+
+impl Merges {
+    pub(super) fn pending(&self) -> usize {
+        self.pending.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_pending(&self, pending: usize) {
+        self.pending.store(pending, Ordering::Relaxed);
+    }
+
+    pub(super) fn stalled(&self) -> Option<String> {
+        self.stalled.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set_stalled(&self, why: Option<String>) {
+        *self.stalled.lock().unwrap_or_else(PoisonError::into_inner) = why;
+    }
+}
+
+/// Merges states for the housekeeper.
+pub(super) struct Merger<'a> {
+    archive: &'a Archive,
+    /// Objects that are needed though no file names them: the next state of their lineage will be a difference to them.
+    keep: HashSet<Id>,
+    /// The merge under way, and the heirs that are to be rebased.
+    begun: Option<(Merge, VecDeque<Id>)>,
+}
+
+impl Merger<'_> {
+    /// One that has begun no merge.
+    pub(super) fn new(archive: &Archive) -> Merger<'_> {
+        Merger { archive, keep: HashSet::new(), begun: None }
+    }
+
+    /// Objects stay that nothing names: from now on these only.
+    pub(super) fn keep(&mut self, keep: HashSet<Id>) {
+        self.keep = keep;
+        self.archive.merges.set_pending(self.archive.objects.next_merge(&self.keep).1);
+    }
+
     /// One step: one object becomes a difference to an object that stays. Its former base goes once no other needs
     /// it. Returns how long to wait before the next step.
-    pub(super) fn merge(&mut self) -> Duration {
-        let begun = self.merging.take();
-        let merging = match begun.filter(|merging| self.still_holds(merging)) {
-            Some(merging) => merging,
+    pub(super) fn step(&mut self) -> Duration {
+        let begun = self.begun.take().filter(|(merge, todo)| self.still_holds(merge, todo));
+        let (merge, todo) = match begun {
+            Some(begun) => begun,
             None => {
                 let (merge, pending) = self.archive.objects.next_merge(&self.keep);
-                self.archive.merges.store(pending, Ordering::Relaxed);
+                self.archive.merges.set_pending(pending);
                 let Some(merge) = merge else { return Duration::ZERO };
-                Merging { merge, todo: VecDeque::new(), chosen: None }
+                (merge, VecDeque::new())
             }
         };
-        let dying = merging.merge.dying.clone();
-        let step = self.take_step(merging);
+        let dying = merge.dying.clone();
+        let step = self.rebase_next(merge, todo);
         self.archive.garbage.store(true, Ordering::Relaxed);
         let (pause, why) = match step {
             Ok(()) => (Duration::ZERO, None),
-            Err(error) => self.merge_failed(&dying, &error),
+            Err(error) => self.failed(&dying, &error),
         };
-        *self.archive.merge_stalled.lock().unwrap_or_else(PoisonError::into_inner) = why;
+        self.archive.merges.set_stalled(why);
         pause
     }
 
     /// Whether nothing has changed about a merge since it was decided.
-    fn still_holds(&self, merging: &Merging) -> bool {
+    fn still_holds(&self, merge: &Merge, todo: &VecDeque<Id>) -> bool {
         let parent = |id: &Id| self.archive.objects.get(*id).and_then(|(header, _)| header.parent);
-        let Some(next) = merging.todo.front() else { return false };
-        let waits = parent(next).is_some_and(|parent| merging.merge.dying.contains(&parent));
-        waits && merging.merge.above.is_none_or(|above| self.archive.objects.stays(above, &self.keep))
+        let waits = todo.front().and_then(parent).is_some_and(|parent| merge.dying.contains(&parent));
+        waits && merge.above.is_none_or(|above| self.archive.objects.stays(above, &self.keep))
     }
 
-    fn take_step(&mut self, mut merging: Merging) -> StepResult<()> {
-        if merging.todo.is_empty() {
-            let (worth_it, chosen) = self.is_worth_it(&merging.merge)?;
-            if !worth_it {
+    fn rebase_next(&mut self, merge: Merge, mut todo: VecDeque<Id>) -> StepResult<()> {
+        if todo.is_empty() {
+            if !self.is_worth_it(&merge)? {
                 return Ok(());
             }
-            merging.chosen = chosen;
-            merging.todo.extend(&merging.merge.heirs);
+            todo.extend(&merge.heirs);
         }
-        let Some(heir) = merging.todo.pop_front() else { return Ok(()) };
-        let parent = match merging.chosen.take() {
-            Some(parent) => parent,
-            None => self.cheapest(heir, &merging.merge)?.0,
-        };
+        let Some(heir) = todo.pop_front() else { return Ok(()) };
+        let (parent, _) = self.cheapest(heir, &merge)?;
         self.reparent(heir, parent)?;
-        if !merging.todo.is_empty() {
-            self.merging = Some(merging);
-        }
+        self.begun = (!todo.is_empty()).then_some((merge, todo));
         Ok(())
     }
 
-    /// Whether to merge, and, where there is one heir, the parent that it gets. If not, that is noted, and not asked
-    /// again before something about it has changed.
-    fn is_worth_it(&self, merge: &Merge) -> StepResult<(bool, Option<Option<Id>>)> {
+    /// Whether to merge. If not, that is noted, and not asked again before something about it has changed.
+    fn is_worth_it(&self, merge: &Merge) -> StepResult<bool> {
         let stored = |id: &Id| self.archive.objects.get(*id).map_or(0.0, |(_, stored)| stored as f64);
         let goes: f64 = merge.dying.iter().map(stored).sum();
         if let ([heir], true) = (merge.heirs.as_slice(), merge.is_line) {
-            let (parent, written) = self.cheapest(*heir, merge)?;
+            let (_, written) = self.cheapest(*heir, merge)?;
             let worth_it = goes + stored(heir) - written >= LEAST_FREED * written;
             if !worth_it {
                 self.archive.objects.defer(&merge.dying);
             }
-            return Ok((worth_it, Some(parent)));
+            return Ok(worth_it);
         }
         let every = merge.heirs.len().div_ceil(MOST_ESTIMATED).max(1);
         let mut growth = 0.0;
         for heir in merge.heirs.iter().step_by(every) {
-            breathe(self.archive)?;
+            self.breathe()?;
             growth += (self.cheapest(*heir, merge)?.1 - stored(heir)) * every as f64;
         }
         let worth_it = growth < goes * (1.0 - LEAST_GAIN);
@@ -101,7 +139,7 @@ impl Housekeeper<'_> {
             let joints = merge.dying.iter().filter(|id| self.archive.objects.children(**id) != 1).copied();
             self.archive.objects.share(&joints.collect::<Vec<Id>>());
         }
-        Ok((worth_it, None))
+        Ok(worth_it)
     }
 
     /// The parent with which an heir takes the least room, and its size. Candidates are the next one above that
@@ -109,9 +147,8 @@ impl Housekeeper<'_> {
     fn cheapest(&self, heir: Id, merge: &Merge) -> StepResult<(Option<Id>, f64)> {
         let old = self.archive.recall.chain(heir)?;
         let estimate = |parent: Option<Id>| -> StepResult<f64> {
-            let parent = self.chain_of(parent)?;
-            let breathe = || breathe(self.archive);
-            let change = Move { old: &old, parent: parent.as_ref(), breathe: &breathe };
+            let (parent, breathe) = (self.chain_of(parent)?, || self.breathe());
+            let change = Move::new(&old, parent.as_ref(), &breathe);
             Ok(self.archive.workers.install(|| change.estimate())?)
         };
         let mut best = (merge.above, estimate(merge.above)?);
@@ -138,32 +175,29 @@ impl Housekeeper<'_> {
     fn reparent(&self, heir: Id, parent: Option<Id>) -> StepResult<()> {
         let started = Instant::now();
         let old = self.archive.recall.chain(heir)?;
-        let chain = self.chain_of(parent)?;
-        let breathe = || breathe(self.archive);
-        let change = Move { old: &old, parent: chain.as_ref(), breathe: &breathe };
-        self.archive
-            .workers
-            .install(|| change.carry_out(&self.archive.objects, (self.archive.io(), &self.archive.store.tmp())))?;
+        let (chain, breathe) = (self.chain_of(parent)?, || self.breathe());
+        let change = Move::new(&old, chain.as_ref(), &breathe);
+        let place = (self.archive.io(), &*self.archive.store.tmp());
+        self.archive.workers.install(|| change.carry_out(&self.archive.objects, place))?;
         self.archive.recall.memory().reencoded(heir);
-        let origin = &old.leaf().index().origin;
-        let (former, words) = (old.leaf().header().parent, parent_words(parent));
+        let (index, header) = (old.leaf().index(), old.leaf().header());
+        let words = |parent: Option<Id>| parent.map_or("nothing".into(), |id| format!("object {id}"));
         log::info!(
-            "{origin}: now a difference to {words}, was to {} ({:.1?})",
-            parent_words(former),
+            "{}: now a difference to {}, was to {} ({:.1?})",
+            index.origin,
+            words(parent),
+            words(header.parent),
             started.elapsed()
         );
         Ok(())
     }
 
     fn chain_of(&self, parent: Option<Id>) -> StepResult<Option<Chain>> {
-        Ok(match parent {
-            Some(parent) => Some(self.archive.recall.chain(parent)?),
-            None => None,
-        })
+        Ok(parent.map(|parent| self.archive.recall.chain(parent)).transpose()?)
     }
 
     /// How long to wait, and why merging stalls if it does.
-    fn merge_failed(&self, dying: &[Id], error: &StepError) -> (Duration, Option<String>) {
+    fn failed(&self, dying: &[Id], error: &StepError) -> (Duration, Option<String>) {
         match error {
             StepError::Cancelled | StepError::Superseded => (Duration::ZERO, None),
             _ if error.is_damage() => {
@@ -178,15 +212,15 @@ impl Housekeeper<'_> {
             }
         }
     }
-}
 
-/// Called between two batches of tiles, so that closing a store does not wait for a merge.
-///
-/// # Errors
-/// [`StepError::Cancelled`] if the store is being closed. The next mount begins the merge again.
-fn breathe(archive: &Archive) -> StepResult<()> {
-    match archive.is_stopping() {
-        true => Err(StepError::Cancelled),
-        false => Ok(()),
+    /// Called between two batches of tiles, so that closing a store does not wait for a merge.
+    ///
+    /// # Errors
+    /// [`StepError::Cancelled`] if the store is being closed. The next mount begins the merge again.
+    fn breathe(&self) -> StepResult<()> {
+        match self.archive.is_stopping() {
+            true => Err(StepError::Cancelled),
+            false => Ok(()),
+        }
     }
 }

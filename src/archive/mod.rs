@@ -12,7 +12,6 @@ mod checkpoints;
 mod companions;
 mod condition;
 mod distributed;
-mod duplicate_files;
 mod events;
 mod housekeeper;
 mod inbox;
@@ -22,7 +21,6 @@ mod lossy;
 mod merge;
 mod moves;
 mod namespace;
-mod objects;
 mod release;
 mod remote;
 pub mod repair;
@@ -36,6 +34,7 @@ mod source;
 mod status;
 mod threads;
 mod together;
+mod twins;
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -49,13 +48,15 @@ use crate::recall::{Cache, Recall, usual_memory};
 use crate::remote::Daemon;
 use crate::store::durable::{DeviceFile, Io};
 use crate::store::{Error, Id, Objects, Store};
-use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, thread};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, thread};
 
 use catalog::{Catalog, State};
 use inbox::Inbox;
+use merge::Merges;
 use moves::Moves;
 use resident::ResidentReason;
 use threads::Wake;
+use twins::Twins;
 
 pub use crate::recall::{ReadError, Reader};
 pub use best::best_at_rest;
@@ -94,10 +95,7 @@ pub struct Archive {
     garbage: AtomicBool,
     /// Directories from which names went since they were last synced. Taken for moments, last of all locks.
     unsynced: Mutex<BTreeSet<PathBuf>>,
-    /// Number of states to merge over objects that no file names.
-    merges: AtomicUsize,
-    /// Why states cannot be merged at the moment.
-    merge_stalled: Mutex<Option<String>>,
+    merges: Merges,
     /// Files that wait until they have one name only.
     several_names: Mutex<Vec<PathBuf>>,
     /// The housekeeper, which waits for all other threads at the end. Locked to start and to stop it.
@@ -115,8 +113,8 @@ pub struct Archive {
     notes: AtomicU64,
     /// A program looked for a name since the remote's names were read.
     looked: AtomicBool,
-    /// Names that move. Taken for moments.
-    moves: Mutex<Moves>,
+    /// Names that move.
+    moves: Moves,
 }
 
 impl Archive {
@@ -172,8 +170,7 @@ impl Archive {
             one_run: AtomicBool::new(false),
             garbage: AtomicBool::new(true),
             unsynced: Mutex::default(),
-            merges: AtomicUsize::new(0),
-            merge_stalled: Mutex::default(),
+            merges: Merges::default(),
             several_names: Mutex::new(Vec::new()),
             housekeeper: Mutex::new(None),
             retention: retention::Retention::default(),
@@ -184,7 +181,7 @@ impl Archive {
             before_ahead,
             notes: AtomicU64::new(0),
             looked: AtomicBool::new(false),
-            moves: Mutex::new(Moves::default()),
+            moves: Moves::default(),
             store,
         }))
     }
@@ -214,8 +211,27 @@ impl Archive {
         &self.store
     }
 
+    /// Whoever gives a name of the tree to something else says so here.
+    pub fn moves(&self) -> &Moves {
+        &self.moves
+    }
+
     fn io(&self) -> &Io {
         self.store.io()
+    }
+
+    /// Objects that a file can do with.
+    fn twins(&self) -> Twins<'_> {
+        Twins::of(self)
+    }
+
+    /// Changes a file's state to one whose object the caller has named. Takes the name back if the file has changed
+    /// meanwhile.
+    fn advance_named(&self, path: &Path, version: u64, state: State) -> bool {
+        let object = if let State::Archived(_, object) = &state { Some(*object) } else { None };
+        let advanced = self.catalog().advance(path, version, state);
+        object.filter(|_| !advanced).into_iter().for_each(|object| self.objects.unname(object));
+        advanced
     }
 
     /// A file with several names stays resident until it has one.

@@ -163,7 +163,7 @@ impl Archive {
             // this lock, so none can come between the look and the rename. This takes a few calls that wait for no
             // device: their data was read when the file was archived and the stub got its attributes.
             let pinned = is_pinned(&self.store.tree(), path)?;
-            let loses = !sealed.copy && self.is_lossy(object);
+            let loses = !sealed.copy && self.objects.is_lossy(object);
             // A file closed just now may name this one as the best of its run: it is examined first.
             let best = {
                 let catalog = self.catalog();

@@ -187,11 +187,11 @@ impl Local for Archive {
     }
 
     fn moves(&self) -> u64 {
-        Archive::moves(self)
+        self.moves.ended()
     }
 
     fn moved_since(&self, moves: u64) -> Option<Vec<PathBuf>> {
-        Archive::moved_since(self, moves)
+        self.moves.since(moves)
     }
 
     fn was_looked_at(&self) -> bool {

@@ -22,7 +22,7 @@ use crate::hash::xxh3_64;
 use crate::recall::{Chain, ReadError, walk};
 use crate::store::durable::Io;
 use crate::store::object::{Header, Object, ObjectWriter, TensorEntry, Tile};
-use crate::store::{Damage, Id, Objects};
+use crate::store::{Damage, Objects};
 use crate::tile::{self, Codec, Coding, State, TileSpec};
 
 /// Tensors looked at to estimate what an object would take as a difference to another: the largest ones, and of equally
@@ -32,11 +32,11 @@ const SAMPLED_TENSORS: usize = 32;
 /// The input of a re-parenting.
 pub(super) struct Move<'a> {
     /// The object, along the chain that it has now.
-    pub(super) old: &'a Chain,
+    old: &'a Chain,
     /// The new parent, if any.
-    pub(super) parent: Option<&'a Chain>,
+    parent: Option<&'a Chain>,
     /// Called between batches of tiles: others may have something to do; an error ends it, and nothing has happened.
-    pub(super) breathe: &'a (dyn Fn() -> StepResult<()> + Sync),
+    breathe: &'a (dyn Fn() -> StepResult<()> + Sync),
 }
 
 /// How one tensor is to be encoded.
@@ -58,7 +58,16 @@ struct Written {
     states: Vec<u64>,
 }
 
-impl Move<'_> {
+impl<'a> Move<'a> {
+    /// A move that has not begun.
+    pub(super) fn new(
+        old: &'a Chain,
+        parent: Option<&'a Chain>,
+        breathe: &'a (dyn Fn() -> StepResult<()> + Sync),
+    ) -> Move<'a> {
+        Move { old, parent, breathe }
+    }
+
     /// Writes the new encoding, reads it back, and replaces the old one. Memory: a batch of tiles.
     ///
     /// # Errors
@@ -244,9 +253,4 @@ impl Move<'_> {
         }
         Ok(())
     }
-}
-
-/// The parent of an object, for messages.
-pub(super) fn parent_words(parent: Option<Id>) -> String {
-    parent.map_or("nothing".into(), |id| format!("object {id}"))
 }

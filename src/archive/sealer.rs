@@ -129,7 +129,7 @@ impl Archive {
         };
         let keeps = recalled_from(file).filter(|id| known(id, sealed));
         self.catalog().keep(path, version, keeps, &self.objects);
-        let state = match self.may_be_copy(path, version, sealed) {
+        let state = match self.twins().may_be_copy(path, version, sealed) {
             true => State::Durable(Arc::clone(sealed)),
             false => state,
         };

@@ -6,7 +6,6 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
@@ -158,8 +157,8 @@ impl Archive {
         let (queued, stalled) = catalog.queued();
         let working = usize::from(queued == 0 && catalog.is_busy());
         // Objects without a name were not yet examined.
-        let merges = self.merges.load(Ordering::Relaxed).max(self.garbage.load(Ordering::Relaxed).into());
-        let merging = || self.merge_stalled.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let merges = self.merges.pending().max(self.garbage.load(Ordering::Relaxed).into());
+        let merging = || self.merges.stalled();
         let links = usize::from(catalog.has_links());
         ((queued + working + merges + links) as u64, stalled.or_else(merging))
     }

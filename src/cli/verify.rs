@@ -17,8 +17,8 @@ use super::remote_url::{bring, url_of};
 
 /// Read and decode all files and objects of a store, and list the damage exactly.
 ///
-/// The store may be mounted. With --repair it must not be mounted, and stepfs repairs what it can: a flipped bit, bytes
-/// that another object or a file of the tree still has, stubs, `stepfs.toml`. A replacement is read back before it
+/// The store may be mounted. With --repair it must not be mounted, and stepfs repairs what it can: bytes that another
+/// object, a file of the tree or the remote still has, stubs, `stepfs.toml`. A replacement is read back before it
 /// takes the damaged one's place. The store's `damaged/` keeps the damaged files.
 ///
 /// With --against, files are compared with a manifest that `sha256sum` made when they were written. A released file may

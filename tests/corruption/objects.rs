@@ -258,7 +258,6 @@ fn verify_names_what_is_damaged_and_nothing_else() {
             assert_eq!((code, paths(&report)), (3, failed), "{store}, byte {} of {}: {report}", place.at, place.object);
             for damaged in report["damaged"].as_array().unwrap() {
                 assert_eq!(damaged["object"].as_str(), Some(place.object.to_string().as_str()), "{report}");
-                assert!(damaged["remedy"].is_string(), "one wrong byte can be put right: {report}");
             }
             fs::write(&path, whole).unwrap();
         }

@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
-use stepfs::store::object::{FOOTER_BYTES, Footer, HEADER_BYTES};
+use stepfs::remote::journal::{Encoding, Kind, Record, Segment};
+use stepfs::store::object::{FOOTER_BYTES, Footer, HEADER_BYTES, Header};
 use stepfs::store::{Id, STUB_BYTES, Store};
 use stepfs::tile::Coding;
 
@@ -61,38 +63,6 @@ fn is_kept(victim: &Victim, bytes: &[u8]) {
 
 fn ids(victim: &Victim) -> Vec<Id> {
     victim.files.values().map(|(id, _)| *id).collect()
-}
-
-#[test]
-fn a_wrong_byte_is_put_right_wherever_it_is() {
-    // The payloads of the wide tensors are too long for trying each bit.
-    for store in ["adam", "published", "optimizers"] {
-        let victim = Victim::golden(store);
-        let all = ids(&victim);
-        let mut random = Random(store.len() as u64 + all.len() as u64);
-        for id in all.iter().step_by(if is_full() { 1 } else { 1 + all.len() / 4 }) {
-            let path = victim.path(*id);
-            let whole = fs::read(&path).unwrap();
-            let footer = Footer::decode(whole[whole.len() - FOOTER_BYTES..].try_into().unwrap()).unwrap();
-            let (index, end) = (footer.index_offset, (whole.len() - FOOTER_BYTES) as u64);
-            let places = [
-                random.below(HEADER_BYTES as u64),
-                HEADER_BYTES as u64 + random.below(index - HEADER_BYTES as u64),
-                index + random.below(end - index),
-                end + random.below(FOOTER_BYTES as u64),
-            ];
-            for place in places {
-                let mut changed = fs::read(&path).unwrap();
-                let place = (place as usize).min(changed.len() - 1);
-                // In a long payload, trying finds a single bit only.
-                let short = !(HEADER_BYTES..index as usize).contains(&place);
-                changed[place] ^= if short && random.below(2) == 0 { 0x5a } else { 1 << random.below(8) };
-                fs::write(&path, &changed).unwrap();
-                is_saved(&victim, &format!("{store}, byte {place} of {id}"));
-                is_kept(&victim, &changed);
-            }
-        }
-    }
 }
 
 #[test]
@@ -196,18 +166,82 @@ fn lost_parts_are_taken_from_other_objects() {
     }
 }
 
-/// Only the header of an object is left.
-#[test]
-fn an_object_is_made_anew_from_a_file_or_its_files_name_another() {
-    let victim = Victim::golden("adam");
+/// An object that nothing is a difference to, and its file's bytes.
+fn without_heirs(victim: &Victim) -> (Id, Vec<u8>) {
     let chains = victim.chains();
-    let has_no_heirs = |id: &Id| chains.values().filter(|chain| chain.contains(id)).count() == 1;
-    let (path, (id, bytes)) = victim.files.iter().find(|(_, (id, _))| has_no_heirs(id)).unwrap();
-    let whole = fs::read(victim.path(*id)).unwrap();
-    fs::write(victim.root.join("tree/clone.bin"), bytes).unwrap();
-    fs::write(victim.path(*id), &whole[..whole.len() - 100]).unwrap();
-    is_saved(&victim, &format!("{}, cut short", path.display()));
-    is_kept(&victim, &whole[..whole.len() - 100]);
+    let has_none = |id: &Id| chains.values().filter(|chain| chain.contains(id)).count() == 1;
+    victim.files.values().find(|(id, _)| has_none(id)).unwrap().clone()
+}
+
+/// Only the header of an object is left. `prepare` puts its content somewhere else, given its id, its file's bytes and
+/// its own.
+fn is_made_anew(prepare: impl Fn(&Victim, Id, &[u8], &[u8])) {
+    for damage in ["cut short", "a byte of its index", "a byte of its end"] {
+        let victim = Victim::golden("adam");
+        let (id, bytes) = without_heirs(&victim);
+        let mut object = fs::read(victim.path(id)).unwrap();
+        prepare(&victim, id, &bytes, &object);
+        let end = object.len();
+        match damage {
+            "cut short" => object.truncate(end - 100),
+            "a byte of its index" => object[end - FOOTER_BYTES - 5] ^= 0x40,
+            _ => object[end - 5] ^= 1,
+        }
+        fs::write(victim.path(id), &object).unwrap();
+        is_saved(&victim, damage);
+        is_kept(&victim, &object);
+    }
+}
+
+#[test]
+fn an_object_is_made_anew_from_a_file() {
+    is_made_anew(|victim, _, bytes, _| fs::write(victim.root.join("tree/clone.bin"), bytes).unwrap());
+}
+
+#[test]
+fn an_object_is_made_anew_from_another_that_decodes_to_the_same() {
+    is_made_anew(|victim, _, _, object| {
+        let id = Id([7; 16]);
+        let (start, end) = object.split_first_chunk::<HEADER_BYTES>().unwrap();
+        let (body, end) = end.split_last_chunk::<FOOTER_BYTES>().unwrap();
+        let header = Header { id, ..Header::decode(start).unwrap() }.encode();
+        let footer = Footer { id, ..Footer::decode(end).unwrap() }.encode();
+        fs::create_dir_all(victim.path(id).parent().unwrap()).unwrap();
+        fs::write(victim.path(id), [&header[..], body, &footer].concat()).unwrap();
+    });
+}
+
+/// The remote has the object: also a missing one comes back, and with it all that is a difference to it.
+#[test]
+fn objects_are_taken_from_the_remote() {
+    for damage in ["gone", "zeros"] {
+        let victim = Victim::golden("adam");
+        let (id, _) = victim.files.values().next().unwrap();
+        let bytes = fs::read(victim.path(*id)).unwrap();
+        let (remote, store) = (victim.root.with_file_name("remote"), Store::look(&victim.root).unwrap().id());
+        let encoding = Encoding {
+            id: *id,
+            parent: victim.object(*id).header().parent,
+            hash: xxhash_rust::xxh3::xxh3_128(&bytes),
+            len: bytes.len() as u64,
+            lossy: true,
+        };
+        let (kind, node) = (Kind::Changes, "other".to_string());
+        let records = vec![Record::Object(encoding.clone())];
+        let segment = Segment { kind, store, node, epoch: 1, sequence: 0, records };
+        for (name, bytes) in [(encoding.name("other"), bytes), (segment.name(), segment.encode().unwrap())] {
+            fs::create_dir_all(remote.join(&name).parent().unwrap()).unwrap();
+            fs::write(remote.join(name), bytes).unwrap();
+        }
+        let mut settings = fs::File::options().append(true).open(victim.root.join("stepfs.toml")).unwrap();
+        writeln!(settings, "[remote]\nurl = \"file://{}\"", remote.display()).unwrap();
+        match damage {
+            "gone" => fs::remove_file(victim.path(*id)).unwrap(),
+            _ => fs::write(victim.path(*id), [0; 5000]).unwrap(),
+        }
+        let report = is_saved(&victim, damage);
+        assert!(report["repaired"][0].as_str().unwrap().contains("remote"), "{report}");
+    }
 }
 
 /// The parent of a file is gone, but the file's bytes are still there, and nothing is a difference to it.
@@ -353,8 +387,7 @@ fn settings_with_another_id_are_named_and_left() {
 fn a_store_that_is_in_use_is_left_alone() {
     let victim = Victim::golden("wide");
     let path = victim.path(ids(&victim)[0]);
-    let mut changed = fs::read(&path).unwrap();
-    changed[50] ^= 1;
+    let changed = [&fs::read(&path).unwrap()[..], b"more"].concat();
     fs::write(&path, &changed).unwrap();
     let held = Store::open(&victim.root).unwrap();
     assert_eq!(victim.verify(&["--repair"]).0, 1);
@@ -370,12 +403,12 @@ fn a_repair_that_was_killed_is_gone_on_with() {
     let mut killed = 0;
     for round in 0..if is_full() { 60 } else { 8 } {
         let victim = Victim::golden("adam");
-        for id in ids(&victim) {
-            let mut bytes = fs::read(victim.path(id)).unwrap();
-            let place = random.below(bytes.len() as u64) as usize;
-            bytes[place] ^= 1 << random.below(8);
-            fs::write(victim.path(id), bytes).unwrap();
-        }
+        // Each lies under the name of the next, but the last, which has become longer.
+        let paths: Vec<PathBuf> = ids(&victim).into_iter().map(|id| victim.path(id)).collect();
+        let whole: Vec<Vec<u8>> = paths.iter().map(|path| fs::read(path).unwrap()).collect();
+        let (last, others) = whole.split_last().unwrap();
+        (0..others.len()).for_each(|at| fs::write(&paths[(at + 1) % others.len()], &others[at]).unwrap());
+        fs::write(&paths[others.len()], [last, &b"more"[..]].concat()).unwrap();
         let mut child = Command::new(env!("CARGO_BIN_EXE_stepfs"))
             .args(["verify", "--repair"])
             .arg(&victim.root)

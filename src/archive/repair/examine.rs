@@ -1,6 +1,6 @@
 //! Reads and decodes everything in a store, and says exactly where damage is.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,14 +9,18 @@ use serde::Serialize;
 
 use crate::recall::{Chain, ReadError, check_hash};
 use crate::store::durable::Io;
-use crate::store::object::{Object, path_of};
-use crate::store::{Id, MIN_RELEASE_BYTES, Objects, Restores, Store, Stub, files_below, is_of_remote, names_bytes};
+use crate::store::object::Header;
+use crate::store::{Id, Objects, Restores, Store, Stub, files_below, is_of_remote, names_bytes};
 
-use super::damaged_object::{Found, find, open_plain};
-use super::stubs;
+use super::Report;
+use super::remains::open_plain;
+use super::stubs::{self, Seen};
+
+/// An object seems damaged that comes or goes while it is read. What is damaged in two looks is believed to be so.
+const LOOKS: u32 = 2;
 
 /// Something that cannot be read.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Damaged {
     /// Files that cannot be read for it; empty when only other objects need it.
     pub paths: Vec<String>,
@@ -31,28 +35,25 @@ pub struct Damaged {
     pub error: String,
     /// How `stepfs verify --repair` mends it. `None` if it cannot.
     pub remedy: Option<String>,
-    /// The object that its files name, if another one is damaged.
+    /// The object that its files name, if that or its base is damaged.
     #[serde(skip)]
-    of: Option<Id>,
+    pub(super) of: Option<Id>,
 }
 
 impl Damaged {
-    /// Of an object, or nothing in particular.
-    pub(super) fn new(paths: &[PathBuf], object: Option<Id>, error: String) -> Damaged {
+    fn new(files: &[PathBuf], of: Option<Id>, error: String) -> Damaged {
         Damaged {
-            paths: paths.iter().map(|path| path.display().to_string()).collect(),
-            paths_bytes: names_bytes(paths.iter().map(PathBuf::as_path)),
-            object: object.map(|id| id.to_string()),
-            tensor: None,
+            paths: files.iter().map(|path| path.display().to_string()).collect(),
+            paths_bytes: names_bytes(files.iter().map(PathBuf::as_path)),
+            object: of.map(|id| id.to_string()),
             error,
-            remedy: None,
-            of: object,
+            of,
+            ..Damaged::default()
         }
     }
 
-    /// The object that its files name.
-    pub(super) fn of(&self) -> Option<Id> {
-        self.of
+    fn of_file(path: &Path, error: String) -> Damaged {
+        Damaged::new(&[path.to_path_buf()], None, error)
     }
 }
 
@@ -67,206 +68,154 @@ pub enum Progress {
     Decoded(u64),
 }
 
-/// Objects and paths that seemed damaged, to be looked at again.
+/// The contents of a store, as far as repairs need them.
 #[derive(Default)]
-pub(super) struct Suspects {
-    pub(super) objects: HashSet<Id>,
-    pub(super) paths: HashSet<PathBuf>,
-}
-
-/// The contents of a store, and its damage.
-#[derive(Default)]
-pub(super) struct Examined {
-    pub(super) files: u64,
-    pub(super) objects: u64,
-    pub(super) decoded_bytes: u64,
-    /// Files that only a remote has.
-    pub(super) on_remote: u64,
-    pub(super) damaged: Vec<Damaged>,
-    /// Objects that are damaged or missing themselves, not only their bases.
-    pub(super) culprits: BTreeSet<Id>,
-    /// Objects that cannot be decoded, because they or their bases are damaged.
-    pub(super) broken: Vec<Id>,
-    /// Damaged stubs.
-    pub(super) stubs: Vec<PathBuf>,
-    /// Files that name an object.
-    pub(super) names: BTreeMap<Id, Vec<PathBuf>>,
+pub(super) struct Found {
+    /// Objects that are missing, damaged, or differences to such.
+    pub(super) broken: BTreeSet<Id>,
+    /// Objects of which not even the header can be read.
+    pub(super) unreadable: Vec<Id>,
+    /// Damaged stubs, and what each was.
+    pub(super) stubs: Vec<(PathBuf, Stub)>,
     /// Files that are not released.
     pub(super) resident: Vec<PathBuf>,
     /// The record of restores is damaged.
     pub(super) restores: bool,
-    /// Objects and paths to look at again.
-    pub(super) suspects: Suspects,
 }
 
-impl Examined {
-    /// A file is damaged.
-    fn suspect(&mut self, path: &Path, damage: Damaged) {
-        self.damaged.push(damage);
-        self.suspects.paths.insert(path.to_path_buf());
-    }
-}
-
-/// Examines the suspects, or the whole store. While the store is mounted, a suspect may only have changed between
-/// listing and reading. The next look clears it.
-pub(super) fn examine(
-    store: &Store,
-    objects: &Objects,
-    only: Option<&Suspects>,
-    progress: &(dyn Fn(Progress) + Sync),
-) -> io::Result<Examined> {
-    let mut found = Examined::default();
-    let of_path = |path: &PathBuf| only.is_none_or(|only| only.paths.contains(path));
-    // A suspected file may name another object by now.
-    let suspected = |id: &Id, names: &BTreeMap<Id, Vec<PathBuf>>| {
-        only.is_none_or(|only| only.objects.contains(id))
-            || names.get(id).is_some_and(|paths| paths.iter().any(of_path))
-    };
-    let by_time = stubs::ByTime::of(objects);
-    let mut all = files_below(&store.tree(), Path::new(""))?;
-    all.sort();
-    for path in all {
-        found.files += 1;
-        let gone = || is_gone(&store.tree().join(&path));
-        match stub(store, &path) {
-            Ok(Some(stub)) => {
-                let other = |length: u64| length != stub.logical_len;
-                if of_path(&path) && objects.get(stub.object).is_some_and(|(header, _)| other(header.logical_len)) {
-                    let damage = of_file(&path, "it is not as long as its stub says".into());
-                    found.suspect(&path, Damaged { object: Some(stub.object.to_string()), ..damage });
-                }
-                found.names.entry(stub.object).or_default().push(path);
-            }
-            Ok(None) if of_path(&path) && is_of_here(store, &path) => {
-                let error = "its object is here, but its stub has another id than `store` in stepfs.toml".to_string();
-                let remedy = Some("stepfs.toml gets the id that the stubs have".to_string());
-                found.suspect(&path, Damaged { remedy, ..of_file(&path, error) });
-                found.stubs.push(path);
-            }
-            Ok(None) => {
-                match Some(&path).filter(|path| of_path(path)).and_then(|path| by_time.lost_stub(store, path)) {
-                    Some(id) => {
-                        let error = format!(
-                            "its stub was overwritten: it reads as zeros, and object {id} has its length and time"
-                        );
-                        found.suspect(&path, of_file(&path, error));
-                        found.stubs.push(path);
-                    }
-                    None => found.resident.push(path),
-                }
-            }
-            // Removed since it was listed.
-            Err(_) if gone() || !of_path(&path) => {}
-            Err(error) => {
-                if error.kind() == io::ErrorKind::InvalidData {
-                    found.stubs.push(path.clone());
-                }
-                found.suspect(&path, of_file(&path, error.to_string()));
-            }
-        }
-    }
+/// Reads and decodes everything, also in a store that is mounted.
+///
+/// # Errors
+/// The device's errors.
+pub(super) fn examine(store: &Store, progress: &(dyn Fn(Progress) + Sync)) -> io::Result<(Report, Objects, Found)> {
+    let mut found = Found::default();
+    let objects = Objects::load_on(store.io().clone(), &store.objects(), |id, _| found.unreadable.push(id))?;
+    let mut look = Look { store, objects: &objects, report: Report::default(), names: BTreeMap::new(), found };
     let mut headers = objects.all();
     headers.sort_by_key(|header| (header.modified_ns, header.id));
-    let known: HashSet<Id> = headers.iter().map(|header| header.id).collect();
-    headers.retain(|header| suspected(&header.id, &found.names));
-    progress(Progress::Total(headers.iter().map(|header| header.logical_len).sum()));
-    for header in headers {
-        progress(Progress::Object(header.id));
-        found.objects += 1;
-        let decoded = Chain::open(objects, header.id).and_then(|chain| check_hash(&chain, header.decoded_hash));
-        if let Err(error) = decoded.map_err(io::Error::from) {
-            // An object may have been collected since it was listed; a file that names it may not.
-            let paths = found.names.get(&header.id).cloned().unwrap_or_default();
-            if error.kind() != io::ErrorKind::NotFound || !paths.is_empty() {
-                found.damaged.push(of_object(paths, header.id, &error));
-                found.broken.push(header.id);
-                found.suspects.objects.insert(header.id);
-                found
-                    .culprits
-                    .extend(error.get_ref().and_then(|inner| inner.downcast_ref()).map(|e: &ReadError| e.object));
-            }
-        }
-        progress(Progress::Decoded(header.logical_len));
-        found.decoded_bytes += header.logical_len;
-    }
-    // Objects that files name, but that are missing or have unreadable headers.
-    let named: Vec<(Id, Vec<PathBuf>)> = found.names.iter().map(|(id, paths)| (*id, paths.clone())).collect();
-    for (id, paths) in named.into_iter().filter(|(id, _)| !known.contains(id) && suspected(id, &found.names)) {
-        let error = match Object::open_on(store.io(), &store.objects(), id) {
-            // It comes from the remote when it is read.
-            Err(error) if error.kind() == io::ErrorKind::NotFound && all_of_remote(store, &paths) => {
-                found.on_remote += paths.len() as u64;
-                continue;
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => "the object is missing".to_string(),
-            Err(error) => error.to_string(),
-            Ok(_) => continue,
-        };
-        found.damaged.push(Damaged::new(&paths, Some(id), error));
-        found.culprits.insert(id);
-        found.suspects.objects.insert(id);
-    }
-    for id in found.broken.clone() {
-        // Besides its base, the object itself may be damaged.
-        if let Ok(Found::Object(object)) = find(store, id)
-            && !object.damaged()?.is_empty()
-        {
-            found.culprits.insert(id);
-        }
-    }
-    for path in found.resident.clone().iter().filter(|path| of_path(path)) {
-        let gone = || is_gone(&store.tree().join(path));
-        if let Err(error) = read_through(store.io(), &store.tree().join(path))
-            && !gone()
-        {
-            found.suspect(path, of_file(path, error.to_string()));
-        }
-    }
+    look.at_files(&headers)?;
+    look.at_objects(&headers, progress);
+    look.at_bytes();
     if let Err(error) = Restores::load(store) {
-        found.restores = error.kind() == io::ErrorKind::InvalidData;
-        let error = format!("restores: {error}");
-        found.damaged.push(Damaged::new(&[], None, error));
+        look.found.restores = error.kind() == io::ErrorKind::InvalidData;
+        let remedy = || "a new one is begun; it matters only for later checkpoints".to_string();
+        let remedy = look.found.restores.then(remedy);
+        look.report.damaged.push(Damaged { remedy, ..Damaged::new(&[], None, format!("restores: {error}")) });
     }
-    Ok(found)
+    let Look { report, found, .. } = look;
+    Ok((report, objects, found))
 }
 
-fn all_of_remote(store: &Store, paths: &[PathBuf]) -> bool {
-    paths.iter().all(|path| is_of_remote(&store.tree(), path).unwrap_or(false))
+/// A look at a store that is under way.
+struct Look<'a> {
+    store: &'a Store,
+    objects: &'a Objects,
+    report: Report,
+    /// Files that name an object.
+    names: BTreeMap<Id, Vec<PathBuf>>,
+    found: Found,
 }
 
-fn of_file(path: &Path, error: String) -> Damaged {
-    Damaged::new(&[path.to_path_buf()], None, error)
-}
-
-fn of_object(paths: Vec<PathBuf>, id: Id, error: &io::Error) -> Damaged {
-    let (object, tensor, error) = match error.get_ref().and_then(|inner| inner.downcast_ref::<ReadError>()) {
-        Some(error) => (error.object, error.tensor.clone(), error.source.to_string()),
-        None => (id, None, error.to_string()),
-    };
-    Damaged { object: Some(object.to_string()), tensor, ..Damaged::new(&paths, Some(id), error) }
-}
-
-/// Loads all objects, and lists those that cannot be read: no object at all, or one with another id than its name.
-pub(super) fn unreadable(store: &Store) -> io::Result<(Objects, BTreeMap<Id, String>)> {
-    let mut unreadable = BTreeMap::new();
-    let known = Objects::load_on(store.io().clone(), &store.objects(), |id, error| {
-        unreadable.insert(id, error.to_string());
-    })?;
-    Ok((known, unreadable))
-}
-
-fn stub(store: &Store, path: &Path) -> io::Result<Option<Stub>> {
-    let file = open_plain(store.io(), &store.tree().join(path))?;
-    if file.metadata()?.len() < MIN_RELEASE_BYTES {
-        return Ok(None);
+impl Look<'_> {
+    fn at_files(&mut self, headers: &[Header]) -> io::Result<()> {
+        let mut all = files_below(&self.store.tree(), Path::new(""))?;
+        all.sort();
+        for path in all {
+            self.report.files += 1;
+            match stubs::look(self.store, headers, &path) {
+                Ok(Seen::Released(stub)) => {
+                    let header = self.objects.get(stub.object).map(|(header, _)| header);
+                    if header.is_some_and(|header| header.logical_len != stub.logical_len) {
+                        let damage = Damaged::of_file(&path, "it is not as long as its stub says".into());
+                        let object = Some(stub.object.to_string());
+                        self.report.damaged.push(Damaged { object, ..damage });
+                    }
+                    self.names.entry(stub.object).or_default().push(path);
+                }
+                Ok(Seen::Resident) => self.found.resident.push(path),
+                Ok(Seen::Damaged(error, meant)) => {
+                    let remedy = |stub: &Stub| format!("it becomes the stub of object {} again", stub.object);
+                    let remedy = meant.as_ref().map(remedy);
+                    self.report.damaged.push(Damaged { remedy, ..Damaged::of_file(&path, error) });
+                    self.found.stubs.extend(meant.map(|stub| (path, stub)));
+                }
+                Err(error) => self.unreadable_file(&path, &error),
+            }
+        }
+        Ok(())
     }
-    Stub::read_on(&file, store.id())
+
+    fn at_objects(&mut self, headers: &[Header], progress: &(dyn Fn(Progress) + Sync)) {
+        progress(Progress::Total(headers.iter().map(|header| header.logical_len).sum()));
+        self.report.objects = headers.len() as u64;
+        let known: BTreeSet<Id> = headers.iter().map(|header| header.id).collect();
+        let others: BTreeSet<Id> = self.names.keys().chain(&self.found.unreadable).copied().collect();
+        for id in headers.iter().map(|header| header.id).chain(others.difference(&known).copied()) {
+            progress(Progress::Object(id));
+            if let Some((paths, error)) = self.failure(id) {
+                self.cannot_decode(id, paths, error);
+            }
+            let len = self.objects.get(id).map_or(0, |(header, _)| header.logical_len);
+            progress(Progress::Decoded(len));
+            self.report.decoded_bytes += len;
+        }
+    }
+
+    /// Why an object cannot be decoded, and the files that need it. An object that is gone and that no file names may
+    /// have been collected.
+    fn failure(&self, id: Id) -> Option<(Vec<PathBuf>, ReadError)> {
+        let mut failure = None;
+        for _ in 0..LOOKS {
+            let decode = |chain: Chain| check_hash(&chain, chain.leaf().header().decoded_hash);
+            let error = Chain::open(self.objects, id).and_then(decode).err()?;
+            let is_named = |path: &&PathBuf| matches!(stubs::look(self.store, &[], path), Ok(Seen::Released(stub)) if stub.object == id);
+            let paths: Vec<PathBuf> = self.names.get(&id).into_iter().flatten().filter(is_named).cloned().collect();
+            if paths.is_empty() && is_missing(&error) {
+                return None;
+            }
+            failure = Some((paths, error));
+        }
+        failure
+    }
+
+    fn cannot_decode(&mut self, id: Id, paths: Vec<PathBuf>, error: ReadError) {
+        let is_of_remote = |path: &PathBuf| is_of_remote(&self.store.tree(), path).unwrap_or(false);
+        if is_missing(&error) && error.object == id && paths.iter().all(is_of_remote) {
+            // It comes from the remote when it is read.
+            self.report.on_remote += paths.len() as u64;
+            return;
+        }
+        let is_known = !self.found.broken.insert(id);
+        self.found.broken.insert(error.object);
+        // Objects that depend on it, and their files, are reported already.
+        if is_known && paths.is_empty() {
+            return;
+        }
+        let words = if is_missing(&error) { "the object is missing".into() } else { error.source.to_string() };
+        let (object, tensor) = (Some(error.object.to_string()), error.tensor);
+        self.report.damaged.push(Damaged { object, tensor, ..Damaged::new(&paths, Some(id), words) });
+    }
+
+    /// Reads the files that are not released.
+    fn at_bytes(&mut self) {
+        for path in self.found.resident.clone() {
+            if let Err(error) = read_through(self.store.io(), &self.store.tree().join(&path)) {
+                self.unreadable_file(&path, &error);
+            }
+        }
+    }
+
+    fn unreadable_file(&mut self, path: &Path, error: &io::Error) {
+        let found = fs::symlink_metadata(self.store.tree().join(path));
+        // Otherwise it was removed since it was listed.
+        if !found.is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+            self.report.damaged.push(Damaged::of_file(path, error.to_string()));
+        }
+    }
 }
 
-/// Whether a file is a stub by another id than this store's, and its object is here.
-fn is_of_here(store: &Store, path: &Path) -> bool {
-    let stub = open_plain(store.io(), &store.tree().join(path)).and_then(|file| Stub::foreign(&file, store.id()));
-    stub.ok().flatten().is_some_and(|stub| path_of(&store.objects(), stub.object).exists())
+fn is_missing(error: &ReadError) -> bool {
+    error.source.kind() == io::ErrorKind::NotFound
 }
 
 fn read_through(io: &Io, path: &Path) -> io::Result<()> {
@@ -279,9 +228,4 @@ fn read_through(io: &Io, path: &Path) -> io::Result<()> {
             count => at += count as u64,
         }
     }
-}
-
-/// True if nothing has this name. A name whose file the device cannot read is there.
-fn is_gone(path: &Path) -> bool {
-    fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }

@@ -60,7 +60,7 @@ pub fn salvage(store: &Store, id: Id, out: &DeviceFile) -> io::Result<Salvaged> 
                 salvaged.written.push(tensor.path.clone());
                 at += length;
             }
-            Err(error) if super::is_hopeless(&error) => salvaged.lost.push((tensor.path.clone(), error.to_string())),
+            Err(error) if super::is_damage(&error) => salvaged.lost.push((tensor.path.clone(), error.to_string())),
             Err(error) => return Err(error),
         }
     }

@@ -1,121 +1,158 @@
-//! Where bytes that an object lost still are: each is known by the 64 bits of hash that the object has of it.
+//! Where an object, or bytes that it lost, may still be. Its hashes recognize them.
 
+use std::cell::OnceCell;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::codec::TILE_BYTES;
 use crate::container::{InOrder, ReadAt, describe};
 use crate::hash::xxh3_64;
 use crate::recall::{Chain, walk};
-use crate::store::object::{Header, Index};
+use crate::remote::journal::Encoding;
+use crate::remote::{self, Place, Reader, View, fetch_whole};
+use crate::store::durable::scratch;
+use crate::store::object::{Header, Index, Object, path_of};
 use crate::store::{Id, Objects, Store};
+use crate::tile::Bytes;
 
-use super::damaged_object::{Part, open_plain, parts};
+use super::super::scan;
+use super::remains::{Part, Remains, open_plain, read_header};
 
-/// Where a part's decoded bytes are.
-#[derive(Clone, Debug)]
-pub(super) enum Source {
-    /// Another object.
-    Object(Id),
-    /// At the same place of a file of the tree that is not released.
-    File(PathBuf),
-}
-
-/// Objects and files that may hold lost bytes.
+/// Objects, files of the tree and a remote that may hold lost bytes.
 pub(super) struct Sources<'a> {
     store: &'a Store,
     objects: &'a Objects,
-    /// By hash of the decoded bytes.
+    /// Parts of objects, by the hash of their decoded bytes.
     parts: HashMap<u64, Vec<(Id, Part)>>,
     /// Files that are not released, by length.
-    resident: HashMap<u64, Vec<PathBuf>>,
+    files: HashMap<u64, Vec<PathBuf>>,
+    /// Objects under other names than their own.
+    astray: HashMap<Id, Vec<PathBuf>>,
+    /// Opened when it is asked for. `None`: there is none, or it does not answer.
+    remote: OnceCell<Option<(Arc<dyn Place>, View)>>,
 }
 
 impl<'a> Sources<'a> {
-    /// Looks for everything that decodes to one of these hashes.
-    pub(super) fn of(
-        store: &'a Store,
-        objects: &'a Objects,
-        wanted: &HashSet<u64>,
-        resident: &[PathBuf],
-    ) -> Sources<'a> {
-        let mut sources = Sources { store, objects, parts: HashMap::new(), resident: HashMap::new() };
-        if wanted.is_empty() {
-            return sources;
+    /// Files that are not released, and a remote; the others are to be added.
+    pub(super) fn of(store: &'a Store, objects: &'a Objects, resident: &[PathBuf]) -> Sources<'a> {
+        let (parts, astray, remote) = Default::default();
+        let mut files: HashMap<u64, Vec<PathBuf>> = HashMap::new();
+        for path in resident {
+            if let Ok(metadata) = std::fs::symlink_metadata(store.tree().join(path)) {
+                files.entry(metadata.len()).or_default().push(path.clone());
+            }
         }
-        for header in objects.all() {
-            let Ok(object) = objects.open(header.id) else { continue };
-            for part in parts(object.index()).into_iter().filter(|part| !matches!(part, Part::Factors(_))) {
+        Sources { store, objects, parts, files, astray, remote }
+    }
+
+    /// Adds the object at a path, if it is not the place of its own name.
+    pub(super) fn add_stray(&mut self, path: PathBuf) {
+        let header = open_plain(self.store.io(), &path).and_then(|file| read_header(&file));
+        if let Ok(Header { id, .. }) = header
+            && path != path_of(&self.store.objects(), id)
+        {
+            self.astray.entry(id).or_default().push(path);
+        }
+    }
+
+    /// Adds all parts of objects that decode to one of these hashes.
+    pub(super) fn add_parts(&mut self, wanted: &HashSet<u64>) {
+        let others = self.objects.all().into_iter().filter(|_| !wanted.is_empty());
+        for object in others.filter_map(|header| self.objects.open(header.id).ok()) {
+            for part in Part::all(object.index()) {
                 if let Some(tile) = part.of(object.index()).filter(|tile| wanted.contains(&tile.decoded_hash)) {
-                    sources.parts.entry(tile.decoded_hash).or_default().push((header.id, part));
+                    self.parts.entry(tile.decoded_hash).or_default().push((object.header().id, part));
                 }
             }
         }
-        for path in resident {
-            if let Ok(metadata) = std::fs::symlink_metadata(store.tree().join(path)) {
-                sources.resident.entry(metadata.len()).or_default().push(path.clone());
-            }
-        }
-        sources
     }
 
     /// The decoded bytes of a part of an object, and who has them.
-    pub(super) fn find(&self, header: &Header, index: &Index, part: Part) -> Option<(Source, Vec<u8>)> {
-        let hash = part.of(index)?.decoded_hash;
-        if let Part::Factors(_) = part {
-            return None;
-        }
-        for (id, other) in self.parts.get(&hash).into_iter().flatten() {
-            if *id == header.id && *other == part {
-                continue;
-            }
-            if let Ok(bytes) = self.decoded(*id, *other) {
-                return Some((Source::Object(*id), bytes));
-            }
-        }
-        for path in self.resident.get(&header.logical_len).into_iter().flatten() {
-            match self.in_file(path, header, index, part) {
-                Ok(bytes) if xxh3_64(&bytes) == hash => return Some((Source::File(path.clone()), bytes)),
-                _ => {}
-            }
-        }
-        None
+    pub(super) fn find(&self, object: &Object, part: Part) -> Option<(String, Bytes)> {
+        let (header, hash) = (object.header(), part.of(object.index())?.decoded_hash);
+        let others = self.parts.get(&hash).into_iter().flatten().filter(|other| **other != (header.id, part));
+        let in_object = |(id, part): &(Id, Part)| Some((format!("object {id}"), self.decoded(*id, *part).ok()?));
+        let in_file = |path: &PathBuf| {
+            let bytes = self.in_file(path, header.logical_len, object.index(), part).ok()?;
+            (xxh3_64(&bytes) == hash).then(|| (path.display().to_string(), bytes))
+        };
+        let mut others = others.filter_map(in_object);
+        others.next().or_else(|| self.files_of(header.logical_len).find_map(in_file))
     }
 
-    /// The file of the tree, not released, that has these very bytes.
-    pub(super) fn whole(&self, resident: &[PathBuf], header: &Header) -> Option<PathBuf> {
-        let same = |path: &&PathBuf| self.is_whole(path, header).unwrap_or(false);
-        resident.iter().find(same).cloned()
+    /// The file of the tree that has the very bytes of an object, as a path inside the tree.
+    pub(super) fn file_with(&self, header: &Header) -> Option<&Path> {
+        let hash = |path: &Path| -> io::Result<u128> {
+            let file = open_plain(self.store.io(), &self.store.tree().join(path))?;
+            scan::hash(&InOrder::new(&file, &describe(&file)?), header.logical_len)
+        };
+        let same = |path: &&PathBuf| hash(path).is_ok_and(|hash| hash == header.decoded_hash);
+        self.files_of(header.logical_len).find(same).map(PathBuf::as_path)
     }
 
-    fn is_whole(&self, path: &Path, header: &Header) -> io::Result<bool> {
-        let file = open_plain(self.store.io(), &self.store.tree().join(path))?;
-        if file.metadata()?.len() != header.logical_len {
-            return Ok(false);
-        }
-        let description = describe(&file)?;
-        Ok(super::super::scan::hash(&InOrder::new(&file, &description), header.logical_len)? == header.decoded_hash)
+    /// The object in a file with another name, and that file.
+    pub(super) fn astray(&self, id: Id) -> Option<(&Path, Arc<Object>)> {
+        let paths = self.astray.get(&id)?.iter();
+        let mut whole = paths.filter_map(|path| {
+            // Another one may have got its own name back from there since it was looked at.
+            let remains = Remains::at(self.store.io(), path).ok().filter(|remains| remains.is_whole(id))?;
+            Some((path.as_path(), Arc::clone(remains.object()?)))
+        });
+        whole.next()
     }
 
-    fn decoded(&self, id: Id, part: Part) -> io::Result<Vec<u8>> {
+    /// The node of the remote that has an object, and the object there.
+    pub(super) fn on_remote(&self, id: Id) -> Option<(&str, &Encoding)> {
+        let (_, view) = self.remote()?;
+        let owner = view.owner_of(id)?;
+        Some((owner, view.nodes().get(owner)?.objects.get(&id)?))
+    }
+
+    /// Brings an object from the remote into a file without a name.
+    pub(super) fn bring(&self, owner: &str, encoding: &Encoding) -> io::Result<Arc<Object>> {
+        let file = tempfile::tempfile()?;
+        let (place, _) = self.remote().ok_or(io::ErrorKind::NotFound)?;
+        fetch_whole(place.as_ref(), owner, encoding, &mut |bytes, at| scratch::write_all_at(&file, bytes, at))
+            // A remote that fails is no reason to repair nothing.
+            .map_err(|error| io::Error::new(io::ErrorKind::NotFound, error.to_string()))?;
+        Ok(Arc::new(Object::of_bytes(Box::new(file), encoding.id)?))
+    }
+
+    fn remote(&self) -> Option<&(Arc<dyn Place>, View)> {
+        let open = |url: &str| -> remote::place::Result<_> {
+            let (place, view) = (remote::open(url)?, Mutex::default());
+            Reader::refresh(place.as_ref(), &view)?;
+            Ok((place, view.into_inner().unwrap_or_else(PoisonError::into_inner)))
+        };
+        let opened = self.remote.get_or_init(|| {
+            let url = &self.store.settings().remote.as_ref()?.url;
+            open(url).inspect_err(|error| log::warn!("{url}: {error}; the store is repaired without it")).ok()
+        });
+        opened.as_ref()
+    }
+
+    fn files_of(&self, len: u64) -> impl Iterator<Item = &PathBuf> {
+        self.files.get(&len).into_iter().flatten()
+    }
+
+    fn decoded(&self, id: Id, part: Part) -> io::Result<Bytes> {
         let chain = Chain::open(self.objects, id)?;
         Ok(match part {
-            Part::Tile(tensor, number) => walk::decode(&chain, tensor, number)?.to_vec(),
-            Part::Chunk(chunk) => walk::skeleton(chain.leaf(), chunk)?,
-            Part::Factors(_) => return Err(io::ErrorKind::InvalidInput.into()),
+            Part::Tile(tensor, number) => walk::decode(&chain, tensor, number)?,
+            Part::Chunk(chunk) => walk::skeleton(chain.leaf(), chunk)?.into(),
         })
     }
 
-    fn in_file(&self, path: &Path, header: &Header, index: &Index, part: Part) -> io::Result<Vec<u8>> {
+    fn in_file(&self, path: &Path, len: u64, index: &Index, part: Part) -> io::Result<Bytes> {
         let file = open_plain(self.store.io(), &self.store.tree().join(path))?;
-        let description = describe(&file)?;
-        in_source(&InOrder::new(&file, &description), header, index, part)
+        in_source(&InOrder::new(&file, &describe(&file)?), len, index, part)
     }
 }
 
 /// The bytes of a file at the place of a part, as if the file were archived as this object.
-pub(super) fn in_source(file: &dyn ReadAt, header: &Header, index: &Index, part: Part) -> io::Result<Vec<u8>> {
+pub(super) fn in_source(file: &dyn ReadAt, len: u64, index: &Index, part: Part) -> io::Result<Bytes> {
     let mut bytes = Vec::new();
     let mut take = |from: u64, to: u64| -> io::Result<()> {
         let at = bytes.len();
@@ -131,14 +168,13 @@ pub(super) fn in_source(file: &dyn ReadAt, header: &Header, index: &Index, part:
         Part::Chunk(chunk) => {
             let (first, last) = ((chunk * TILE_BYTES) as u64, ((chunk + 1) * TILE_BYTES) as u64);
             let mut passed = 0;
-            for gap in index.gaps(header.logical_len) {
+            for gap in index.gaps(len) {
                 let length = gap.end - gap.start;
                 let (from, to) = (first.clamp(passed, passed + length), last.clamp(passed, passed + length));
                 take(gap.start + from - passed, gap.start + to - passed)?;
                 passed += length;
             }
         }
-        Part::Factors(_) => return Err(io::ErrorKind::InvalidInput.into()),
     }
-    Ok(bytes)
+    Ok(bytes.into())
 }
