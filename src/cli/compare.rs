@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 
-use crate::compare::{Codec, Errors, Report, Series, Watch, compare, plot, steps};
+use crate::compare::{Codec, Errors, Report, Series, Watch, compare, steps};
 
 use super::as_written::refuse_lossy;
 use super::format::{name, percent, progress, size, table};
@@ -26,7 +26,7 @@ use super::format::{name, percent, progress, size, table};
 /// DIR needs room for twice the series. All temporary data is removed at the end, also after Ctrl-C.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  stepfs compare run/step_*.pt\n  \
-stepfs compare run --codecs balanced,compact,lc-3,zstd-patch-19 --plot sizes.svg\n\n\
+stepfs compare run --codecs balanced,compact,lc-3,zstd-patch-19\n\n\
 The shell sorts step_10 before step_9: name the directory, or number with zeros.\n\
 `stepfs compare --list` lists the codecs.")]
 pub(super) struct Args {
@@ -37,24 +37,14 @@ pub(super) struct Args {
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     codecs: Vec<String>,
     /// List the codecs, and exit.
-    #[arg(long, conflicts_with_all = ["codecs", "plot", "files"])]
+    #[arg(long, conflicts_with_all = ["codecs", "files"])]
     list: bool,
-    /// Also draw a picture, as SVG.
-    #[arg(long, value_name = "FILE", value_parser = picture)]
-    plot: Option<PathBuf>,
     /// Directory for the temporary stores [default: TMPDIR].
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// Print a JSON object.
     #[arg(long)]
     json: bool,
-}
-
-/// Accepts the path of a picture by its extension.
-fn picture(text: &str) -> Result<PathBuf, String> {
-    let path = PathBuf::from(text);
-    let is_svg = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("svg"));
-    is_svg.then_some(path).ok_or_else(|| "a picture's name ends in .svg".into())
 }
 
 /// Codecs per table; more do not fit on a screen.
@@ -67,13 +57,6 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let codecs = codecs(&args.codecs)?;
-    // Fail before hours of work, not after.
-    if let Some(path) = &args.plot {
-        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        if !parent.is_dir() || path.is_dir() {
-            bail!("{}: cannot write a picture there; name a file in an existing directory", path.display());
-        }
-    }
     let series = Series::open(&args.files)?;
     refuse_lossy(&args.files)?;
     for (path, why) in &series.skipped {
@@ -95,9 +78,6 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     let kept = dir.path().to_path_buf();
     dir.close().with_context(|| format!("{}", kept.display()))?;
     let report = result?;
-    if let Some(path) = &args.plot {
-        plot(&report, path).with_context(|| format!("{}", path.display()))?;
-    }
     let mut out = std::io::stdout().lock();
     match args.json {
         true => {

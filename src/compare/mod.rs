@@ -9,7 +9,6 @@ mod codec;
 mod kept;
 pub(crate) mod natural;
 mod plain;
-mod plot;
 mod report;
 mod series;
 mod trial;
@@ -22,7 +21,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Error, Result, anyhow};
 
 pub use codec::Codec;
-pub use plot::plot;
 pub use report::{Chain, Errors, Kept, Relative, Report, RoleKept};
 pub use series::Series;
 pub(crate) use series::open_aside;
