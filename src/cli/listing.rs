@@ -9,11 +9,11 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use crate::archive::lossy_words;
-use crate::compare::natural;
 use crate::hash::hex;
 use crate::store::object::{Id, Object};
 use crate::store::{
-    MAX_CHAIN, STUB_BYTES, Store, Stub, beneath, files_below, is_of_remote, is_pinned, name_bytes, recalled_from,
+    MAX_CHAIN, STUB_BYTES, Store, Stub, beneath, files_below, is_of_remote, is_pinned, name_bytes, natural,
+    recalled_from,
 };
 
 use super::target::{Target, attribute};

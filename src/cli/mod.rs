@@ -1,33 +1,16 @@
 //! The commands, one file each. Output is text for people, and JSON for programs with `--json`. Exit codes are an
 //! interface: 0 done, 1 failed, 2 wrong usage, 3 damage found.
 
-/// Prints a line. Ends the command if that fails: see [`output`].
-macro_rules! say {
-    ($($text:tt)*) => { crate::cli::output::say(format_args!("{}\n", format_args!($($text)*))) };
-}
-/// Prints without an end of line.
-macro_rules! say_part {
-    ($($text:tt)*) => { crate::cli::output::say(format_args!($($text)*)) };
-}
-/// Prints a line to standard error. Nobody may read there: then the line is lost, and the command goes on.
-macro_rules! say_error {
-    ($($text:tt)*) => { crate::cli::output::say_error(format_args!("{}\n", format_args!($($text)*))) };
-}
-
 mod against;
-mod as_written;
 mod buffers;
 mod cat;
-mod compare;
 mod created;
 mod doctor;
 mod export;
 mod files;
-mod format;
 mod gc;
 mod import;
 mod inspect;
-mod interrupt;
 mod listing;
 mod ls;
 mod manual;
@@ -35,7 +18,6 @@ mod mount;
 mod mount_helper;
 mod mount_options;
 mod notify;
-mod output;
 mod pin;
 mod profile;
 mod pull;
@@ -48,24 +30,21 @@ mod reshard;
 mod status;
 mod sync;
 mod target;
-mod tune;
 mod umount;
 mod verify;
 mod wait;
 mod why;
 
-use std::io::Write as _;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+
+use clap::{Parser, Subcommand};
+
+use crate::terminal::interrupt::{self, interrupted};
+use crate::terminal::{self, FAILED, format, log_to_stderr};
+use crate::tools::{compare, tune};
 
 pub use reshard::reshard;
 
-use clap::{Parser, Subcommand};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-
-/// Exit code of a failed command.
-const FAILED: u8 = 1;
 /// Exit code for wrong arguments.
 const USAGE: u8 = 2;
 /// Exit code of `verify` and `export --salvage` if something is damaged or lost.
@@ -127,7 +106,7 @@ pub fn main() -> ExitCode {
             return if error.use_stderr() { ExitCode::from(code) } else { ExitCode::SUCCESS };
         }
     };
-    output::ends_commands(|| run(cli.command))
+    terminal::ends_commands(|| run(cli.command))
 }
 
 fn run(command: Command) -> ExitCode {
@@ -171,24 +150,4 @@ fn run(command: Command) -> ExitCode {
         say_error!("stepfs: {}", format::lines(&format::causes(&error)));
         ExitCode::from(FAILED)
     })
-}
-
-/// A flag that SIGINT, SIGTERM and SIGHUP set, for commands that must clean up.
-fn interrupted() -> std::io::Result<Arc<AtomicBool>> {
-    let flag = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
-        signal_hook::flag::register(signal, Arc::clone(&flag))?;
-    }
-    Ok(flag)
-}
-
-/// Prints the library's warnings for a command that works on a store directly.
-fn log_to_stderr(default: &str) {
-    let env = env_logger::Env::new().filter_or("STEPFS_LOG", default);
-    // Users of a mount choose names in the log: no name may start a log line or send control characters to a terminal.
-    let line = |out: &mut env_logger::fmt::Formatter, record: &log::Record<'_>| {
-        let now = humantime::format_rfc3339_seconds(std::time::SystemTime::now());
-        writeln!(out, "[{now} {:<5}] {}", record.level(), format::name(&record.args().to_string()))
-    };
-    let _ = env_logger::Builder::from_env(env).format(line).try_init();
 }

@@ -8,10 +8,9 @@ use std::sync::atomic::Ordering;
 
 use anyhow::{Result, bail};
 
-use crate::compare::open_aside;
 use crate::remote::{self as far, Origin, Step};
 use crate::store::object::path_of;
-use crate::store::{DAEMON_LOG, Store};
+use crate::store::{DAEMON_LOG, Store, open_aside};
 
 use super::format::{name, progress};
 use super::listing::{files, stub};

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use crate::cli::format::{name, size, table};
-use crate::compare::natural;
 use crate::container::METADATA;
+use crate::store::natural;
 
 use super::report::Report;
 

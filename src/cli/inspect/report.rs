@@ -7,10 +7,9 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use crate::cli::target::{Target, attribute};
-use crate::compare::open_aside;
 use crate::container::{Kind, METADATA, Model, Tensor, describe_at, is_of_chunks};
 use crate::store::object::Object;
-use crate::store::{Store, name_bytes};
+use crate::store::{Store, name_bytes, open_aside};
 
 use super::kept::Kept;
 
