@@ -2,12 +2,9 @@
 //! interface: 0 done, 1 failed, 2 wrong usage, 3 damage found.
 
 mod against;
-mod buffers;
 mod cat;
-mod created;
 mod doctor;
 mod export;
-mod files;
 mod gc;
 mod import;
 mod inspect;
@@ -17,7 +14,6 @@ mod manual;
 mod mount;
 mod mount_helper;
 mod mount_options;
-mod notify;
 mod pin;
 mod profile;
 mod pull;
@@ -25,11 +21,10 @@ mod push;
 mod recall;
 mod release;
 mod remote;
-mod remote_url;
 mod reshard;
+mod source;
 mod status;
 mod sync;
-mod target;
 mod umount;
 mod verify;
 mod wait;
@@ -40,7 +35,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::terminal::interrupt::{self, interrupted};
-use crate::terminal::{self, FAILED, format, log_to_stderr};
+use crate::terminal::{self, FAILED, format, log_to_stderr, say_json};
 use crate::tools::{compare, tune};
 
 pub use reshard::reshard;

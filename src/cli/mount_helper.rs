@@ -8,9 +8,8 @@ use anyhow::{Context, Result, bail};
 
 use crate::store::Store;
 
-use super::created::Created;
 use super::format;
-use super::mount::{self, Mounting};
+use super::mount::{self, Created, Mounting};
 use super::mount_options::Options;
 
 /// Name of the link in /sbin to the program. It is also a subcommand of `stepfs`.

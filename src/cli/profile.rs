@@ -9,7 +9,7 @@ use crate::published::registry::SystemId;
 use crate::store::{PROFILE, Profile};
 
 use super::format::name;
-use super::target::{Target, attribute};
+use super::source::Local;
 
 /// Show or set how faithfully files are kept once a newer file of their lineage is durable.
 ///
@@ -46,8 +46,8 @@ fn systems() -> String {
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     for path in &args.paths {
-        let (target, mount) = Target::in_mount(path)?;
-        let absolute = mount.join(&target.path);
+        let (mount, local) = Local::in_mount(path)?;
+        let absolute = mount.at(&local.path);
         let shown = || name(&path.display().to_string());
         if let Some(profile) = args.set {
             xattr::set(&absolute, PROFILE, profile.name().as_bytes()).map_err(words).with_context(shown)?;
@@ -59,7 +59,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
                 result => result.map_err(words).with_context(shown)?,
             }
         } else {
-            let words = match attribute(&absolute, "profile") {
+            let words = match mount.word(&local.path, "profile") {
                 Err(error) if error.raw_os_error() == Some(libc::ENODATA) => "by the rules of stepfs.toml".into(),
                 value => String::from_utf8_lossy(&value.with_context(shown)?).into_owned(),
             };

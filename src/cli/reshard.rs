@@ -9,13 +9,12 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result, bail};
 
+use crate::store::beneath;
 use crate::store::durable::{self, Io};
-use crate::store::{Store, beneath};
 use crate::tools::reshard as tools;
 
-use super::files::{objects, read};
-use super::listing::stub;
-use super::remote_url::{Brought, bring, url_of};
+use super::remote::{Remote, tell};
+use super::source::{Brought, Tree, is_store};
 
 /// Write a checkpoint of ElasticDL for another number of parameter servers.
 ///
@@ -45,21 +44,12 @@ pub(super) struct Args {
 /// Limit on servers: real runs have some dozens, and each server has a file.
 const MAX_SERVERS: i64 = 10_000;
 
-/// The files of a version on a remote.
-fn bring_version(url: &Path, inside: &Path) -> Result<Brought> {
-    let brought = bring(url, inside)?;
-    match brought.tell_missing() {
-        false => Ok(brought),
-        true => bail!("{}:{} is not complete", url.display(), inside.display()),
-    }
-}
-
 /// Where the files of a version are.
 struct Version {
     /// For messages.
     name: String,
-    store: Option<Store>,
-    /// Path in the store's tree, or any path if there is no store.
+    tree: Option<Tree>,
+    /// Path in the tree, or any path if there is no store.
     path: PathBuf,
     /// The store holds a remote's files.
     _brought: Option<Brought>,
@@ -91,7 +81,7 @@ impl Version {
         let name = text.to_string();
         let plain = either(Path::new(text));
         if plain.is_dir() {
-            return Ok(Version { name, store: None, path: plain, _brought: None });
+            return Ok(Version { name, tree: None, path: plain, _brought: None });
         }
         let Some((store, inside)) =
             text.rsplit_once(':').filter(|(store, inside)| !store.is_empty() && !inside.is_empty())
@@ -102,47 +92,41 @@ impl Version {
         if inside.components().any(|part| !matches!(part, std::path::Component::Normal(_))) {
             bail!("{}: name a directory inside the store, without `..`", inside.display());
         }
-        let brought = match url_of(place) {
-            Some(_) => Some(bring_version(place, inside)?),
-            None => None,
-        };
+        let brought = Remote::of(place).map(|remote| remote.bring(inside)).transpose()?;
+        if brought.as_ref().is_some_and(|brought| tell(&brought.missing)) {
+            bail!("{text} is not complete");
+        }
         let root = brought.as_ref().map_or(place, |brought| &brought.root);
-        let store = match root.join("stepfs.toml").is_file() {
-            true => Some(Store::look(root)?),
-            false => None,
-        };
-        let tree = store.as_ref().map_or(root.to_path_buf(), Store::tree);
-        let found = either(&tree.join(inside));
+        let tree = is_store(root).then(|| Tree::look(root)).transpose()?;
+        let above = tree.as_ref().map_or(root.to_path_buf(), |tree| tree.store.tree());
+        let found = either(&above.join(inside));
         if !found.is_dir() {
             bail!("{text}: {} has no directory {}", place.display(), inside.display());
         }
-        let path = match &store {
-            Some(_) => found.strip_prefix(&tree)?.to_path_buf(),
-            None => found,
-        };
-        Ok(Version { name, store, path, _brought: brought })
+        let path = if tree.is_some() { found.strip_prefix(&above)?.to_path_buf() } else { found };
+        Ok(Version { name, tree, path, _brought: brought })
     }
 
     fn on_disk(&self) -> PathBuf {
-        self.store.as_ref().map_or(self.path.clone(), |store| store.tree().join(&self.path))
+        self.tree.as_ref().map_or(self.path.clone(), |tree| tree.store.tree().join(&self.path))
     }
 
     /// Opens a file. A released file of a store is decoded into a temporary file.
     fn open(&self, name: &str, scratch: &Path, check: &dyn Fn() -> io::Result<()>) -> Result<(File, Permissions)> {
         let path = self.path.join(name);
-        let opened = match &self.store {
-            Some(store) => beneath::open_file(&store.tree(), &path),
+        let opened = match &self.tree {
+            Some(tree) => beneath::open_file(&tree.store.tree(), &path),
             None => File::open(&path),
         };
         let opened = opened.with_context(|| format!("{}/{name}", self.name))?;
         // Only the permission bits: the new files may be another user's.
         let permissions = Permissions::from_mode(opened.metadata()?.mode() & 0o777);
-        let Some(store) = self.store.as_ref() else { return Ok((opened, permissions)) };
-        if stub(store, &path)?.is_none() {
+        let Some(tree) = &self.tree else { return Ok((opened, permissions)) };
+        if tree.stub(&path)?.is_none() {
             return Ok((opened, permissions));
         }
         let file = tempfile::tempfile_in(scratch).with_context(|| format!("{}", scratch.display()))?;
-        read(store, &objects(store)?, &path, &mut |at, bytes| {
+        tree.read(&path, &mut |at, bytes| {
             check()?;
             durable::scratch::write_all_at(&file, bytes, at)
         })?;
