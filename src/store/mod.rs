@@ -47,3 +47,4 @@ pub use store::{DAEMON_LOG, Store};
 pub use stub::{MIN_RELEASE_BYTES, STUB_BYTES, Stub};
 pub use transfer::{export_file, import_file, part_of, remove_part, write_beside};
 pub use walk::{files_below, open_aside};
+pub(crate) use walk::{found_at, modified_ns};
