@@ -32,6 +32,7 @@ mod why;
 
 use std::process::ExitCode;
 
+use anyhow::Result;
 use clap::{Parser, Subcommand};
 
 use crate::terminal::interrupt::{self, interrupted};
@@ -60,35 +61,48 @@ struct Cli {
     command: Command,
 }
 
-#[derive(Subcommand)]
-enum Command {
-    Mount(mount::Args),
+/// A row per command: its arguments, and the function that runs it.
+macro_rules! commands {
+    ($($(#[$with:meta])* $name:ident($args:ty) => $run:path,)*) => {
+        #[derive(Subcommand)]
+        enum Command { $($(#[$with])* $name($args),)* }
+
+        impl Command {
+            fn run(self) -> Result<ExitCode> {
+                match self { $(Command::$name(args) => $run(args),)* }
+            }
+        }
+    };
+}
+
+commands! {
+    Mount(mount::Args) => mount::run,
     #[command(name = mount_helper::NAME, hide = true, disable_help_subcommand = true)]
-    MountHelper(mount_helper::Args),
-    Umount(umount::Args),
-    Sync(sync::Args),
-    Push(push::Args),
-    Pull(pull::Args),
-    Pin(pin::PinArgs),
-    Unpin(pin::UnpinArgs),
-    Profile(profile::Args),
-    Release(release::Args),
-    Recall(recall::Args),
-    Ls(ls::Args),
-    Status(status::Args),
-    Why(why::Args),
-    Inspect(inspect::Args),
-    Import(import::Args),
-    Export(export::Args),
-    Cat(cat::Args),
-    Reshard(reshard::Args),
-    Compare(compare::Args),
-    Tune(tune::Args),
-    Gc(gc::Args),
-    Verify(verify::Args),
-    Doctor(doctor::Args),
-    Completions(manual::CompletionsArgs),
-    Man(manual::ManArgs),
+    MountHelper(mount_helper::Args) => mount_helper::run,
+    Umount(umount::Args) => umount::run,
+    Sync(sync::Args) => sync::run,
+    Push(push::Args) => push::run,
+    Pull(pull::Args) => pull::run,
+    Pin(pin::PinArgs) => pin::pin,
+    Unpin(pin::UnpinArgs) => pin::unpin,
+    Profile(profile::Args) => profile::run,
+    Release(release::Args) => release::run,
+    Recall(recall::Args) => recall::run,
+    Ls(ls::Args) => ls::run,
+    Status(status::Args) => status::run,
+    Why(why::Args) => why::run,
+    Inspect(inspect::Args) => inspect::run,
+    Import(import::Args) => import::run,
+    Export(export::Args) => export::run,
+    Cat(cat::Args) => cat::run,
+    Reshard(reshard::Args) => reshard::run,
+    Compare(compare::Args) => compare::run,
+    Tune(tune::Args) => tune::run,
+    Gc(gc::Args) => gc::run,
+    Verify(verify::Args) => verify::run,
+    Doctor(doctor::Args) => doctor::run,
+    Completions(manual::CompletionsArgs) => manual::completions,
+    Man(manual::ManArgs) => manual::man,
 }
 
 /// Runs the command that the program's arguments name.
@@ -105,35 +119,7 @@ pub fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> ExitCode {
-    let result = match command {
-        Command::Mount(args) => mount::run(args),
-        Command::MountHelper(args) => return mount_helper::run(args),
-        Command::Umount(args) => umount::run(args),
-        Command::Sync(args) => sync::run(args),
-        Command::Push(args) => push::run(args),
-        Command::Pull(args) => pull::run(args),
-        Command::Pin(args) => pin::pin(args),
-        Command::Unpin(args) => pin::unpin(args),
-        Command::Profile(args) => profile::run(args),
-        Command::Release(args) => release::run(args),
-        Command::Recall(args) => recall::run(args),
-        Command::Ls(args) => ls::run(args),
-        Command::Status(args) => status::run(args),
-        Command::Why(args) => why::run(args),
-        Command::Inspect(args) => inspect::run(args),
-        Command::Import(args) => import::run(args),
-        Command::Export(args) => export::run(args),
-        Command::Cat(args) => cat::run(args),
-        Command::Reshard(args) => reshard::run(args),
-        Command::Compare(args) => compare::run(args),
-        Command::Tune(args) => tune::run(args),
-        Command::Gc(args) => gc::run(args),
-        Command::Verify(args) => verify::run(args),
-        Command::Doctor(args) => doctor::run(args),
-        Command::Completions(args) => manual::completions(args),
-        Command::Man(args) => manual::man(args),
-    };
-    result.unwrap_or_else(|error| {
+    command.run().unwrap_or_else(|error| {
         // The reader may close the pipe early: `stepfs ls | head`.
         let kind = |cause: &(dyn std::error::Error + 'static)| match cause.downcast_ref::<serde_json::Error>() {
             Some(error) => error.io_error_kind(),

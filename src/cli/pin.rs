@@ -10,6 +10,9 @@ use crate::store::{PIN, files_below};
 use super::format::name;
 use super::source::{Local, Mount};
 
+/// What only files and directories can.
+const CAN: &str = "be pinned";
+
 /// Keep files, or all files below directories, exactly as they are.
 ///
 /// No retention policy removes a pinned file. A resident file stays as written. A released file stays released (`stepfs
@@ -36,7 +39,7 @@ pub(super) struct UnpinArgs {
 pub(super) fn pin(args: PinArgs) -> Result<ExitCode> {
     for path in &args.paths {
         let (mount, local) = Local::in_mount(path)?;
-        mount.tell(&local.path, "pin").map_err(words).with_context(|| format!("{}", path.display()))?;
+        mount.mark(&local.path, PIN, Some(b"1"), CAN).with_context(|| format!("{}", path.display()))?;
         tell_lossy(path, &mount, &local.path);
     }
     Ok(ExitCode::SUCCESS)
@@ -58,18 +61,16 @@ fn tell_lossy(shown: &Path, mount: &Mount, path: &Path) {
 pub(super) fn unpin(args: UnpinArgs) -> Result<ExitCode> {
     for path in &args.paths {
         let (mount, local) = Local::in_mount(path)?;
-        match xattr::remove(mount.at(&local.path), PIN) {
-            Err(error) if error.raw_os_error() == Some(libc::ENODATA) => {
-                match above(&mount, &local.path) {
-                    Some(directory) => bail!(
-                        "{} has no pin of its own; unpin {}, which pins all files below it",
-                        path.display(),
-                        directory.display()
-                    ),
-                    None => bail!("{} is not pinned", path.display()),
-                };
-            }
-            result => result.map_err(words).with_context(|| format!("{}", path.display()))?,
+        if mount.mark(&local.path, PIN, None, CAN).with_context(|| format!("{}", path.display()))? {
+            continue;
+        }
+        match above(&mount, &local.path) {
+            Some(directory) => bail!(
+                "{} has no pin of its own; unpin {}, which pins all files below it",
+                path.display(),
+                directory.display()
+            ),
+            None => bail!("{} is not pinned", path.display()),
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -78,13 +79,4 @@ pub(super) fn unpin(args: UnpinArgs) -> Result<ExitCode> {
 fn above(mount: &Mount, path: &Path) -> Option<PathBuf> {
     let directories = path.ancestors().skip(1).map(|above| mount.at(above));
     directories.into_iter().find(|directory| matches!(xattr::get(directory, PIN), Ok(Some(_))))
-}
-
-fn words(error: std::io::Error) -> anyhow::Error {
-    match error.raw_os_error() {
-        Some(libc::EOPNOTSUPP) => anyhow::anyhow!(
-            "only files and directories can be pinned, and the store's file system must support extended attributes"
-        ),
-        _ => error.into(),
-    }
 }

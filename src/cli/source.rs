@@ -51,7 +51,8 @@ impl Source {
         }
         let local = Local::in_some_mount(path)?;
         let local = local.unwrap_or_else(|| Local { store: path.to_path_buf(), mount: None, path: PathBuf::new() });
-        Ok(Brought { path: local.wanted(path, wanted)?, ..Brought::of(local.store, Missing::default()) })
+        let wanted = local.wanted(path, wanted)?;
+        Ok(Brought { root: local.store, path: wanted, missing: Missing::default(), _copy: None })
     }
 }
 
@@ -193,6 +194,23 @@ impl Mount {
         Ok(serde_json::from_slice(&text)?)
     }
 
+    /// Sets a user's mark of a file, or removes it without a `value`; answers whether there was one to remove. `can` says
+    /// what only files and directories can.
+    pub(super) fn mark(&self, path: &Path, mark: &str, value: Option<&[u8]>, can: &str) -> Result<bool> {
+        let at = self.at(path);
+        let done = match value {
+            Some(value) => xattr::set(at, mark, value),
+            None => xattr::remove(at, mark),
+        };
+        match done {
+            Err(error) if value.is_none() && error.raw_os_error() == Some(libc::ENODATA) => Ok(false),
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => bail!(
+                "only files and directories can {can}, and the store's file system must support extended attributes"
+            ),
+            done => Ok(done.map(|()| true)?),
+        }
+    }
+
     /// Tells the daemon to do something with a file, or with the store.
     pub(super) fn tell(&self, path: &Path, name: &str) -> io::Result<()> {
         xattr::set(self.at(path), format!("user.stepfs.{name}"), b"1")
@@ -207,13 +225,6 @@ pub(super) struct Brought {
     /// The names that could not be brought.
     pub(super) missing: Missing,
     pub(super) _copy: Option<(tempfile::TempDir, Temporary)>,
-}
-
-impl Brought {
-    /// A store, and what could not be brought into it.
-    pub(super) fn of(root: PathBuf, missing: Missing) -> Brought {
-        Brought { root, path: PathBuf::new(), missing, _copy: None }
-    }
 }
 
 /// The files of a store, read without its daemon.
