@@ -21,17 +21,17 @@ pub(crate) fn since_boot() -> Duration {
 }
 
 /// Processor time of the calling thread so far. It measures the cost of work on a core, independent of other load.
-pub(crate) fn of_thread() -> Duration {
+pub fn of_thread() -> Duration {
     read(ClockId::ThreadCPUTime)
 }
 
 /// Processor time of all threads of this process so far.
-pub(crate) fn of_process() -> Duration {
+pub fn of_process() -> Duration {
     read(ClockId::ProcessCPUTime)
 }
 
 /// Runs `work` and adds its processor time to a sum.
-pub(crate) fn timed<T>(sum: &mut Duration, work: impl FnOnce() -> T) -> T {
+pub fn timed<T>(sum: &mut Duration, work: impl FnOnce() -> T) -> T {
     let start = of_thread();
     let result = work();
     *sum += of_thread().saturating_sub(start);

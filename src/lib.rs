@@ -4,7 +4,7 @@
 //!
 //! - [`cli`]: one file per command; text for people, `--json` for programs.
 //! - [`fs`]: the interface to the kernel: operations, handles, errno. The only user of `fuser`.
-//! - [`compare`]: compares many ways of storing a series of checkpoints.
+//! - [`tools`]: what the daemon does not need: compares and tunes ways of storing a series of checkpoints.
 //! - [`archive`]: the life of a file after the last close: seal, choose a base, archive, release, remove.
 //! - [`remote`]: keeps a store and a bucket, or a shared directory, in step.
 //! - [`encode`]: from a file to its object: plans, encodes, reads back, compares.
@@ -16,7 +16,7 @@
 //! - [`published`]: other systems, as their papers describe them; only [`tile`] decodes with them (pure).
 //! - [`entropy`]: symbols to bits and back (pure).
 //!
-//! All layers use three more modules. `sync` has locks and threads, so that a test can replace the scheduler. `clock`
+//! [`cli`] and [`tools`] speak through [`terminal`]. All layers use three more modules. `sync` has locks and threads, so that a test can replace the scheduler. [`clock`]
 //! has the time, and `hash` the checksums of everything on the device.
 //!
 //! `docs/DESIGN.md` gives the reasons, `docs/FORMAT.md` describes every durable byte, and `docs/SEMANTICS.md` lists the
@@ -24,11 +24,13 @@
 //!
 //! Every function passes on the errors of the functions that it calls. An `# Errors` section names only further ones.
 
+#[macro_use]
+pub mod terminal;
+
 pub mod archive;
 pub mod cli;
-mod clock;
+pub mod clock;
 pub mod codec;
-pub mod compare;
 pub mod container;
 pub mod encode;
 pub mod entropy;
@@ -40,3 +42,4 @@ pub mod remote;
 pub mod store;
 mod sync;
 pub mod tile;
+pub mod tools;

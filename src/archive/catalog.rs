@@ -25,9 +25,10 @@ use std::time::{Duration, Instant};
 
 use crate::store::{Id, Objects, step_pattern};
 
+pub(super) use crate::store::modified_ns;
 pub(super) use claims::{Closed, Step, Task};
 use entries::Entries;
-pub(super) use entry::{Entry, Failed, Held, Part, Sealed, State, modified_ns};
+pub(super) use entry::{Entry, Failed, Held, Part, Sealed, State};
 use lineage::{Lineage, Print, Rank, rank};
 use named::Named;
 pub(super) use named::{Says, is_torch, is_trainer_state, may_speak};

@@ -22,7 +22,7 @@ const SIGNATURE_ELEMENTS: u64 = 1024;
 ///
 /// The chunks of a distributed checkpoint count by their place in the file: a file is sealed before their names are
 /// known.
-pub(crate) fn signature(description: &Description) -> u64 {
+pub fn signature(description: &Description) -> u64 {
     if description.kind == Kind::Dcp {
         return of_chunks(description);
     }

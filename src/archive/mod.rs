@@ -62,7 +62,7 @@ pub use crate::recall::{ReadError, Reader};
 pub use best::best_at_rest;
 pub use checkpoints::{Checkpoint, policy};
 pub use condition::{Condition, condition_on_disk};
-pub(crate) use lineage::signature as model_signature;
+pub use lineage::signature as model_signature;
 pub use lossy::{rounded_up, words as lossy_words};
 pub use namespace::{AtRest, FileId, Namespace, Outcome};
 pub(crate) use namespace::{found_at, unless_occupied};

@@ -10,6 +10,8 @@ use crate::store::durable::{CrashPoint, Io};
 use crate::store::{Store, beneath};
 use crate::sync::{Mutex, MutexGuard};
 
+pub(crate) use crate::store::found_at;
+
 /// Which file of the store's tree is meant: a path may be given to another file meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileId {
@@ -77,15 +79,6 @@ pub trait Namespace: Send + Sync {
 
     /// Removes a directory. `Busy`: there is something in it.
     fn remove_directory(&self, path: &Path, expect: FileId) -> io::Result<Outcome>;
-}
-
-/// The file or directory at a path inside the tree, if any. A link's target is not inside.
-pub(crate) fn found_at(tree: &Path, path: &Path) -> io::Result<Option<fs::Metadata>> {
-    match beneath::metadata(tree, path) {
-        Ok(metadata) => Ok(Some(metadata)),
-        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => Ok(None),
-        Err(error) => Err(error),
-    }
 }
 
 /// The answer to an attempt to remove a directory that may have something in it.

@@ -13,12 +13,11 @@ use serde::Serialize;
 
 use crate::hash::Sha256;
 use crate::store::object::Object;
-use crate::store::{Objects, Store, beneath, name_bytes};
+use crate::store::{beneath, name_bytes};
 
-use super::files::{is_only_on_remote, objects, read};
 use super::format::{name, progress};
-use super::listing::stub;
-use super::target::Target;
+use super::say_json;
+use super::source::{Local, Tree};
 
 /// Hexadecimal digits of a SHA-256.
 const DIGITS: usize = 64;
@@ -94,15 +93,15 @@ pub(super) fn run(manifest: &Path, place: &Path, json: bool) -> Result<ExitCode>
         false => fs::read(manifest).with_context(|| format!("{}", manifest.display()))?,
     };
     let lines = parse(&text).with_context(|| format!("{}", manifest.display()))?;
-    let target = Target::of(place)?;
-    let store = Store::look(&target.store)?;
-    let known = objects(&store)?;
+    let local = Local::of(place)?;
+    let tree = local.tree()?;
+    tree.objects()?;
     let bar = progress(lines.len() as u64, false);
     let mut report = Report { files: Vec::new(), counts: BTreeMap::new() };
     for line in lines {
         let shown = line.name.to_string_lossy().into_owned();
         bar.set_message(name(&shown));
-        let (verdict, why) = match compare(&store, &known, &target, &line) {
+        let (verdict, why) = match compare(&tree, &local, &line) {
             Ok(verdict) => verdict,
             Err(error) => (Verdict::Damaged, Some(format!("{error:#}"))),
         };
@@ -118,8 +117,7 @@ pub(super) fn run(manifest: &Path, place: &Path, json: bool) -> Result<ExitCode>
 
 fn print(report: &Report, json: bool) -> Result<()> {
     if json {
-        say!("{}", serde_json::to_string_pretty(report)?);
-        return Ok(());
+        return say_json(report);
     }
     for row in &report.files {
         let why = row.why.as_ref().map(|why| format!(" ({})", name(why))).unwrap_or_default();
@@ -132,31 +130,31 @@ fn print(report: &Report, json: bool) -> Result<()> {
 }
 
 /// Compares one file with its line.
-fn compare(store: &Store, objects: &Objects, target: &Target, line: &Line) -> Result<(Verdict, Option<String>)> {
-    let Some(path) = target.inside(&line.name) else {
+fn compare(tree: &Tree, local: &Local, line: &Line) -> Result<(Verdict, Option<String>)> {
+    let Some(path) = local.inside(&line.name) else {
         return Ok((Verdict::Missing, Some("it is not in this store".into())));
     };
-    match beneath::metadata(&store.tree(), &path) {
+    match beneath::metadata(&tree.store.tree(), &path) {
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
             return Ok((Verdict::Missing, None));
         }
         found => found?,
     };
-    if let Some(of) = stub(store, &path)?
-        && is_only_on_remote(store, objects, &path, &of)?
+    if let Some(of) = tree.stub(&path)?
+        && tree.is_only_on_remote(&path, &of)?
     {
         return Ok((Verdict::OnRemote, None));
     }
     let mut hash = Sha256::new();
-    read(store, objects, &path, &mut |_, bytes| {
+    tree.read(&path, &mut |_, bytes| {
         hash.update(bytes);
         Ok(())
     })?;
     if hash.digest() == line.digest {
         return Ok((Verdict::Same, None));
     }
-    let Some(stub) = stub(store, &path)? else { return Ok((Verdict::Differs, None)) };
-    let object = Object::open(&store.objects(), stub.object)?;
+    let Some(stub) = tree.stub(&path)? else { return Ok((Verdict::Differs, None)) };
+    let object = Object::open(&tree.store.objects(), stub.object)?;
     Ok(match object.header().original == line.digest {
         true => (Verdict::Lossy, None),
         false => (Verdict::Differs, None),

@@ -6,10 +6,8 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 
-use crate::store::Store;
-
-use super::files::{objects, read};
-use super::remote_url::bring;
+use super::remote::tell;
+use super::source::{Source, Tree};
 
 /// Write a file of a store to standard output, without a mount.
 #[derive(clap::Args)]
@@ -22,15 +20,15 @@ pub(super) struct Args {
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     super::log_to_stderr("warn");
-    let brought = bring(&args.store, &args.path)?;
+    let brought = Source::bring(&args.store, &args.path)?;
     if let Some(why) = brought.missing.names.get(&brought.path) {
         bail!("{}: {why}", args.path.display());
     }
-    let store = Store::look(&brought.root)?;
+    let tree = Tree::look(&brought.root)?;
     let mut out = std::io::stdout().lock();
-    read(&store, &objects(&store)?, &brought.path, &mut |_, bytes| out.write_all(bytes))?;
+    tree.read(&brought.path, &mut |_, bytes| out.write_all(bytes))?;
     out.flush()?;
     // A node that cannot be read may have a newer file of this name.
-    let is_incomplete = brought.tell_missing();
+    let is_incomplete = tell(&brought.missing);
     Ok(ExitCode::from(if is_incomplete { super::DAMAGED } else { 0 }))
 }

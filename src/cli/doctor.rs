@@ -67,7 +67,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     findings.push(machine::passthrough(leases));
     let problems = findings.iter().filter(|finding| finding.level == Level::Problem).count();
     match args.json {
-        true => say!("{}", serde_json::to_string_pretty(&findings)?),
+        true => super::say_json(&findings)?,
         false => print(&findings),
     }
     Ok(if problems > 0 { ExitCode::from(super::FAILED) } else { ExitCode::SUCCESS })

@@ -10,13 +10,12 @@ use indicatif::ProgressBar;
 
 use crate::archive::repair;
 use crate::store::durable::CrashPoint;
-use crate::store::{Objects, Store, export_file, part_of, remove_part, write_beside};
+use crate::store::{export_file, part_of, remove_part, write_beside};
 
-use super::files::{objects, read};
 use super::format::{name, progress};
 use super::interrupt::Temporary;
-use super::listing::{files, stub};
-use super::remote_url::bring;
+use super::remote::tell;
+use super::source::{Source, Tree};
 
 /// Copy a file or directory out of a store, without a mount.
 ///
@@ -44,17 +43,16 @@ pub(super) struct Args {
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     super::log_to_stderr("warn");
-    let brought = bring(&args.store, &args.path)?;
-    let is_incomplete = brought.tell_missing();
-    let store = Store::look(&brought.root)?;
+    let brought = Source::bring(&args.store, &args.path)?;
+    let is_incomplete = tell(&brought.missing);
+    let tree = Tree::look(&brought.root)?;
     if args.salvage {
-        return salvage(&store, &brought.path, &args);
+        return salvage(&tree, &brought.path, &args);
     }
-    let objects = objects(&store)?;
     let from = brought.path.clone();
-    let files = files(&store, &from)?;
-    let total =
-        files.iter().filter_map(|path| fs::symlink_metadata(store.tree().join(path)).ok()).map(|m| m.len()).sum();
+    let files = tree.files(&from)?;
+    let len = |path: &PathBuf| fs::symlink_metadata(tree.store.tree().join(path)).map_or(0, |found| found.len());
+    let total = files.iter().map(len).sum();
     let dest = match (args.dest.is_dir(), from.file_name()) {
         (true, Some(last)) => args.dest.join(last),
         _ => args.dest.clone(),
@@ -65,28 +63,28 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     // A file of the store may have the name of an unfinished copy: it stays.
     let named: HashSet<&PathBuf> = targets.iter().map(|(target, _)| target).collect();
     for (target, _) in targets.iter().filter(|(target, _)| !named.contains(&part_of(target))) {
-        remove_part(&store, target).with_context(|| format!("{}", target.display()))?;
+        remove_part(&tree.store, target).with_context(|| format!("{}", target.display()))?;
     }
     for (target, path) in &targets {
         bar.set_message(name(&path.display().to_string()));
         if !args.force && fs::symlink_metadata(target).is_ok() {
             bail!("{} exists already; name another place, or replace it with --force", target.display());
         }
-        export(&store, &objects, path, target, &bar)?;
+        export(&tree, path, target, &bar)?;
     }
     bar.finish_and_clear();
     Ok(ExitCode::from(if is_incomplete { super::DAMAGED } else { 0 }))
 }
 
 /// Writes the readable tensors of a damaged file.
-fn salvage(store: &Store, path: &Path, args: &Args) -> Result<ExitCode> {
+fn salvage(tree: &Tree, path: &Path, args: &Args) -> Result<ExitCode> {
     let shown = || args.path.display().to_string();
-    let stub = stub(store, path)?.with_context(|| format!("{} is not released: copy the file itself", shown()))?;
+    let stub = tree.stub(path)?.with_context(|| format!("{} is not released: copy the file itself", shown()))?;
     if !args.force && fs::symlink_metadata(&args.dest).is_ok() {
         bail!("{} exists already; name another place, or replace it with --force", args.dest.display());
     }
     let _part = Temporary::file(part_of(&args.dest))?;
-    let salvaged = write_beside(store, &args.dest, |file| repair::salvage(store, stub.object, file))
+    let salvaged = write_beside(&tree.store, &args.dest, |file| repair::salvage(&tree.store, stub.object, file))
         .with_context(|| format!("{} to {}", shown(), args.dest.display()))?;
     for (tensor, why) in &salvaged.lost {
         say!("lost: {}: {}", name(tensor), name(why));
@@ -101,10 +99,10 @@ fn target_of(dest: &Path, from: &Path, path: &Path) -> PathBuf {
     if rest.as_os_str().is_empty() { dest.to_path_buf() } else { dest.join(rest) }
 }
 
-fn export(store: &Store, objects: &Objects, path: &Path, target: &Path, bar: &ProgressBar) -> Result<()> {
+fn export(tree: &Tree, path: &Path, target: &Path, bar: &ProgressBar) -> Result<()> {
     let _part = Temporary::file(part_of(target))?;
-    export_file(store, path, target, |file| {
-        read(store, objects, path, &mut |offset, bytes| {
+    export_file(&tree.store, path, target, |file| {
+        tree.read(path, &mut |offset, bytes| {
             bar.inc(bytes.len() as u64);
             file.write_all_at(bytes, offset, CrashPoint::ExportWritten)
         })

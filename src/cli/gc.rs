@@ -9,14 +9,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
-use crate::archive::{Archive, AtRest, Condition, GcReport, Queue, Removed, best_at_rest, condition_on_disk, policy};
+use crate::archive::{
+    Archive, AtRest, Condition, GcReport, Queue, Removed, Status, best_at_rest, condition_on_disk, policy,
+};
 use crate::store::retention::Verdict;
 use crate::store::{Error, Store, name_bytes};
 
 use super::format::{name, size, table};
-use super::remote_url;
-use super::status::{of_mount, queue_of_mount};
-use super::target::{Target, attribute};
+use super::remote::Remote;
+use super::say_json;
+use super::source::{Local, Mount};
 use super::wait::{wait_for, wait_until};
 
 /// Message beside the progress bar.
@@ -91,41 +93,40 @@ struct Report {
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     super::log_to_stderr("warn");
-    match (remote_url::url_of(&args.path), &args.node) {
-        (Some(url), Some(node)) if !args.dry_run => {
-            return remote_url::collect(url, node, Duration::from_secs(args.grace));
+    match (Remote::of(&args.path), &args.node) {
+        (Some(remote), Some(node)) if !args.dry_run => {
+            return remote.collect(node, Duration::from_secs(args.grace));
         }
         (None, None) => {}
         _ => bail!("--node NAME and the URL of a remote belong together, without --dry-run"),
     }
-    let target = Target::of(&args.path)?;
-    if target.mount.is_none() && args.dry_run && Store::is_locked(&target.store)? {
-        bail!("{} is in use; name the directory where it is mounted", target.store.display());
+    let local = Local::of(&args.path)?;
+    if local.mount.is_none() && args.dry_run && Store::is_locked(&local.store)? {
+        bail!("{} is in use; name the directory where it is mounted", local.store.display());
     }
-    let report = match (&target.mount, args.dry_run) {
-        (None, false) => at_rest(&target)?,
-        (_, true) => planned(&target)?,
-        (Some(mount), false) => mounted(&target, mount)?,
+    let report = match (&local.mount, args.dry_run) {
+        (None, false) => at_rest(&local)?,
+        (_, true) => planned(&local)?,
+        (Some(mount), false) => mounted(&local, mount)?,
     };
     let failed = !report.failed.is_empty();
-    if args.json {
-        say!("{}", serde_json::to_string_pretty(&report)?);
-    } else {
-        print(&report, args.verbose);
+    match args.json {
+        true => say_json(&report)?,
+        false => print(&report, args.verbose),
     }
     Ok(ExitCode::from(if failed { super::FAILED } else { 0 }))
 }
 
 /// Plans the policy without applying it.
-fn planned(target: &Target) -> Result<Report> {
-    let store = Store::look(&target.store)?;
-    let condition = |path: &Path| match &target.mount {
-        Some(mount) if is_written(&mount.join(path)) => Condition::BeingWritten,
+fn planned(local: &Local) -> Result<Report> {
+    let store = Store::look(&local.store)?;
+    let condition = |path: &Path| match &local.mount {
+        Some(mount) if is_written(mount, path) => Condition::BeingWritten,
         _ => condition_on_disk(&store, path),
     };
     let words = || format!("{}", store.tree().display());
-    let planned = match &target.mount {
-        Some(mount) => policy(&store, &condition, &|path| is_best(&mount.join(path))),
+    let planned = match &local.mount {
+        Some(mount) => policy(&store, &condition, &|path| is_best(mount, path)),
         None => {
             let named = best_at_rest(&store).with_context(words)?;
             policy(&store, &condition, &named)
@@ -166,23 +167,22 @@ fn planned(target: &Target) -> Result<Report> {
 }
 
 /// Asks the daemon whether a file is open for writing, or not durable yet.
-fn is_written(path: &Path) -> bool {
-    attribute(path, "state").map_or(true, |state| state == b"staged")
+fn is_written(mount: &Mount, path: &Path) -> bool {
+    mount.word(path, "state").map_or(true, |state| state == b"staged")
 }
 
 /// Asks the daemon whether a file is named as the best of its run. One that cannot be asked about may be.
-fn is_best(path: &Path) -> bool {
-    !attribute(path, "best").is_err_and(|error| error.raw_os_error() == Some(libc::ENODATA))
+fn is_best(mount: &Mount, path: &Path) -> bool {
+    !mount.word(path, "best").is_err_and(|error| error.raw_os_error() == Some(libc::ENODATA))
 }
 
 /// Lets the daemon apply the policy.
-fn mounted(target: &Target, mount: &Path) -> Result<Report> {
-    let words = || format!("{} does not answer", mount.display());
-    let asked = || -> Result<GcReport> { Ok(serde_json::from_slice(&attribute(mount, "gc").with_context(words)?)?) };
-    let before = of_mount(mount)?;
-    let mut report = planned(target)?;
+fn mounted(local: &Local, mount: &Mount) -> Result<Report> {
+    let asked = || mount.ask::<GcReport>("gc");
+    let before: Status = mount.ask("status")?;
+    let mut report = planned(local)?;
     let ticket = asked()?.asked + 1;
-    xattr::set(mount, "user.stepfs.gc", b"1").with_context(|| format!("{}", mount.display()))?;
+    mount.tell(Path::new(""), "gc").with_context(|| format!("{}", mount.root.display()))?;
     let mut done = asked()?;
     let before_that = || {
         done = asked()?;
@@ -193,10 +193,10 @@ fn mounted(target: &Target, mount: &Path) -> Result<Report> {
         let (since, newest) = *then.get_or_insert_with(|| (Instant::now(), now.newest));
         now.opened > newest && since.elapsed() > MERGING
     };
-    report.left = wait_until(|| queue_of_mount(mount), before_that, enough)?.queued;
-    let after = of_mount(mount)?;
+    report.left = wait_until(|| mount.ask("queue"), before_that, enough)?.queued;
+    let after: Status = mount.ask("status")?;
     // Keep the planned checkpoints that are gone now. The daemon's log gives the reason for each.
-    let tree = Store::look(&target.store)?.tree();
+    let tree = Store::look(&local.store)?.tree();
     report.checkpoints.retain(|line| line.verdict == "remove" && !exists(&tree, &line.at));
     report.dry_run = false;
     report.failed = done.failed;
@@ -218,8 +218,8 @@ fn exists(tree: &Path, path: &Path) -> bool {
 }
 
 /// Applies the policy to an unmounted store.
-fn at_rest(target: &Target) -> Result<Report> {
-    let store = Store::open(&target.store).map_err(|error| match error {
+fn at_rest(local: &Local) -> Result<Report> {
+    let store = Store::open(&local.store).map_err(|error| match error {
         Error::Busy { .. } => anyhow::Error::new(error).context("name the directory where the store is mounted"),
         error => error.into(),
     })?;

@@ -13,12 +13,10 @@ use indicatif::ProgressBar;
 use crate::archive::{Archive, AtRest};
 use crate::hash::Sha256;
 use crate::store::object::Object;
-use crate::store::{Objects, Store, beneath, import_file};
+use crate::store::{Store, beneath, import_file};
 
-use super::files::{objects, read};
 use super::format::{name, progress};
-use super::listing::stub;
-use super::target::Target;
+use super::source::{Local, Tree, copy};
 use super::wait::wait_for;
 
 /// Copy files into a store that is not mounted, and archive them where possible.
@@ -44,14 +42,10 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     if to.components().any(|part| !matches!(part, std::path::Component::Normal(_))) {
         bail!("--to {}: name a directory inside the store, without `..`", to.display());
     }
-    if let Some(target) = Target::through_mount(&args.store)? {
-        bail!(
-            "{} is in a mount of {}; copy the files there with `cp -a`",
-            args.store.display(),
-            target.store.display()
-        );
+    if let Some(local) = Local::in_some_mount(&args.store)? {
+        bail!("{} is in a mount of {}; copy the files there with `cp -a`", args.store.display(), local.store.display());
     }
-    let store = Store::open(&args.store)?;
+    let tree = Tree::of(Store::open(&args.store)?);
     let mut files = Vec::new();
     for file in &args.files {
         let real = fs::canonicalize(file).with_context(|| format!("{}", file.display()))?;
@@ -62,17 +56,17 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     }
     let total = files.iter().filter_map(|(from, _)| fs::metadata(from).ok()).map(|m| m.len()).sum();
     let bar = progress(total, true);
-    let missing = missing(&store, &files, &bar)?;
+    let missing = missing(&tree, &files, &bar)?;
     for (from, to) in &missing {
         bar.set_message(name(&to.display().to_string()));
-        import_file(&store, from, to, |count| bar.inc(count))
+        import_file(&tree.store, from, to, |count| bar.inc(count))
             .with_context(|| format!("{} to {}", from.display(), to.display()))?;
     }
     bar.finish_and_clear();
     if missing.len() < files.len() {
         say!("{} copied, {} already there", missing.len(), files.len() - missing.len());
     }
-    archive(store)?;
+    archive(tree.store)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -80,11 +74,10 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
 ///
 /// # Errors
 /// The store has another file by one of the names.
-fn missing(store: &Store, files: &[(PathBuf, PathBuf)], bar: &ProgressBar) -> Result<Vec<(PathBuf, PathBuf)>> {
+fn missing(tree: &Tree, files: &[(PathBuf, PathBuf)], bar: &ProgressBar) -> Result<Vec<(PathBuf, PathBuf)>> {
     let mut missing = Vec::new();
-    let mut known = None;
     for (from, to) in files {
-        let found = match beneath::metadata(&store.tree(), to) {
+        let found = match beneath::metadata(&tree.store.tree(), to) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 missing.push((from.clone(), to.clone()));
                 continue;
@@ -94,11 +87,7 @@ fn missing(store: &Store, files: &[(PathBuf, PathBuf)], bar: &ProgressBar) -> Re
         bar.set_message(name(&to.display().to_string()));
         let mut is_same = found.is_file() && found.len() == fs::metadata(from)?.len();
         if is_same {
-            let known = match &mut known {
-                Some(known) => known,
-                none => none.insert(objects(store)?),
-            };
-            is_same = holds(store, known, to, from, bar)
+            is_same = holds(tree, to, from, bar)
                 .with_context(|| format!("cannot compare {} with {}", to.display(), from.display()))?;
         }
         if !is_same {
@@ -114,26 +103,22 @@ fn missing(store: &Store, files: &[(PathBuf, PathBuf)], bar: &ProgressBar) -> Re
 }
 
 /// Whether the file at `to` in the store has the bytes of `from`, or was archived from them.
-fn holds(store: &Store, objects: &Objects, to: &Path, from: &Path, bar: &ProgressBar) -> Result<bool> {
+fn holds(tree: &Tree, to: &Path, from: &Path, bar: &ProgressBar) -> Result<bool> {
     let source = File::open(from)?;
-    let mut buf = vec![0; 1 << 20];
-    if let Some(stub) = stub(store, to)? {
-        let (mut hash, mut at) = (Sha256::new(), 0);
-        loop {
-            let count = source.read_at(&mut buf, at)?;
-            if count == 0 {
-                break;
-            }
-            hash.update(&buf[..count]);
-            at += count as u64;
-        }
-        if Object::open(&store.objects(), stub.object)?.header().original == hash.digest() {
-            bar.inc(at);
+    let mut buf = Vec::new();
+    if let Some(stub) = tree.stub(to)? {
+        let mut hash = Sha256::new();
+        copy(&source, &mut |_, bytes| {
+            hash.update(bytes);
+            Ok(())
+        })?;
+        if Object::open(&tree.store.objects(), stub.object)?.header().original == hash.digest() {
+            bar.inc(source.metadata()?.len());
             return Ok(true);
         }
     }
     let mut is_same = true;
-    let compared = read(store, objects, to, &mut |offset, bytes| {
+    let compared = tree.read(to, &mut |offset, bytes| {
         bar.inc(bytes.len() as u64);
         buf.resize(bytes.len(), 0);
         source.read_exact_at(&mut buf, offset)?;

@@ -1,16 +1,16 @@
 //! `stepfs inspect`
 
-mod kept;
-mod overview;
 mod report;
 
-use std::io::Write;
-use std::path::PathBuf;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use crate::archive::rounded_up;
+use crate::container::METADATA;
+use crate::store::natural;
 
 use super::format::{causes, lines, name, size, table};
 use report::Report;
@@ -33,14 +33,14 @@ pub(super) struct Args {
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     let mut out = std::io::stdout().lock();
-    let is_array = args.json && (args.paths.len() > 1 || overview::is_of(&args.paths[0]));
+    let is_array = args.json && (args.paths.len() > 1 || is_overview(&args.paths[0]));
     let (mut shown, mut failed) = (0, false);
     if is_array {
         write!(out, "[")?;
     }
     for path in &args.paths {
-        let is_overview = overview::is_of(path);
-        let files = if is_overview { overview::below(path) } else { vec![Ok(path.clone())] };
+        let is_overview = is_overview(path);
+        let files = if is_overview { below(path) } else { vec![Ok(path.clone())] };
         let mut rows = Vec::new();
         for file in files {
             let (file, report) = match file.and_then(|file| Ok((report::of(&file)?, file))) {
@@ -56,13 +56,13 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
                     write!(out, "{}", if shown > 0 { ",\n" } else { "" })?;
                     serde_json::to_writer_pretty(&mut out, &report)?;
                 }
-                (false, true) => rows.push(overview::row(path, &file, &report)),
+                (false, true) => rows.push(row(path, &file, &report)),
                 (false, false) => write(&mut out, &report)?,
             }
             shown += 1;
         }
         if is_overview && !args.json {
-            overview::write(&mut out, rows)?;
+            write_rows(&mut out, rows)?;
         }
     }
     match (is_array, args.json && shown > 0) {
@@ -114,4 +114,61 @@ fn write(out: &mut dyn Write, report: &Report) -> Result<()> {
     let right = [false, false, false, false, true, true, false, true, true, false];
     write!(out, "{}", table(&rows, &right))?;
     Ok(())
+}
+
+/// True if `path` is a directory, and not a distributed checkpoint.
+fn is_overview(path: &Path) -> bool {
+    path.is_dir() && !is_model(path)
+}
+
+fn is_model(directory: &Path) -> bool {
+    directory.join(METADATA).is_file()
+}
+
+/// The regular files below a directory, by name; a distributed checkpoint stands for its files. A directory that
+/// cannot be read is an error among them.
+fn below(directory: &Path) -> Vec<Result<PathBuf>> {
+    let (mut found, mut errors, mut rest) = (Vec::new(), Vec::new(), vec![directory.to_path_buf()]);
+    while let Some(directory) = rest.pop() {
+        if let Err(error) = list(&directory, &mut found, &mut rest) {
+            errors.push(Err(error).with_context(|| directory.display().to_string()));
+        }
+    }
+    found.sort_by(|a, b| natural::order(a, b));
+    found.into_iter().map(Ok).chain(errors).collect()
+}
+
+fn list(directory: &Path, found: &mut Vec<PathBuf>, rest: &mut Vec<PathBuf>) -> io::Result<()> {
+    for entry in std::fs::read_dir(directory)? {
+        let entry = entry?;
+        let (path, file_type) = (entry.path(), entry.file_type()?);
+        match file_type.is_dir() {
+            true if is_model(&path) => found.push(path),
+            true => rest.push(path),
+            false if file_type.is_file() => found.push(path),
+            false => {}
+        }
+    }
+    Ok(())
+}
+
+/// The cells of a file's line below a directory.
+fn row(directory: &Path, file: &Path, report: &Report) -> Vec<String> {
+    let tensors = &report.tensors;
+    let count = |of: usize| if of == 0 { String::new() } else { of.to_string() };
+    vec![
+        report.container.to_string(),
+        size(report.bytes),
+        count(tensors.len()),
+        count(tensors.iter().filter(|tensor| tensor.role == "weight").count()),
+        count(tensors.iter().filter(|tensor| tensor.step.is_some()).count()),
+        name(&file.strip_prefix(directory).unwrap_or(file).display().to_string()),
+        report.note.as_deref().or(report.why.as_deref()).map(name).unwrap_or_default(),
+    ]
+}
+
+/// Prints one line per file.
+fn write_rows(out: &mut dyn Write, mut rows: Vec<Vec<String>>) -> io::Result<()> {
+    rows.insert(0, ["container", "size", "tensors", "weights", "quantized", "file", "note"].map(String::from).to_vec());
+    write!(out, "{}", table(&rows, &[false, true, true, true, true, false, false]))
 }

@@ -3,20 +3,17 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde::Serialize;
 
 use crate::archive::lossy_words;
-use crate::compare::natural;
 use crate::hash::hex;
 use crate::store::object::{Id, Object};
-use crate::store::{
-    MAX_CHAIN, STUB_BYTES, Store, Stub, beneath, files_below, is_of_remote, is_pinned, name_bytes, recalled_from,
-};
+use crate::store::{MAX_CHAIN, STUB_BYTES, Store, is_of_remote, is_pinned, name_bytes, recalled_from};
 
-use super::target::{Target, attribute};
+use super::source::{Local, Tree};
 
 /// Properties of a file.
 #[derive(Debug, Serialize)]
@@ -82,31 +79,17 @@ pub(super) struct Weight {
 }
 
 /// Every regular file at or below a place, by path.
-pub(super) fn survey(target: &Target) -> Result<Vec<Entry>> {
-    let store = Store::look(&target.store)?;
+pub(super) fn survey(local: &Local) -> Result<Vec<Entry>> {
+    let tree = local.tree()?;
     let mut entries = Vec::new();
     let mut parents = HashMap::new();
-    for path in files(&store, &target.path)? {
+    for path in tree.files(&local.path)? {
         // A file may disappear during the survey.
-        if let Ok(entry) = entry(&store, &mut parents, target, &path) {
+        if let Ok(entry) = entry(&tree, &mut parents, local, &path) {
             entries.push(entry);
         }
     }
     Ok(entries)
-}
-
-/// Paths inside the tree of the regular files at or below `path`. Skips files that disappear meanwhile.
-pub(super) fn files(store: &Store, path: &Path) -> Result<Vec<PathBuf>> {
-    let mut files = files_below(&store.tree(), path)?;
-    files.sort_by(|a, b| natural::order(a, b));
-    Ok(files)
-}
-
-/// The stub at a path in the tree, if there is one.
-pub(super) fn stub(store: &Store, path: &Path) -> Result<Option<Stub>> {
-    let name = || format!("{}", store.tree().join(path).display());
-    let file = beneath::open_file(&store.tree(), path).with_context(name)?;
-    Ok(Stub::read(&file, store.id())?)
 }
 
 /// Whether a file that only the remote has is lossy, in a store that is not mounted.
@@ -125,13 +108,11 @@ fn chain_len(store: &Store, parents: &mut Parents, id: Id) -> u32 {
     std::iter::successors(Some(id), parent).take(MAX_CHAIN as usize + 1).count() as u32
 }
 
-fn entry(store: &Store, parents: &mut Parents, target: &Target, path: &Path) -> Result<Entry> {
+fn entry(tree: &Tree, parents: &mut Parents, local: &Local, path: &Path) -> Result<Entry> {
+    let store = &tree.store;
     let metadata = fs::symlink_metadata(store.tree().join(path))?;
     let asked = store.profiles(path)?;
-    let word = |name| {
-        let value = attribute(&target.mount.as_ref()?.join(path), name).ok()?;
-        String::from_utf8(value).ok()
-    };
+    let word = |name| local.mount.as_ref()?.text(path, name);
     let mut entry = Entry {
         path: path.to_string_lossy().into_owned(),
         path_bytes: name_bytes(path),
@@ -156,7 +137,7 @@ fn entry(store: &Store, parents: &mut Parents, target: &Target, path: &Path) -> 
         kinds: BTreeMap::new(),
         damage: None,
     };
-    if let Some(stub) = stub(store, path)? {
+    if let Some(stub) = tree.stub(path)? {
         entry.state = "released".into();
         entry.stored_bytes = STUB_BYTES as u64;
         add_object(store, parents, stub.object, &mut entry);
@@ -167,7 +148,7 @@ fn entry(store: &Store, parents: &mut Parents, target: &Target, path: &Path) -> 
             // The daemon knows from the remote's journal.
             entry.lossy = word("lossy").unwrap_or_else(|| UNKNOWN.into());
         }
-    } else if target.mount.is_some() {
+    } else if local.mount.is_some() {
         // Only the daemon knows about open handles.
         entry.state = word("state").unwrap_or(entry.state);
         entry.profile = word("profile").unwrap_or(entry.profile);

@@ -1,6 +1,5 @@
 //! `stepfs ls`
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -10,8 +9,8 @@ use crate::archive::rounded_up;
 
 use super::format::{name, percent, size, table};
 use super::listing::{UNKNOWN, survey};
-use super::remote_url;
-use super::target::Target;
+use super::say_json;
+use super::source::Source;
 
 /// List files and their size in the store, or on a remote.
 ///
@@ -35,14 +34,12 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
-    if let Some(url) = remote_url::url_of(&args.path) {
-        return remote_url::list(url, args.json);
-    }
-    let entries = survey(&Target::of(&args.path)?)?;
-    let mut out = std::io::stdout().lock();
+    let entries = match Source::of(&args.path)? {
+        Source::Remote(remote) => return remote.list(args.json),
+        Source::Local(local) => survey(&local)?,
+    };
     if args.json {
-        serde_json::to_writer_pretty(&mut out, &entries)?;
-        writeln!(out)?;
+        say_json(&entries)?;
         return Ok(ExitCode::SUCCESS);
     }
     let head = ["state", "size", "stored", "", "weights", "kind", "chain", "max error", "path"];
@@ -80,6 +77,6 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         &percent(stored, logical),
     ];
     rows.push(total.map(String::clone).to_vec());
-    write!(out, "{}", table(&rows, &[false, true, true, true, true, false, true, true, false]))?;
+    say_part!("{}", table(&rows, &[false, true, true, true, true, false, true, true, false]));
     Ok(ExitCode::SUCCESS)
 }

@@ -1,41 +1,19 @@
 //! The commands, one file each. Output is text for people, and JSON for programs with `--json`. Exit codes are an
 //! interface: 0 done, 1 failed, 2 wrong usage, 3 damage found.
 
-/// Prints a line. Ends the command if that fails: see [`output`].
-macro_rules! say {
-    ($($text:tt)*) => { crate::cli::output::say(format_args!("{}\n", format_args!($($text)*))) };
-}
-/// Prints without an end of line.
-macro_rules! say_part {
-    ($($text:tt)*) => { crate::cli::output::say(format_args!($($text)*)) };
-}
-/// Prints a line to standard error. Nobody may read there: then the line is lost, and the command goes on.
-macro_rules! say_error {
-    ($($text:tt)*) => { crate::cli::output::say_error(format_args!("{}\n", format_args!($($text)*))) };
-}
-
 mod against;
-mod as_written;
-mod buffers;
 mod cat;
-mod compare;
-mod created;
 mod doctor;
 mod export;
-mod files;
-mod format;
 mod gc;
 mod import;
 mod inspect;
-mod interrupt;
 mod listing;
 mod ls;
 mod manual;
 mod mount;
 mod mount_helper;
 mod mount_options;
-mod notify;
-mod output;
 mod pin;
 mod profile;
 mod pull;
@@ -43,29 +21,26 @@ mod push;
 mod recall;
 mod release;
 mod remote;
-mod remote_url;
 mod reshard;
+mod source;
 mod status;
 mod sync;
-mod target;
-mod tune;
 mod umount;
 mod verify;
 mod wait;
 mod why;
 
-use std::io::Write as _;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+use crate::terminal::interrupt::{self, interrupted};
+use crate::terminal::{self, FAILED, format, log_to_stderr, say_json};
+use crate::tools::{compare, tune};
 
 pub use reshard::reshard;
 
-use clap::{Parser, Subcommand};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-
-/// Exit code of a failed command.
-const FAILED: u8 = 1;
 /// Exit code for wrong arguments.
 const USAGE: u8 = 2;
 /// Exit code of `verify` and `export --salvage` if something is damaged or lost.
@@ -86,35 +61,48 @@ struct Cli {
     command: Command,
 }
 
-#[derive(Subcommand)]
-enum Command {
-    Mount(mount::Args),
+/// A row per command: its arguments, and the function that runs it.
+macro_rules! commands {
+    ($($(#[$with:meta])* $name:ident($args:ty) => $run:path,)*) => {
+        #[derive(Subcommand)]
+        enum Command { $($(#[$with])* $name($args),)* }
+
+        impl Command {
+            fn run(self) -> Result<ExitCode> {
+                match self { $(Command::$name(args) => $run(args),)* }
+            }
+        }
+    };
+}
+
+commands! {
+    Mount(mount::Args) => mount::run,
     #[command(name = mount_helper::NAME, hide = true, disable_help_subcommand = true)]
-    MountHelper(mount_helper::Args),
-    Umount(umount::Args),
-    Sync(sync::Args),
-    Push(push::Args),
-    Pull(pull::Args),
-    Pin(pin::PinArgs),
-    Unpin(pin::UnpinArgs),
-    Profile(profile::Args),
-    Release(release::Args),
-    Recall(recall::Args),
-    Ls(ls::Args),
-    Status(status::Args),
-    Why(why::Args),
-    Inspect(inspect::Args),
-    Import(import::Args),
-    Export(export::Args),
-    Cat(cat::Args),
-    Reshard(reshard::Args),
-    Compare(compare::Args),
-    Tune(tune::Args),
-    Gc(gc::Args),
-    Verify(verify::Args),
-    Doctor(doctor::Args),
-    Completions(manual::CompletionsArgs),
-    Man(manual::ManArgs),
+    MountHelper(mount_helper::Args) => mount_helper::run,
+    Umount(umount::Args) => umount::run,
+    Sync(sync::Args) => sync::run,
+    Push(push::Args) => push::run,
+    Pull(pull::Args) => pull::run,
+    Pin(pin::PinArgs) => pin::pin,
+    Unpin(pin::UnpinArgs) => pin::unpin,
+    Profile(profile::Args) => profile::run,
+    Release(release::Args) => release::run,
+    Recall(recall::Args) => recall::run,
+    Ls(ls::Args) => ls::run,
+    Status(status::Args) => status::run,
+    Why(why::Args) => why::run,
+    Inspect(inspect::Args) => inspect::run,
+    Import(import::Args) => import::run,
+    Export(export::Args) => export::run,
+    Cat(cat::Args) => cat::run,
+    Reshard(reshard::Args) => reshard::run,
+    Compare(compare::Args) => compare::run,
+    Tune(tune::Args) => tune::run,
+    Gc(gc::Args) => gc::run,
+    Verify(verify::Args) => verify::run,
+    Doctor(doctor::Args) => doctor::run,
+    Completions(manual::CompletionsArgs) => manual::completions,
+    Man(manual::ManArgs) => manual::man,
 }
 
 /// Runs the command that the program's arguments name.
@@ -127,39 +115,11 @@ pub fn main() -> ExitCode {
             return if error.use_stderr() { ExitCode::from(code) } else { ExitCode::SUCCESS };
         }
     };
-    output::ends_commands(|| run(cli.command))
+    terminal::ends_commands(|| run(cli.command))
 }
 
 fn run(command: Command) -> ExitCode {
-    let result = match command {
-        Command::Mount(args) => mount::run(args),
-        Command::MountHelper(args) => return mount_helper::run(args),
-        Command::Umount(args) => umount::run(args),
-        Command::Sync(args) => sync::run(args),
-        Command::Push(args) => push::run(args),
-        Command::Pull(args) => pull::run(args),
-        Command::Pin(args) => pin::pin(args),
-        Command::Unpin(args) => pin::unpin(args),
-        Command::Profile(args) => profile::run(args),
-        Command::Release(args) => release::run(args),
-        Command::Recall(args) => recall::run(args),
-        Command::Ls(args) => ls::run(args),
-        Command::Status(args) => status::run(args),
-        Command::Why(args) => why::run(args),
-        Command::Inspect(args) => inspect::run(args),
-        Command::Import(args) => import::run(args),
-        Command::Export(args) => export::run(args),
-        Command::Cat(args) => cat::run(args),
-        Command::Reshard(args) => reshard::run(args),
-        Command::Compare(args) => compare::run(args),
-        Command::Tune(args) => tune::run(args),
-        Command::Gc(args) => gc::run(args),
-        Command::Verify(args) => verify::run(args),
-        Command::Doctor(args) => doctor::run(args),
-        Command::Completions(args) => manual::completions(args),
-        Command::Man(args) => manual::man(args),
-    };
-    result.unwrap_or_else(|error| {
+    command.run().unwrap_or_else(|error| {
         // The reader may close the pipe early: `stepfs ls | head`.
         let kind = |cause: &(dyn std::error::Error + 'static)| match cause.downcast_ref::<serde_json::Error>() {
             Some(error) => error.io_error_kind(),
@@ -171,24 +131,4 @@ fn run(command: Command) -> ExitCode {
         say_error!("stepfs: {}", format::lines(&format::causes(&error)));
         ExitCode::from(FAILED)
     })
-}
-
-/// A flag that SIGINT, SIGTERM and SIGHUP set, for commands that must clean up.
-fn interrupted() -> std::io::Result<Arc<AtomicBool>> {
-    let flag = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
-        signal_hook::flag::register(signal, Arc::clone(&flag))?;
-    }
-    Ok(flag)
-}
-
-/// Prints the library's warnings for a command that works on a store directly.
-fn log_to_stderr(default: &str) {
-    let env = env_logger::Env::new().filter_or("STEPFS_LOG", default);
-    // Users of a mount choose names in the log: no name may start a log line or send control characters to a terminal.
-    let line = |out: &mut env_logger::fmt::Formatter, record: &log::Record<'_>| {
-        let now = humantime::format_rfc3339_seconds(std::time::SystemTime::now());
-        writeln!(out, "[{now} {:<5}] {}", record.level(), format::name(&record.args().to_string()))
-    };
-    let _ = env_logger::Builder::from_env(env).format(line).try_init();
 }

@@ -1,8 +1,11 @@
 //! `stepfs mount`
 
 use std::fs::{self, OpenOptions};
-use std::io::Read;
+use std::io::{self, ErrorKind, Read};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
@@ -14,10 +17,9 @@ use crate::archive::Archive;
 use crate::fs::{MountOptions, clear_dead_mount, is_served, serve_with};
 use crate::store::{DAEMON_LOG, Error, Profile, Store};
 
-use super::created::Created;
 use super::format::parse_size;
 use super::mount_options::Options;
-use super::{notify, remote};
+use super::remote;
 
 /// A daemon's log above this size is truncated at the next mount.
 const LOG_BYTES: u64 = 16 << 20;
@@ -27,6 +29,8 @@ const LAST_LINES: usize = 5;
 const READY: &str = "ready";
 /// How long to wait for the daemon of a mount that was just unmounted. It finishes its current step first.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How often idle buffers go back to the allocator.
+const BUFFER_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Mount a store on a directory; create the store if missing.
 ///
@@ -165,7 +169,7 @@ fn end_of(log: &Path) -> String {
 /// Serves the mount until it is unmounted.
 fn daemon(mounting: &Mounting, child: bool) -> Result<ExitCode> {
     super::log_to_stderr("info");
-    super::buffers::keep_few();
+    keep_few_buffers();
     if child {
         // A session of its own: closing the terminal or Ctrl-C there must not end the mount. This fails harmlessly if
         // the process already leads a group.
@@ -180,7 +184,7 @@ fn daemon(mounting: &Mounting, child: bool) -> Result<ExitCode> {
         }
         match child {
             true => say!("{READY}"),
-            false => notify::tell("READY=1"),
+            false => notify("READY=1"),
         }
     };
     match serve_store(mounting, ready) {
@@ -263,4 +267,73 @@ fn serve_store(mounting: &Mounting, ready: impl FnOnce(Option<String>) + Send + 
     .with_context(|| format!("cannot mount on {}", dir.display()))?;
     log::info!("unmounted {}", dir.display());
     Ok(())
+}
+
+/// Frees the daemon's unused buffers, which it keeps for the next tile, when idle. `src/main.rs` sets how long the
+/// allocator itself keeps memory. Call it once.
+fn keep_few_buffers() {
+    let give_back = || {
+        loop {
+            std::thread::sleep(BUFFER_INTERVAL);
+            crate::entropy::scratch::let_go();
+        }
+    };
+    // Without the thread the daemon only uses more memory.
+    let _ = std::thread::Builder::new().name("buffers".into()).spawn(give_back);
+}
+
+/// Sends a line such as `READY=1` to the service manager (systemd's `Type=notify`), if `NOTIFY_SOCKET` is set.
+fn notify(state: &str) {
+    let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return };
+    // A name that begins with @ is an abstract address, not a file.
+    let address = match name.as_bytes() {
+        [b'@', name @ ..] => SocketAddr::from_abstract_name(name),
+        _ => SocketAddr::from_pathname(&name),
+    };
+    if let Err(error) = address.and_then(|address| send(&address, state)) {
+        log::warn!("cannot tell the service manager {state} ({}): {error}", name.display());
+    }
+}
+
+fn send(address: &SocketAddr, state: &str) -> io::Result<()> {
+    UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), address).map(drop)
+}
+
+/// What a `stepfs mount` creates, so that it goes again if the mount fails: the places that are missing before.
+pub(super) struct Created {
+    /// The mount point and the directories above it, the deepest first.
+    directories: Vec<PathBuf>,
+    /// The store, if it is new.
+    store: Option<PathBuf>,
+}
+
+impl Created {
+    /// Call this before anything is created.
+    pub(super) fn before(store: &Path, dir: &Path) -> Created {
+        let above = dir.ancestors().filter(|above| !above.as_os_str().is_empty());
+        Created {
+            directories: above.take_while(|above| is_missing(above)).map(Path::to_path_buf).collect(),
+            store: is_missing(store).then(|| store.to_path_buf()),
+        }
+    }
+
+    /// Removes what is still empty. Another program may have come to use it.
+    pub(super) fn remove(self) {
+        // The daemon or another process may have the store: then it stays.
+        if let Some(store) = self.store.filter(|store| store.exists()).and_then(|store| Store::open(&store).ok()) {
+            let root = store.root().to_path_buf();
+            if let Err(error) = store.remove_if_empty() {
+                log::warn!("{}: cannot be removed: {error}", root.display());
+            }
+        }
+        for directory in self.directories {
+            if fs::remove_dir(directory).is_err() {
+                break;
+            }
+        }
+    }
+}
+
+fn is_missing(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
 }

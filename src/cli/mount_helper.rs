@@ -8,9 +8,8 @@ use anyhow::{Context, Result, bail};
 
 use crate::store::Store;
 
-use super::created::Created;
 use super::format;
-use super::mount::{self, Mounting};
+use super::mount::{self, Created, Mounting};
 use super::mount_options::Options;
 
 /// Name of the link in /sbin to the program. It is also a subcommand of `stepfs`.
@@ -79,21 +78,14 @@ pub(super) fn arguments(arguments: impl Iterator<Item = OsString>) -> Vec<OsStri
     arguments
 }
 
-pub(super) fn run(args: Args) -> ExitCode {
-    let options = match options(&args) {
-        Ok(options) => options,
-        Err(error) => {
-            say_error!("{NAME}: {}", format::lines(&error));
-            return ExitCode::from(USAGE);
-        }
+pub(super) fn run(args: Args) -> Result<ExitCode> {
+    let (error, code) = match options(&args).map(|options| mount(&args, options)) {
+        Ok(Ok(())) => return Ok(ExitCode::SUCCESS),
+        Ok(Err(error)) => (format::causes(&error), FAILED),
+        Err(error) => (error, USAGE),
     };
-    match mount(&args, options) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            say_error!("{NAME}: {}", format::lines(&format::causes(&error)));
-            ExitCode::from(FAILED)
-        }
-    }
+    say_error!("{NAME}: {}", format::lines(&error));
+    Ok(ExitCode::from(code))
 }
 
 fn options(args: &Args) -> Result<Options, String> {

@@ -8,7 +8,10 @@ use anyhow::{Context, Result, bail};
 use crate::store::{PIN, files_below};
 
 use super::format::name;
-use super::target::{Target, attribute};
+use super::source::{Local, Mount};
+
+/// What only files and directories can.
+const CAN: &str = "be pinned";
 
 /// Keep files, or all files below directories, exactly as they are.
 ///
@@ -35,19 +38,17 @@ pub(super) struct UnpinArgs {
 
 pub(super) fn pin(args: PinArgs) -> Result<ExitCode> {
     for path in &args.paths {
-        let (target, mount) = Target::in_mount(path)?;
-        xattr::set(mount.join(&target.path), PIN, b"1")
-            .map_err(words)
-            .with_context(|| format!("{}", path.display()))?;
-        tell_lossy(path, &mount, &target.path);
+        let (mount, local) = Local::in_mount(path)?;
+        mount.mark(&local.path, PIN, Some(b"1"), CAN).with_context(|| format!("{}", path.display()))?;
+        tell_lossy(path, &mount, &local.path);
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Tells the user which pinned files are lossy already. A pin does not bring the written bytes back.
-fn tell_lossy(shown: &Path, mount: &Path, path: &Path) {
-    let files = files_below(mount, path).unwrap_or_default();
-    let is_lossy = |file: &PathBuf| attribute(&mount.join(file), "lossy").is_ok_and(|word| word.starts_with(b"1"));
+fn tell_lossy(shown: &Path, mount: &Mount, path: &Path) {
+    let files = files_below(&mount.root, path).unwrap_or_default();
+    let is_lossy = |file: &PathBuf| mount.word(file, "lossy").is_ok_and(|word| word.starts_with(b"1"));
     let stays = "lossy already: the pin keeps it as it is, and no retention policy removes it";
     let shown = name(&shown.display().to_string());
     match files.iter().filter(|file| is_lossy(file)).count() {
@@ -59,34 +60,23 @@ fn tell_lossy(shown: &Path, mount: &Path, path: &Path) {
 
 pub(super) fn unpin(args: UnpinArgs) -> Result<ExitCode> {
     for path in &args.paths {
-        let (target, mount) = Target::in_mount(path)?;
-        match xattr::remove(mount.join(&target.path), PIN) {
-            Err(error) if error.raw_os_error() == Some(libc::ENODATA) => {
-                match above(&mount, &target.path) {
-                    Some(directory) => bail!(
-                        "{} has no pin of its own; unpin {}, which pins all files below it",
-                        path.display(),
-                        directory.display()
-                    ),
-                    None => bail!("{} is not pinned", path.display()),
-                };
-            }
-            result => result.map_err(words).with_context(|| format!("{}", path.display()))?,
+        let (mount, local) = Local::in_mount(path)?;
+        if mount.mark(&local.path, PIN, None, CAN).with_context(|| format!("{}", path.display()))? {
+            continue;
+        }
+        match above(&mount, &local.path) {
+            Some(directory) => bail!(
+                "{} has no pin of its own; unpin {}, which pins all files below it",
+                path.display(),
+                directory.display()
+            ),
+            None => bail!("{} is not pinned", path.display()),
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn above(mount: &Path, path: &Path) -> Option<PathBuf> {
-    let directories = path.ancestors().skip(1).map(|above| mount.join(above));
+fn above(mount: &Mount, path: &Path) -> Option<PathBuf> {
+    let directories = path.ancestors().skip(1).map(|above| mount.at(above));
     directories.into_iter().find(|directory| matches!(xattr::get(directory, PIN), Ok(Some(_))))
-}
-
-fn words(error: std::io::Error) -> anyhow::Error {
-    match error.raw_os_error() {
-        Some(libc::EOPNOTSUPP) => anyhow::anyhow!(
-            "only files and directories can be pinned, and the store's file system must support extended attributes"
-        ),
-        _ => error.into(),
-    }
 }

@@ -9,7 +9,7 @@ use crate::published::registry::SystemId;
 use crate::store::{PROFILE, Profile};
 
 use super::format::name;
-use super::target::{Target, attribute};
+use super::source::Local;
 
 /// Show or set how faithfully files are kept once a newer file of their lineage is durable.
 ///
@@ -46,20 +46,17 @@ fn systems() -> String {
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     for path in &args.paths {
-        let (target, mount) = Target::in_mount(path)?;
-        let absolute = mount.join(&target.path);
+        let (mount, local) = Local::in_mount(path)?;
         let shown = || name(&path.display().to_string());
+        let mark = |value| mount.mark(&local.path, PROFILE, value, "have a profile").with_context(shown);
         if let Some(profile) = args.set {
-            xattr::set(&absolute, PROFILE, profile.name().as_bytes()).map_err(words).with_context(shown)?;
+            mark(Some(profile.name().as_bytes()))?;
         } else if args.unset {
-            match xattr::remove(&absolute, PROFILE) {
-                Err(error) if error.raw_os_error() == Some(libc::ENODATA) => {
-                    bail!("{}: it has no profile of its own; a directory above it or a rule decides", shown())
-                }
-                result => result.map_err(words).with_context(shown)?,
+            if !mark(None)? {
+                bail!("{}: it has no profile of its own; a directory above it or a rule decides", shown());
             }
         } else {
-            let words = match attribute(&absolute, "profile") {
+            let words = match mount.word(&local.path, "profile") {
                 Err(error) if error.raw_os_error() == Some(libc::ENODATA) => "by the rules of stepfs.toml".into(),
                 value => String::from_utf8_lossy(&value.with_context(shown)?).into_owned(),
             };
@@ -67,14 +64,4 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
-}
-
-fn words(error: std::io::Error) -> anyhow::Error {
-    match error.raw_os_error() {
-        Some(libc::EOPNOTSUPP) => anyhow::anyhow!(
-            "only files and directories can have a profile, and the store's file system must support extended \
-             attributes"
-        ),
-        _ => error.into(),
-    }
 }

@@ -8,16 +8,14 @@ use std::sync::atomic::Ordering;
 
 use anyhow::{Result, bail};
 
-use crate::compare::open_aside;
 use crate::remote::{self as far, Origin, Step};
 use crate::store::object::path_of;
-use crate::store::{DAEMON_LOG, Store};
+use crate::store::{DAEMON_LOG, Store, open_aside};
 
 use super::format::{name, progress};
-use super::listing::{files, stub};
-use super::remote_url::{Brought, existing, view_of};
-use super::target::Target;
-use super::{interrupted, remote};
+use super::interrupted;
+use super::remote::{Remote, connect, tell};
+use super::source::{Local, Mount};
 
 /// Bring everything that a remote has into a store, so that the store needs the remote no more.
 ///
@@ -45,23 +43,20 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     // `.` and `./run` are the same paths without the dot.
     let plain = |path: &PathBuf| path.components().filter(|part| *part != Component::CurDir).collect::<PathBuf>();
     let wanted = args.path.as_ref().map(plain).unwrap_or_default();
-    if let Some((mount, inside)) = Target::of(&args.store).ok().and_then(|target| Some((target.mount?, target.path))) {
+    if let Ok((mount, local)) = Local::in_mount(&args.store) {
         if args.remote.is_some() {
-            bail!("{} is mounted: its remote is fixed until it is unmounted", mount.display());
+            bail!("{} is mounted: its remote is fixed until it is unmounted", mount.root.display());
         }
-        return through(&mount, &inside.join(wanted));
+        return through(&mount, &local, &local.path.join(wanted));
     }
     if let Some(url) = &args.remote {
-        // A mistyped URL must not become the store's remote.
-        if view_of(existing(url)?.as_ref())?.nodes().is_empty() {
-            bail!("{url} has no files of stepfs");
-        }
+        Remote::at(url).must_exist()?;
     }
     let mut store = Store::open(&args.store)?;
     if let Some(url) = &args.remote {
         store.set_remote(url)?;
     }
-    let Some((place, settings)) = remote::connect(&store, store.root())? else {
+    let Some((place, settings)) = connect(&store, store.root())? else {
         bail!("{} has no remote; name one with --remote URL", args.store.display());
     };
     let (bar, stop) = (progress(0, true), interrupted()?);
@@ -84,33 +79,33 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         let what = if wanted.as_os_str().is_empty() { "any file".into() } else { wanted.display().to_string() };
         bail!("{} has not {what}; `stepfs ls {0}` lists its files", settings.url);
     }
-    let is_incomplete = Brought::of(args.store, missing).tell_missing();
+    let is_incomplete = tell(&missing);
     Ok(ExitCode::from(if is_incomplete { super::DAMAGED } else { 0 }))
 }
 
 /// Reads the files of a mount that only the remote has: the daemon brings and keeps what is read whole.
-fn through(mount: &Path, wanted: &Path) -> Result<ExitCode> {
-    let store = Store::look(&Target::of(mount)?.store)?;
-    let objects = store.objects();
+fn through(mount: &Mount, local: &Local, wanted: &Path) -> Result<ExitCode> {
+    let tree = local.tree()?;
+    let objects = tree.store.objects();
     let is_away =
-        |path: &PathBuf| stub(&store, path).is_ok_and(|of| of.is_some_and(|of| !path_of(&objects, of.object).exists()));
-    let all = files(&store, wanted)?;
+        |path: &PathBuf| tree.stub(path).is_ok_and(|of| of.is_some_and(|of| !path_of(&objects, of.object).exists()));
+    let all = tree.files(wanted)?;
     if all.is_empty() {
-        bail!("{}: there is no such file", mount.join(wanted).display());
+        bail!("{}: there is no such file", mount.at(wanted).display());
     }
     let away: Vec<PathBuf> = all.into_iter().filter(is_away).collect();
-    let len = |path: &PathBuf| mount.join(path).metadata().map_or(0, |metadata| metadata.len());
+    let len = |path: &PathBuf| mount.at(path).metadata().map_or(0, |metadata| metadata.len());
     let bar = progress(away.iter().map(len).sum(), true);
     let mut failed = false;
     for path in &away {
         bar.set_message(name(&path.display().to_string()));
         let read = || -> io::Result<u64> {
-            let copied = io::copy(&mut bar.wrap_read(open_aside(&mount.join(path))?), &mut io::sink())?;
+            let copied = io::copy(&mut bar.wrap_read(open_aside(&mount.at(path))?), &mut io::sink())?;
             if is_away(path) { Err(io::Error::other("it was read, and is not kept")) } else { Ok(copied) }
         };
         if let Err(error) = read() {
             failed = true;
-            let log = store.root().join(DAEMON_LOG);
+            let log = tree.store.root().join(DAEMON_LOG);
             say_error!("{}: {error}; {} says why", name(&path.display().to_string()), log.display());
         }
     }

@@ -13,7 +13,7 @@ use crate::remote::Progress;
 use crate::store::Store;
 
 use super::format::{name, progress, size};
-use super::target::{Target, attribute};
+use super::source::{Local, Mount};
 use super::wait::wait_for;
 use super::{interrupted, remote, sync};
 
@@ -43,20 +43,20 @@ pub(super) struct Args {
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     super::log_to_stderr("warn");
     // A store from before may not be there yet; `push` creates none.
-    let target = Target::of(&args.path)?;
-    if let Some(mount) = &target.mount {
+    let local = Local::of(&args.path)?;
+    if let Some(mount) = &local.mount {
         if let Some(url) = args.remote {
-            bail!("{} is mounted: `stepfs umount` it first, or mount it with --remote {url}", mount.display());
+            bail!("{} is mounted: `stepfs umount` it first, or mount it with --remote {url}", mount.root.display());
         }
         return sync::sync(mount, true);
     }
-    let mut store = Store::open(&target.store)?;
+    let mut store = Store::open(&local.store)?;
     if let Some(url) = &args.remote {
         let root = store.root().to_path_buf();
         remote::adopt(&mut store, url, &root)?;
     }
     let Some((place, settings)) = remote::connect(&store, store.root())? else {
-        bail!("{} has no remote; name one with --remote URL", target.store.display());
+        bail!("{} has no remote; name one with --remote URL", local.store.display());
     };
     let stop = interrupted()?;
     let namespace = Arc::new(AtRest::of(&store));
@@ -81,10 +81,10 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
 ///
 /// # Errors
 /// The remote does not answer, or refuses.
-pub(super) fn wait_for_mount(mount: &Path) -> Result<()> {
+pub(super) fn wait_for_mount(mount: &Mount) -> Result<()> {
     let ask = || -> Result<Progress> {
-        let Ok(text) = attribute(mount, "remote") else {
-            bail!("{} is mounted without a remote (`stepfs mount --remote URL`)", mount.display());
+        let Ok(text) = mount.word(Path::new(""), "remote") else {
+            bail!("{} is mounted without a remote (`stepfs mount --remote URL`)", mount.root.display());
         };
         Ok(serde_json::from_slice(&text)?)
     };

@@ -8,8 +8,7 @@ use anyhow::Result;
 
 use super::FAILED;
 use super::format::{name, progress};
-use super::listing::{files, stub};
-use super::target::Target;
+use super::source::Local;
 
 /// Turn released files back into plain files, with the same bytes that reads give.
 ///
@@ -27,12 +26,12 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     let mut released = Vec::new();
     let mut total = 0;
     for path in &args.paths {
-        let (target, mount) = Target::in_mount(path)?;
-        let store = crate::store::Store::look(&target.store)?;
-        for file in files(&store, &target.path)? {
+        let (mount, local) = Local::in_mount(path)?;
+        let tree = local.tree()?;
+        for file in tree.files(&local.path)? {
             // Include damaged ones: the daemon reports the damage.
-            if !matches!(stub(&store, &file), Ok(None)) {
-                let file = mount.join(file);
+            if !matches!(tree.stub(&file), Ok(None)) {
+                let file = mount.at(&file);
                 let len = fs::symlink_metadata(&file).map_or(0, |metadata| metadata.len());
                 total += len;
                 released.push((file, len));

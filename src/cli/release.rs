@@ -2,16 +2,16 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use crate::store::{MIN_RELEASE_BYTES, Store, beneath};
+use crate::store::{MIN_RELEASE_BYTES, beneath};
 
 use super::FAILED;
 use super::format::{name, progress};
-use super::listing::files;
-use super::target::{Target, attribute};
+use super::source::{Local, Mount};
 
 /// Pause between two checks of the files.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -33,6 +33,7 @@ pub(super) struct Args {
 }
 
 struct File {
+    mount: Arc<Mount>,
     path: PathBuf,
     /// It may stay without a message: it is small, and was found in a directory.
     quiet: bool,
@@ -44,14 +45,14 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     let mut wanted = Vec::new();
     let mut waiting = Vec::new();
     for path in &args.paths {
-        let (target, mount) = Target::in_mount(path)?;
-        let store = Store::look(&target.store)?;
-        for file in files(&store, &target.path)? {
-            let is_small = || beneath::metadata(&store.tree(), &file).is_ok_and(|it| it.len() < MIN_RELEASE_BYTES);
-            let quiet = file != target.path && is_small();
-            waiting.push(File { path: mount.join(file), quiet, reason: String::new(), looks: 0 });
+        let (mount, local) = Local::in_mount(path)?;
+        let (mount, tree) = (Arc::new(mount), local.tree()?);
+        for path in tree.files(&local.path)? {
+            let is_small = || beneath::metadata(&tree.store.tree(), &path).is_ok_and(|it| it.len() < MIN_RELEASE_BYTES);
+            let quiet = path != local.path && is_small();
+            waiting.push(File { mount: Arc::clone(&mount), path, quiet, reason: String::new(), looks: 0 });
         }
-        wanted.push(mount.join(target.path));
+        wanted.push((mount, local.path));
     }
     let bar = progress(waiting.len() as u64, false);
     bar.set_message("releasing");
@@ -59,8 +60,8 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     let mut asked: Option<Instant> = None;
     while !waiting.is_empty() {
         if asked.is_none_or(|asked| asked.elapsed() > AGAIN) {
-            for path in &wanted {
-                xattr::set(path, "user.stepfs.release", b"1").with_context(|| format!("{}", path.display()))?;
+            for (mount, path) in &wanted {
+                mount.tell(path, "release").with_context(|| format!("{}", mount.at(path).display()))?;
             }
             asked = Some(Instant::now());
         }
@@ -68,7 +69,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         let mut left = Vec::new();
         for mut file in waiting {
             // The file is gone.
-            let Ok(reason) = attribute(&file.path, "release") else { continue };
+            let Ok(reason) = file.mount.word(&file.path, "release") else { continue };
             let reason = String::from_utf8_lossy(&reason).into_owned();
             file.looks = if reason == file.reason { file.looks + 1 } else { 0 };
             file.reason = reason;
@@ -85,7 +86,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     bar.finish_and_clear();
     stays.retain(|file| !file.quiet);
     for file in &stays {
-        say_error!("stepfs: {} stays as it is: {}", name(&file.path.to_string_lossy()), file.reason);
+        say_error!("stepfs: {} stays as it is: {}", name(&file.mount.at(&file.path).to_string_lossy()), file.reason);
     }
     Ok(if stays.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
 }

@@ -1,18 +1,18 @@
 //! `stepfs status`
 
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
-use crate::archive::{Queue, Restored, Status};
+use crate::archive::{Restored, Status};
 use crate::remote::Progress;
-use crate::store::{Restores, STUB_BYTES, Store};
+use crate::store::{Objects, Restores, STUB_BYTES};
 
 use super::format::{name, percent, size};
-use super::listing::{files, stub};
-use super::remote_url;
-use super::target::{Target, attribute};
+use super::say_json;
+use super::source::{Local, Source};
 
 /// Show the contents of a store, its size, and the work left to do.
 #[derive(clap::Args)]
@@ -25,21 +25,25 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
-    if let Some(url) = remote_url::url_of(&args.path) {
-        return remote_url::status(url, args.json);
-    }
-    let target = Target::of(&args.path)?;
-    let status = match &target.mount {
-        Some(mount) => of_mount(mount)?,
-        None => at_rest(&target)?,
+    let local = match Source::of(&args.path)? {
+        Source::Remote(remote) => return remote.status(args.json),
+        Source::Local(local) => local,
     };
-    if args.json {
-        say!("{}", serde_json::to_string_pretty(&status)?);
-        return Ok(ExitCode::SUCCESS);
+    let status: Status = match &local.mount {
+        Some(mount) => mount.ask("status")?,
+        None => at_rest(&local)?,
+    };
+    match args.json {
+        true => say_json(&status)?,
+        false => show(&local, &status),
     }
-    say!("store      {}", target.store.display());
-    match (&target.mount, status.daemon) {
-        (Some(mount), Some(pid)) => say!("mounted    {} by process {pid}", mount.display()),
+    Ok(ExitCode::SUCCESS)
+}
+
+fn show(local: &Local, status: &Status) {
+    say!("store      {}", local.store.display());
+    match (&local.mount, status.daemon) {
+        (Some(mount), Some(pid)) => say!("mounted    {} by process {pid}", mount.root.display()),
         _ => say!("mounted    unknown: no mount was named"),
     }
     say!("files      {}, {} of them released", status.files, status.released);
@@ -79,7 +83,6 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     for why in &status.failed {
         say!("not archived  {why}");
     }
-    Ok(ExitCode::SUCCESS)
 }
 
 fn show_remote(remote: &Progress) {
@@ -99,28 +102,16 @@ fn show_remote(remote: &Progress) {
     }
 }
 
-/// Asks the daemon for the status.
-pub(super) fn of_mount(mount: &std::path::Path) -> Result<Status> {
-    let text = attribute(mount, "status").with_context(|| format!("{} does not answer", mount.display()))?;
-    Ok(serde_json::from_slice(&text)?)
-}
-
-/// Asks the daemon for the queue, which is quick.
-pub(super) fn queue_of_mount(mount: &std::path::Path) -> Result<Queue> {
-    let text = attribute(mount, "queue").with_context(|| format!("{} does not answer", mount.display()))?;
-    Ok(serde_json::from_slice(&text)?)
-}
-
-fn at_rest(target: &Target) -> Result<Status> {
-    use std::os::unix::fs::MetadataExt;
-    let store = Store::look(&target.store)?;
+fn at_rest(local: &Local) -> Result<Status> {
+    let tree = local.tree()?;
+    let store = &tree.store;
     let mut status = Status::default();
     let mut named = Vec::new();
-    for path in files(&store, &target.path)? {
+    for path in tree.files(&local.path)? {
         let metadata = std::fs::symlink_metadata(store.tree().join(&path))?;
         status.files += 1;
         status.logical_bytes += metadata.len();
-        match stub(&store, &path)? {
+        match tree.stub(&path)? {
             Some(stub) => {
                 named.push(stub.object);
                 status.released += 1;
@@ -129,10 +120,9 @@ fn at_rest(target: &Target) -> Result<Status> {
             None => status.resident_bytes += metadata.blocks() * 512,
         }
     }
-    let objects =
-        crate::store::Objects::load(&store.objects(), |id, error| say_error!("stepfs: object {id}: {error}"))?;
+    let objects = Objects::load(&store.objects(), |id, error| say_error!("stepfs: object {id}: {error}"))?;
     named.into_iter().for_each(|id| objects.name(id));
-    status.restored = Restored::all(&store, &Restores::load(&store).unwrap_or_default());
+    status.restored = Restored::all(store, &Restores::load(store).unwrap_or_default());
     (status.object_bytes, status.unnamed_bytes) = (objects.stored(), objects.stored_unnamed());
     status.stored_bytes += status.resident_bytes + status.object_bytes;
     Ok(status)

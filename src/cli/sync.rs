@@ -9,8 +9,7 @@ use anyhow::{Context, Result, bail};
 use crate::archive::Queue;
 
 use super::push;
-use super::status::queue_of_mount;
-use super::target::Target;
+use super::source::Mount;
 use super::wait::wait_until;
 
 /// How long to wait for files that are open: a program may have closed them just now. The kernel tells of that after
@@ -33,21 +32,22 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
-    sync(&Target::mounted(&args.dir)?, args.remote)
+    sync(&Mount::of(&args.dir)?, args.remote)
 }
 
 /// Waits for a mount, and for its remote if `remote` says so.
 ///
 /// # Errors
 /// The work cannot go on, or some files stay as they are; the message gives the reason.
-pub(super) fn sync(mount: &Path, remote: bool) -> Result<ExitCode> {
+pub(super) fn sync(mount: &Mount, remote: bool) -> Result<ExitCode> {
     let asked_at = Instant::now();
-    while asked_at.elapsed() < CLOSING && queue_of_mount(mount)?.open > 0 {
+    let queue = || mount.ask::<Queue>("queue");
+    while asked_at.elapsed() < CLOSING && queue()?.open > 0 {
         std::thread::sleep(INTERVAL);
     }
-    xattr::set(mount, "user.stepfs.sync", b"1").with_context(|| format!("{}", mount.display()))?;
-    let asked = queue_of_mount(mount)?.newest;
-    let done = wait_until(|| queue_of_mount(mount), || Ok(None), |now| now.has_done(asked))?;
+    mount.tell(Path::new(""), "sync").with_context(|| format!("{}", mount.root.display()))?;
+    let asked = queue()?.newest;
+    let done = wait_until(queue, || Ok(None), |now| now.has_done(asked))?;
     if remote {
         push::wait_for_mount(mount)?;
     }

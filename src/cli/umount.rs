@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
+use crate::archive::Status;
 use crate::fs::unmount;
 use crate::store::{Error, Store};
 
-use super::status::of_mount;
-use super::target::Target;
+use super::source::Local;
 
 /// Unmount, and wait until the daemon has ended.
 ///
@@ -26,18 +26,19 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     // A dead mount cannot name its store, but can still be unmounted.
-    let target = Target::of(&args.dir).ok();
-    let daemon =
-        target.as_ref().and_then(|target| of_mount(target.mount.as_ref()?).ok()).and_then(|status| status.daemon);
+    let local = Local::of(&args.dir).ok();
+    let status = local.as_ref().and_then(|local| local.mount.as_ref()?.ask::<Status>("status").ok());
     unmount(&args.dir).with_context(|| format!("{}", args.dir.display()))?;
-    let (Some(target), Some(daemon)) = (target, daemon) else { return Ok(ExitCode::SUCCESS) };
+    let (Some(local), Some(daemon)) = (local, status.and_then(|status| status.daemon)) else {
+        return Ok(ExitCode::SUCCESS);
+    };
     let waited = std::time::Instant::now();
     while waited.elapsed() < PATIENCE {
-        match Store::is_locked(&target.store) {
+        match Store::is_locked(&local.store) {
             Ok(true) => std::thread::sleep(Duration::from_millis(10)),
             Ok(false) | Err(Error::Missing(_)) => return Ok(ExitCode::SUCCESS),
             Err(error) => return Err(error.into()),
         }
     }
-    bail!("unmounted, but the daemon (process {daemon}) still works on {}", target.store.display())
+    bail!("unmounted, but the daemon (process {daemon}) still works on {}", local.store.display())
 }

@@ -13,7 +13,9 @@ use crate::store::{Store, name_bytes};
 
 use super::against;
 use super::format::{name, progress, size};
-use super::remote_url::{bring, url_of};
+use super::remote::{Remote, tell};
+use super::say_json;
+use super::source::Source;
 
 /// Read and decode all files and objects of a store, and list the damage exactly.
 ///
@@ -61,10 +63,10 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     if let Some(manifest) = &args.against {
         return against::run(manifest, &args.store, args.json);
     }
-    if args.repair && url_of(&args.store).is_some() {
+    if args.repair && Remote::of(&args.store).is_some() {
         bail!("a remote is repaired by its nodes; name a store");
     }
-    let brought = bring(&args.store, Path::new(""))?;
+    let brought = Source::bring(&args.store, Path::new(""))?;
     if !brought.path.as_os_str().is_empty() {
         bail!(
             "{} is a path in a mount; stepfs verifies whole stores: `stepfs verify {}`",
@@ -72,7 +74,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
             brought.root.display()
         );
     }
-    let is_incomplete = brought.tell_missing();
+    let is_incomplete = tell(&brought.missing);
     let bar = progress(0, true);
     let show = |step: Progress| match step {
         Progress::Total(bytes) => {
@@ -101,8 +103,7 @@ fn print(report: &Report, args: &Args, Missing { names, nodes, .. }: &Missing) -
             missing_bytes: names.iter().filter_map(|(path, why)| Some((name_bytes(path)?, why.as_str()))).collect(),
             unread_nodes: nodes,
         };
-        say!("{}", serde_json::to_string_pretty(&shown)?);
-        return Ok(());
+        return say_json(&shown);
     }
     let is_incomplete = !names.is_empty() || !nodes.is_empty();
     for repaired in &report.repaired {

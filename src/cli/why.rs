@@ -1,6 +1,5 @@
 //! `stepfs why`
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -11,9 +10,8 @@ use crate::archive::Archive;
 use crate::store::{Store, name_bytes};
 
 use super::format::name;
-use super::listing::files;
-use super::remote_url;
-use super::target::{Target, attribute};
+use super::say_json;
+use super::source::{Local, Mount, Source};
 
 /// Say why files are exact, lossy, or as they were written, and the next step.
 ///
@@ -51,34 +49,28 @@ struct Answer {
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     let mut answers = Vec::new();
     for path in &args.paths {
-        if remote_url::url_of(path).is_some() {
+        let Source::Local(local) = Source::of(path)? else {
             bail!("{}: name files in a mount of a store with this remote", path.display());
-        }
-        let target = Target::of(path)?;
-        let store = Store::look(&target.store)?;
-        for file in files(&store, &target.path)? {
+        };
+        let tree = local.tree()?;
+        for file in tree.files(&local.path)? {
             // A file may disappear meanwhile.
-            let Some(why) = why(&store, &target, &file)? else { continue };
-            let shown = shown(path, &target, &file);
+            let Some(why) = why(&tree.store, local.mount.as_ref(), &file)? else { continue };
+            let shown = shown(path, &local, &file);
             answers.push(Answer { path: shown.to_string_lossy().into_owned(), path_bytes: name_bytes(&shown), why });
         }
     }
-    let mut out = std::io::stdout().lock();
-    if args.json {
-        serde_json::to_writer_pretty(&mut out, &answers)?;
-        writeln!(out)?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    for answer in &answers {
-        writeln!(out, "{}: {}", name(&answer.path), name(&answer.why))?;
+    match args.json {
+        true => say_json(&answers)?,
+        false => answers.iter().for_each(|answer| say!("{}: {}", name(&answer.path), name(&answer.why))),
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Why a file is as it is; `None` if it is gone.
-fn why(store: &Store, target: &Target, file: &Path) -> Result<Option<String>> {
-    let answer = match &target.mount {
-        Some(mount) => attribute(&mount.join(file), "why").map(|why| String::from_utf8_lossy(&why).into_owned()),
+fn why(store: &Store, mount: Option<&Mount>, file: &Path) -> Result<Option<String>> {
+    let answer = match mount {
+        Some(mount) => mount.word(file, "why").map(|why| String::from_utf8_lossy(&why).into_owned()),
         None => Archive::why_at_rest(store, file),
     };
     match answer {
@@ -88,9 +80,9 @@ fn why(store: &Store, target: &Target, file: &Path) -> Result<Option<String>> {
 }
 
 /// A file's path as the user knows it: below the path that the user named, or inside the store.
-fn shown(named: &Path, target: &Target, file: &Path) -> PathBuf {
-    match file.strip_prefix(&target.path) {
-        _ if target.mount.is_none() => file.to_path_buf(),
+fn shown(named: &Path, local: &Local, file: &Path) -> PathBuf {
+    match file.strip_prefix(&local.path) {
+        _ if local.mount.is_none() => file.to_path_buf(),
         // `join("")` would end in a slash.
         Ok(rest) if !rest.as_os_str().is_empty() => named.join(rest),
         _ => named.to_path_buf(),
@@ -103,15 +95,15 @@ mod tests {
 
     #[test]
     fn files_are_shown_below_the_path_that_was_named() {
-        let target = |mount: bool, path: &str| Target {
+        let local = |mount: bool, path: &str| Local {
             store: "/s".into(),
-            mount: mount.then(|| "/mnt".into()),
+            mount: mount.then(|| Mount { root: "/mnt".into() }),
             path: path.into(),
         };
-        let shown = |named: &str, target: &Target, file: &str| shown(Path::new(named), target, Path::new(file));
-        assert_eq!(shown("../run", &target(true, "run"), "run/a/b.pt"), Path::new("../run/a/b.pt"));
-        assert_eq!(shown("b.pt", &target(true, "run/b.pt"), "run/b.pt").to_str(), Some("b.pt"));
-        assert_eq!(shown("/mnt", &target(true, ""), "b.pt"), Path::new("/mnt/b.pt"));
-        assert_eq!(shown("/s", &target(false, ""), "run/b.pt"), Path::new("run/b.pt"));
+        let shown = |named: &str, local: &Local, file: &str| shown(Path::new(named), local, Path::new(file));
+        assert_eq!(shown("../run", &local(true, "run"), "run/a/b.pt"), Path::new("../run/a/b.pt"));
+        assert_eq!(shown("b.pt", &local(true, "run/b.pt"), "run/b.pt").to_str(), Some("b.pt"));
+        assert_eq!(shown("/mnt", &local(true, ""), "b.pt"), Path::new("/mnt/b.pt"));
+        assert_eq!(shown("/s", &local(false, ""), "run/b.pt"), Path::new("run/b.pt"));
     }
 }

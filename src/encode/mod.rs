@@ -1,7 +1,7 @@
 //! From a file to its object: plan, encode, make durable, read back, compare.
 //!
-//! [`Difference::write`] is the whole way. It knows no catalog and no mount: the archive, `stepfs tune` and repair use
-//! it alike.
+//! [`Difference::write`] is the whole way. It knows no catalog and no mount: the archive, [`encode_series`] and repair
+//! use it alike.
 //! `plan` chooses a coding for each tensor. `tensors` writes the tiles in order, made in parallel by `workers`, and each
 //! is compared with the file. `verify` reads the object back from the device: each tile must decode to the same bytes.
 
@@ -15,6 +15,7 @@ pub(crate) mod original;
 pub(crate) mod plan;
 mod published;
 pub(crate) mod runs;
+mod series;
 pub(crate) mod skeleton;
 pub(crate) mod succession;
 mod tensor_writer;
@@ -27,6 +28,7 @@ pub(crate) use base::{Base, LONGEST_READ, Place};
 pub(crate) use difference::{Difference, Facts, Written};
 pub(crate) use error::{StepError, StepResult};
 pub(crate) use job::BATCH;
+pub use series::{SeriesFile, encode_series};
 pub(crate) use workers::Workers;
 
 /// Target of the notes, at level trace, that name the stage of encoding that a file ended. `examples/speed` takes

@@ -56,7 +56,7 @@ pub use error::MountError;
 use inodes::Table;
 pub use mapped::has_leases;
 pub use mount::{KernelOption, MountOptions, serve, serve_with};
-pub use mounts::{clear_dead_mount, is_dead, is_served, kind_of, unmount};
+pub use mounts::{clear_dead_mount, is_dead, is_served, kind_of, mount_of, unmount};
 use node::Handle;
 pub use sys::is_admin;
 

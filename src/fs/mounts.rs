@@ -163,6 +163,14 @@ pub fn kind_of(dir: &Path) -> Option<String> {
     above.max_by_key(|mounted| mounted.point.as_os_str().len()).map(|mounted| mounted.kind)
 }
 
+/// The root of the stepfs mount that `path` (absolute, without links) lies in.
+pub fn mount_of(path: &Path) -> Option<PathBuf> {
+    let table = std::fs::read("/proc/self/mountinfo").ok()?;
+    let all = table.split(|&byte| byte == b'\n').filter_map(parse);
+    let ours = all.filter(|mounted| mounted.kind == KIND && path.starts_with(&mounted.point));
+    ours.max_by_key(|mounted| mounted.point.as_os_str().len()).map(|mounted| mounted.point)
+}
+
 /// Takes down the mount that a killed daemon left at `dir`, which answers nothing but ENOTCONN. Returns whether there
 /// was one. Leaves live mounts and those of other file systems alone.
 ///

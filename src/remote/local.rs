@@ -12,7 +12,7 @@ use std::time::UNIX_EPOCH;
 
 use super::view::Stamp;
 use crate::hash::xxh3_64;
-use crate::store::{Hold, Id, Objects, REMOTE, Store, beneath};
+use crate::store::{Hold, Id, Objects, REMOTE, Store, beneath, modified_ns};
 
 /// So often is the list of a tree made good while names move.
 const LISTS: usize = 5;
@@ -216,11 +216,6 @@ impl Listing {
     pub(super) fn hides(&self, path: &Path) -> bool {
         !self.unlisted.is_empty() && path.ancestors().skip(1).any(|above| self.unlisted.contains_key(above))
     }
-}
-
-/// Modification time in nanoseconds since 1970.
-pub(super) fn modified_ns(metadata: &Metadata) -> i64 {
-    metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec())
 }
 
 /// Tells a file from all others of its store, under whatever name. A later file may get the inode number of a removed one, and

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::journal::{Content, Record};
-use super::local::{Ahead, Found, Local, Shape, modified_ns};
+use super::local::{Ahead, Found, Local, Shape};
 use super::place::{Error, Result};
 use super::plan::Want;
 use super::reader::lock;
@@ -17,7 +17,7 @@ use crate::clock::stamp_ns;
 use crate::container::ReadAt;
 use crate::store::durable::{CrashPoint, DeviceFile};
 use crate::store::object::Object;
-use crate::store::{Id, MAX_CHAIN, MIN_RELEASE_BYTES};
+use crate::store::{Id, MAX_CHAIN, MIN_RELEASE_BYTES, modified_ns};
 
 /// The kernel's clock for files advances within this time.
 const A_TICK: Duration = Duration::from_millis(10);

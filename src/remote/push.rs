@@ -16,7 +16,7 @@ use super::tree;
 use super::view::Stamp;
 use super::waiting::Closers;
 use super::writer::Writer;
-use crate::store::MIN_RELEASE_BYTES;
+use crate::store::{MIN_RELEASE_BYTES, found_at};
 
 /// A removed name waits at most this long for files that may have taken its bytes: a rename is one change then.
 const REMOVAL_PATIENCE: Duration = Duration::from_secs(60);
@@ -266,7 +266,7 @@ impl Pusher {
         let mut removals = Vec::new();
         for (path, of) in missing.into_iter().zip(listed_as) {
             // A name that a program moved while the tree was listed is there, or under another name.
-            if tree::present(local.store(), &path)?.is_some_and(|there| !there.is_dir()) {
+            if found_at(&local.store().tree(), &path)?.is_some_and(|there| !there.is_dir()) {
                 continue;
             }
             let since = *self.missing.entry(path.clone()).or_insert_with(Instant::now);

@@ -11,11 +11,11 @@ use std::path::{Path, PathBuf};
 use xattr::FileExt as _;
 
 use super::journal::{Content, Kind, Record, Segment, Shown};
-use super::local::{Found, Local, Mark, PERMISSIONS, access, identity, modified_ns};
+use super::local::{Found, Local, Mark, PERMISSIONS, access, identity};
 use super::view::Stamp;
 use crate::hash::xxh3_64;
 use crate::store::durable::{Attribute, CrashPoint, DeviceFile, Times};
-use crate::store::{Id, MIN_RELEASE_BYTES, REMOTE, Store, Stub, beneath, in_parallel};
+use crate::store::{Id, MIN_RELEASE_BYTES, REMOTE, Store, Stub, beneath, found_at, in_parallel, modified_ns};
 
 const WRITTEN: CrashPoint = CrashPoint::ImportWritten;
 const IN_PLACE: CrashPoint = CrashPoint::ImportInPlace;
@@ -181,17 +181,8 @@ fn set(file: &DeviceFile, attribute: &Attribute) -> io::Result<()> {
 /// # Errors
 /// Device errors.
 pub(super) fn take_away(local: &dyn Local, path: &Path, found: &Found) -> io::Result<bool> {
-    let Some(metadata) = present(local.store(), path)? else { return Ok(true) };
-    local.remove(path, &metadata, &mut || Ok(present(local.store(), path)?.is_some_and(|now| found.is(&now))))
-}
-
-/// The metadata of a name, if it exists.
-pub(super) fn present(store: &Store, path: &Path) -> io::Result<Option<Metadata>> {
-    match beneath::metadata(&store.tree(), path) {
-        Ok(metadata) => Ok(Some(metadata)),
-        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => Ok(None),
-        Err(error) => Err(error),
-    }
+    let Some(metadata) = found_at(&local.store().tree(), path)? else { return Ok(true) };
+    local.remove(path, &metadata, &mut || Ok(found_at(&local.store().tree(), path)?.is_some_and(|now| found.is(&now))))
 }
 
 /// Opens a directory of the tree. Creates it and its missing parents for the owner of the file that needs them; `grown`
@@ -212,7 +203,7 @@ pub(super) fn directory(
     }
     let above: Vec<&Path> = path.ancestors().filter(|above| !above.as_os_str().is_empty()).collect();
     for directory in above.into_iter().rev() {
-        if present(store, directory)?.is_none() {
+        if found_at(&tree, directory)?.is_none() {
             let reached = beneath::reach(&tree, directory)?;
             match store.io().make_dir(&reached, 0o755, WRITTEN) {
                 // A program was faster, and it is the program's.
@@ -250,7 +241,7 @@ pub(super) fn load(store: &Store, url: &str) -> BTreeMap<PathBuf, Stamp> {
     if is_lost {
         log::warn!("{} is empty, or new: names of the remote that are not in it appear again", store.tree().display());
     }
-    let counts = |path: &Path| !is_lost || matches!(present(store, path), Ok(Some(_)));
+    let counts = |path: &Path| !is_lost || matches!(found_at(&store.tree(), path), Ok(Some(_)));
     let stamp = |record| match record {
         Record::Put { time, path, shown: Shown { content: Content::Object { owner, .. }, .. } } => {
             Some((path, Stamp { time, node: owner }))

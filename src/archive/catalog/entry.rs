@@ -1,6 +1,5 @@
 //! The entry of one file.
 
-use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -8,7 +7,7 @@ use crate::archive::FileId;
 use crate::archive::resident::ResidentReason;
 use crate::clock::wall_ns;
 use crate::encode::Facts;
-use crate::store::Id;
+use crate::store::{Id, modified_ns};
 
 use super::turn::Turn;
 
@@ -114,11 +113,6 @@ impl Sealed {
     pub(in crate::archive) fn describes(&self, metadata: &std::fs::Metadata) -> bool {
         FileId::of(metadata) == self.file && metadata.len() == self.len && modified_ns(metadata) == self.modified_ns
     }
-}
-
-/// Modification time in nanoseconds since 1970.
-pub(in crate::archive) fn modified_ns(metadata: &std::fs::Metadata) -> i64 {
-    metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec())
 }
 
 /// Why a file that could be archived stays as it is for now.

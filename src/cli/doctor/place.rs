@@ -9,7 +9,7 @@ use rustix::fs::{CWD, RenameFlags, ioctl_ficlone, renameat_with, statvfs, syncfs
 
 use super::{Finding, ok, problem, warning};
 use crate::cli::format::size;
-use crate::cli::target::Target;
+use crate::cli::source::Local;
 use crate::fs::{has_leases, is_dead, kind_of};
 use crate::store::{Store, exposed};
 
@@ -55,14 +55,11 @@ pub(super) fn findings(dir: &Path) -> (Vec<Finding>, Option<io::Result<bool>>) {
 /// Finds the store at `dir`, or checks that one can be created there. Also returns its path.
 fn store(dir: &Path) -> (Finding, PathBuf) {
     let path = std::path::absolute(dir).unwrap_or_else(|_| dir.to_path_buf());
-    let place = match Target::of(dir) {
-        Ok(place) => place,
-        Err(_) => return (no_store(&path), path),
-    };
+    let Ok(place) = Local::of(dir) else { return (no_store(&path), path) };
     let shown = place.store.display();
     let found = match (Store::look(&place.store), &place.mount) {
         (Err(error), _) => problem("store", error.to_string(), format!("stepfs verify {shown}")),
-        (Ok(_), Some(mount)) => ok("store", format!("{shown}, mounted at {}", mount.display())),
+        (Ok(_), Some(mount)) => ok("store", format!("{shown}, mounted at {}", mount.root.display())),
         (Ok(_), None) => match Store::is_locked(&place.store) {
             Ok(true) => ok("store", format!("{shown}, in use by another process")),
             _ => ok("store", format!("{shown}, not in use")),

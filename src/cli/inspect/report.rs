@@ -1,18 +1,15 @@
 //! Describes one file, or one distributed checkpoint.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::Path;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use crate::cli::target::{Target, attribute};
-use crate::compare::open_aside;
+use crate::cli::source::Local;
 use crate::container::{Kind, METADATA, Model, Tensor, describe_at, is_of_chunks};
 use crate::store::object::Object;
-use crate::store::{Store, name_bytes};
-
-use super::kept::Kept;
+use crate::store::{name_bytes, open_aside};
 
 #[derive(Serialize)]
 pub(super) struct Report {
@@ -164,14 +161,63 @@ fn rows(tensors: &[Tensor], kept: &Kept, placed: bool) -> Vec<Row> {
 
 /// An attribute that the daemon gives for a file in a mount.
 fn word(path: &Path, name: &str) -> Option<String> {
-    let target = Target::of(path).ok()?;
-    String::from_utf8(attribute(&target.mount?.join(&target.path), name).ok()?).ok()
+    let (mount, local) = Local::in_mount(path).ok()?;
+    mount.text(&local.path, name)
 }
 
 /// The object of a released file in a mount.
 fn object_of(path: &Path) -> Option<Object> {
-    let target = Target::of(path).ok()?;
-    let id = word(path, "object")?;
-    let store = Store::look(&target.store).ok()?;
-    Object::open(&store.objects(), id.parse().ok()?).ok()
+    let (mount, local) = Local::in_mount(path).ok()?;
+    let id = mount.text(&local.path, "object")?.parse().ok()?;
+    Object::open(&local.tree().ok()?.store.objects(), id).ok()
+}
+
+/// How a store keeps tensors, by path. Chunks of one tensor are combined.
+#[derive(Default)]
+struct Kept {
+    tensors: HashMap<String, HowKept>,
+    /// Number of released files.
+    objects: usize,
+}
+
+struct HowKept {
+    codec: &'static str,
+    difference: bool,
+    step: Option<f64>,
+    bound: f64,
+    max_abs_error: f64,
+    stored: u64,
+}
+
+impl Kept {
+    /// Adds the tensors of an object. A chunk of a tensor in `wholes` counts as that tensor.
+    fn add(&mut self, object: Option<&Object>, wholes: &HashSet<&str>) {
+        self.objects += usize::from(object.is_some());
+        for tensor in object.iter().flat_map(|object| &object.index().tensors) {
+            let how = HowKept {
+                codec: tensor.coding.codec.name(),
+                difference: tensor.coding.parent.is_some(),
+                step: tensor.coding.step(),
+                bound: tensor.bound,
+                max_abs_error: tensor.max_abs_error,
+                stored: tensor.stored(),
+            };
+            let path = if wholes.contains(whole(&tensor.path)) { whole(&tensor.path) } else { &tensor.path };
+            self.tensors.entry(path.to_string()).and_modify(|all| all.join(&how)).or_insert(how);
+        }
+    }
+}
+
+/// The path of the tensor that a chunk belongs to.
+fn whole(path: &str) -> &str {
+    path.strip_suffix(']').and_then(|path| path.rsplit_once('[')).map_or(path, |(whole, _)| whole)
+}
+
+impl HowKept {
+    fn join(&mut self, other: &HowKept) {
+        self.bound = self.bound.max(other.bound);
+        self.max_abs_error = self.max_abs_error.max(other.max_abs_error);
+        self.stored += other.stored;
+        self.difference |= other.difference;
+    }
 }

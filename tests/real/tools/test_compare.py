@@ -1,7 +1,5 @@
 """`stepfs compare` on a real torch series: the questions of a user before choosing."""
 
-import xml.etree.ElementTree as ElementTree
-
 import pytest
 from harness import FAILURE, USAGE, run, run_json
 from series import SHAPES, save_walk
@@ -53,21 +51,6 @@ def test_a_torch_series(plain):
     assert codecs["balanced"]["error"]["of_update"]["rms"] < codecs["compact"]["error"]["of_update"]["rms"]
 
 
-def test_the_picture_is_a_picture(plain):
-    save_walk(plain, 3, seed=6)
-    path = plain / "sizes.svg"
-    words = run("compare", plain, "--codecs", "balanced,compact,lc-3,planes", "--plot", path).stdout
-    assert all(name in words for name in ("balanced", "compact", "lc-3", "planes", "step_0003.pt"))
-    root = ElementTree.parse(path).getroot()
-    texts = {(element.text or "").strip() for element in root.iter() if element.tag.endswith("text")}
-    assert all(any(text.startswith(name) for text in texts) for name in ("balanced", "compact", "lc-3", "planes"))
-    inside = lambda element, side, most: 0 <= float(element.get(side)) <= float(root.get(most))
-    circles = [element for element in root.iter() if element.tag.endswith("circle")]
-    # Each codec has a point for each of the three files, and those that know weights have one on the right.
-    assert len(circles) >= 4 * 3 + 3
-    assert all(inside(circle, "cx", "width") and inside(circle, "cy", "height") for circle in circles)
-
-
 def test_files_that_are_lossy_already_are_refused(mount, plain):
     names = save_walk(mount.dir, 4, seed=8)
     save_walk(plain, 4, seed=8)
@@ -105,7 +88,6 @@ def test_wrong_inputs(plain):
         ([first, plain / "log.txt"], FAILURE, "log.txt: not a checkpoint"),
         ([first, plain / "gone.pt"], FAILURE, "No such file"),
         ([first, second, "--codecs", "zip"], FAILURE, "planes"),
-        ([first, second, "--plot", plain / "sizes.gif"], USAGE, "ends in .svg"),
         ([], USAGE, "FILES"),
     ]:
         done = run("compare", *arguments, check=False)

@@ -6,27 +6,23 @@
 use std::fs::File;
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
 
 use anyhow::{Result, anyhow};
 
 use crate::archive::model_signature;
-use crate::container::{InOrder, Role, Tensor};
-use crate::encode::{Base, Difference, Facts, Place, Workers, Written};
-use crate::published::check_n_run;
+use crate::container::{Role, Tensor};
+use crate::encode::{SeriesFile, encode_series};
 use crate::published::inshrinkerator::Layer;
 use crate::published::tile::is_for;
-use crate::recall::{self, Chain, Layout, Memory, stream, usual_memory};
-use crate::store::durable::{Io, scratch};
-use crate::store::object::{Id, rows_and_width};
-use crate::store::step_pattern::iterations;
-use crate::store::{MIN_RELEASE_BYTES, Profile, Profiles};
-
-use super::series::{State, is_parameter};
-use super::{Series, Watch, of_file};
+use crate::recall::{self, Chain, Layout, stream};
+use crate::store::durable::scratch;
+use crate::store::object::rows_and_width;
+use crate::store::{MIN_RELEASE_BYTES, Profile};
+use crate::tools::series::{Series, State, is_parameter};
+use crate::tools::{Watch, of_file};
 
 /// A series whose last file profiles are tried on.
-pub struct Trial<'a> {
+pub(super) struct Trial<'a> {
     series: &'a Series,
     /// Whether each file agrees with its own checksums. A file that does not stays exact.
     intact: Vec<bool>,
@@ -35,11 +31,11 @@ pub struct Trial<'a> {
 }
 
 /// A series as a profile keeps it.
-pub struct Kept {
+pub(super) struct Kept {
     /// Bytes of each state's object; of the whole file if no object is smaller.
-    pub bytes: Vec<u64>,
+    pub(super) bytes: Vec<u64>,
     /// The error of the last state's parameters, in updates: both are root mean squares.
-    pub error: f64,
+    pub(super) error: f64,
     /// The chain of the last state; none if it stays whole.
     last: Option<Chain>,
 }
@@ -49,7 +45,7 @@ impl<'a> Trial<'a> {
     ///
     /// # Errors
     /// A store keeps the file as it is, or nothing was trained between the files.
-    pub fn of(series: &'a Series, watch: &Watch) -> Result<Trial<'a>> {
+    pub(super) fn of(series: &'a Series, watch: &Watch) -> Result<Trial<'a>> {
         let unfit = |state: &State, why: String| anyhow!("{}: {why}", state.path.display());
         for state in &series.states {
             if state.len < MIN_RELEASE_BYTES {
@@ -71,17 +67,17 @@ impl<'a> Trial<'a> {
     }
 
     /// The last file.
-    pub fn last(&self) -> &Path {
+    pub(super) fn last(&self) -> &Path {
         &self.series.last().path
     }
 
     /// Bytes of the last file.
-    pub fn last_bytes(&self) -> u64 {
+    pub(super) fn last_bytes(&self) -> u64 {
         self.series.last().len
     }
 
     /// The share of the parameters that embeddings have, 0 to 1.
-    pub fn embedding_share(&self) -> f64 {
+    pub(super) fn embedding_share(&self) -> f64 {
         let (mut embeddings, mut all) = (0, 0);
         for tensor in self.tensors().iter().filter(|tensor| is_parameter(tensor)) {
             let elements = (tensor.extent.end - tensor.extent.start) / tensor.dtype.size() as u64;
@@ -94,7 +90,7 @@ impl<'a> Trial<'a> {
     }
 
     /// True if the file has running means of gradients, from which sensitivity is computed.
-    pub fn has_gradients(&self) -> bool {
+    pub(super) fn has_gradients(&self) -> bool {
         let tensors = self.tensors();
         let of_model = |of: usize| tensors.get(of).is_some_and(is_parameter);
         let mut first = tensors.iter().filter(|tensor| tensor.role == Role::FirstMoment && is_for(tensor.dtype));
@@ -106,79 +102,25 @@ impl<'a> Trial<'a> {
     }
 
     /// Encodes the series under a profile, each state as a difference to those before it, and measures the last state's
-    /// error.
-    /// `dir` holds the objects while they are written. The update after the last state is not known; it counts as large as
-    /// the one before.
+    /// error. `dir` holds the objects while they are written.
     ///
     /// # Errors
     /// `Interrupted` if cancelled; `InvalidInput` for a file that changed meanwhile; device errors.
-    pub fn keep(&self, profile: Profile, dir: &Path, cancelled: &(dyn Fn() -> bool + Sync)) -> io::Result<Kept> {
+    pub(super) fn keep(&self, profile: Profile, dir: &Path, cancelled: &(dyn Fn() -> bool + Sync)) -> io::Result<Kept> {
         let states = &self.series.states;
-        let memory = Arc::new(Memory::new(usual_memory()));
-        let workers = Workers::new(std::thread::available_parallelism().map_or(2, usize::from))?;
-        let mut bytes = Vec::with_capacity(states.len());
-        let (mut previous, mut last): (Option<Chain>, Option<Chain>) = (None, None);
-        // Bytes of each difference, with the object that it is a difference to.
-        let mut differences: Vec<(Id, u64)> = Vec::new();
-        for (number, state) in states.iter().enumerate() {
-            if !state.is_unchanged()? {
-                return Err(io::Error::new(io::ErrorKind::InvalidInput, "it changed meanwhile"))
-                    .map_err(with_path(&state.path));
-            }
-            let newer = &states[if number + 1 < states.len() { number + 1 } else { number - 1 }];
-            let profiles = Profiles::all(if self.intact[number] { profile } else { Profile::Exact });
-            let source = state.in_order();
-            let (after, of_newer) = InOrder::as_later_state(&newer.file, &newer.description, &state.description);
-            let wants_baseline = |root: &Chain| {
-                let (id, baseline) = (root.leaf().header().id, root.leaf().stored().max(1));
-                let to_it = differences.iter().filter(|(parent, _)| *parent == id);
-                check_n_run::wants_baseline(
-                    &to_it.map(|(_, stored)| *stored as f64 / baseline as f64).collect::<Vec<_>>(),
-                )
-            };
-            let after_it = |chain: &Chain| {
-                let position = chain.leaf().header().position.saturating_add(1);
-                let place = Place { position, chain_len: chain.objects().len() as u32, twin: false };
-                Base::after(chain.clone(), place, profiles.policy(), wants_baseline)
-            };
-            let difference = Difference {
-                path: &state.path,
-                facts: Facts {
-                    len: state.len,
-                    modified_ns: number as i64,
-                    sample: 0,
-                    signature: model_signature(&state.description),
-                    lineage: 0,
-                },
-                own: (&source, &state.description),
-                newer: (&after, &of_newer),
-                ahead: false,
-                refusal: None,
-                apart: iterations(&state.path, &newer.path).or_else(|| iterations(&newer.path, &state.path)),
-                written: &state.file,
-                base: &previous.as_ref().map_or_else(Base::default, after_it),
-                profiles: &profiles,
-                generations: &|| 0,
-                tmp: (&Io::disk(), dir),
-                memory: &memory,
-                workers: &workers,
-                cancelled,
-            };
-            last = None;
-            let Some(Written { writer, header, chain }) =
-                difference.write().map_err(io::Error::from).map_err(with_path(&state.path))?
-            else {
-                bytes.push(state.len);
-                continue;
-            };
-            bytes.push(writer.file_len()?);
-            differences.extend(header.parent.map(|parent| (parent, chain.leaf().stored())));
-            last = chain.from_ancestor(header.id);
-            previous.clone_from(&last);
-            if let Some(chain) = &last {
-                memory.hold(chain);
-            }
-        }
+        let files = states.iter().zip(&self.intact).map(|(state, intact)| SeriesFile {
+            path: &state.path,
+            file: &state.file,
+            len: state.len,
+            description: &state.description,
+            signature: model_signature(&state.description),
+            intact: *intact,
+        });
+        let is_unchanged = |number: usize| match states[number].is_unchanged()? {
+            true => Ok(()),
+            false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it changed meanwhile")),
+        };
+        let (bytes, last) = encode_series(&files.collect::<Vec<_>>(), profile, dir, &is_unchanged, cancelled)?;
         let error = match &last {
             Some(chain) => self.error(chain, dir, cancelled)?,
             None => 0.0,
@@ -198,14 +140,10 @@ impl<'a> Trial<'a> {
     }
 
     /// Writes the last file as it decodes, with the checksums of its container.
-    pub fn write(&self, kept: &Kept, to: &File) -> io::Result<()> {
+    pub(super) fn write(&self, kept: &Kept, to: &File) -> io::Result<()> {
         match &kept.last {
             Some(chain) => Ok(recall::copy(chain, &|bytes, at| scratch::write_all_at(to, bytes, at))?),
             None => io::copy(&mut File::open(self.last())?, &mut &*to).map(|_| ()),
         }
     }
-}
-
-fn with_path(path: &Path) -> impl Fn(io::Error) -> io::Error {
-    move |error| io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }

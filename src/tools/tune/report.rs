@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use anyhow::Result;
 use serde::Serialize;
 
-use crate::compare::Trial;
 use crate::store::{Profile, names_bytes};
+use crate::terminal::format::{name, percent, size};
 
-use super::super::format::{name, percent, size};
+use super::trial::Trial;
 
 /// A profile that was tried.
 #[derive(Clone, Debug, Serialize)]

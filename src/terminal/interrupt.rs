@@ -1,17 +1,30 @@
-//! Removes what a command keeps only for itself when Ctrl-C ends it.
+//! Ctrl-C: a flag for commands that clean up, and the removal of what a command keeps only for itself.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 /// How often to try to remove a directory that other threads write to, and the pause in between: at most a second.
 const REMOVALS: usize = 200;
 const PAUSE: Duration = Duration::from_millis(5);
+
+/// A flag that SIGINT, SIGTERM and SIGHUP set, for commands that must clean up.
+///
+/// # Errors
+/// The signals cannot be handled.
+pub fn interrupted() -> io::Result<Arc<AtomicBool>> {
+    let flag = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&flag))?;
+    }
+    Ok(flag)
+}
 
 /// What goes when the command is interrupted. `None` while nobody waits for a signal.
 static HELD: Mutex<Option<Vec<Held>>> = Mutex::new(None);
@@ -24,17 +37,17 @@ fn held() -> MutexGuard<'static, Option<Vec<Held>>> {
 }
 
 /// A file or directory, which may not exist yet, that goes if SIGINT or SIGTERM ends the command while this lives.
-pub(super) struct Temporary(PathBuf);
+pub struct Temporary(PathBuf);
 
 impl Temporary {
     /// From now on a signal removes the file at `path` and ends the process. It removes no directory.
-    pub(super) fn file(path: PathBuf) -> io::Result<Temporary> {
+    pub fn file(path: PathBuf) -> io::Result<Temporary> {
         let mut held = waiting()?;
         Ok(hold(&mut held, path, |path| fs::remove_file(path)))
     }
 
     /// A new directory for temporary files that begins with `prefix`. A signal removes it and ends the process.
-    pub(super) fn directory(prefix: &str) -> io::Result<(tempfile::TempDir, Temporary)> {
+    pub fn directory(prefix: &str) -> io::Result<(tempfile::TempDir, Temporary)> {
         // Under the lock: no signal is answered between the two.
         let mut held = waiting()?;
         let directory = tempfile::Builder::new().prefix(prefix).tempdir()?;

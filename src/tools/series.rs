@@ -1,10 +1,9 @@
-//! The files that are compared: checkpoints of one run, oldest first.
+//! Checkpoints of one run, oldest first, with the values that their program wrote.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -12,15 +11,16 @@ use anyhow::{Error, Result, anyhow, bail};
 
 use crate::archive::model_signature;
 use crate::container::{Description, InOrder, Kind, ReadAt, Role, Tensor, describe_at};
+use crate::store::{natural, open_aside};
 
 use super::values::{Place, Size, sizes};
-use super::{Watch, natural, of_file};
+use super::{Watch, of_file};
 
 /// Checkpoints of one run, in the order in which they were written.
-pub struct Series {
+pub(super) struct Series {
     pub(super) states: Vec<State>,
     /// Files of named directories that are no checkpoints, each with the reason.
-    pub skipped: Vec<(PathBuf, String)>,
+    pub(super) skipped: Vec<(PathBuf, String)>,
     /// The files have a model, and only its parameters count. Without a model all numbers count.
     has_model: bool,
 }
@@ -40,13 +40,6 @@ pub(super) struct Scale {
     pub(super) weights: Size,
     /// Their updates from each file to the next.
     pub(super) update: Size,
-}
-
-/// Opens a file to look at it, without a trace in its times where that is allowed. A pipe does not wait for a writer.
-pub(crate) fn open_aside(path: &Path) -> io::Result<File> {
-    let open = |flags| File::options().read(true).custom_flags(libc::O_NONBLOCK | flags).open(path);
-    // Only the owner of a file may set it.
-    open(libc::O_NOATIME).or_else(|_| open(0))
 }
 
 impl State {
@@ -92,8 +85,8 @@ impl Series {
     /// 10).
     ///
     /// # Errors
-    /// Files that cannot be read, are no checkpoints or of another model; and less than two files.
-    pub fn open(paths: &[PathBuf]) -> Result<Series> {
+    /// Files that cannot be read, are no checkpoints or of another model, or are lossy already; and less than two files.
+    pub(super) fn open(paths: &[PathBuf]) -> Result<Series> {
         let (mut states, mut skipped) = (Vec::new(), Vec::new());
         for path in paths {
             if !fs::metadata(path).map_err(of_file(path))?.is_dir() {
@@ -123,23 +116,24 @@ impl Series {
             bail!("{path}: only one checkpoint; name at least two of one run, oldest first");
         }
         rest.iter().try_for_each(|other| is_of_the_same_model(first, other))?;
+        // While the files are open: then a mount releases none of them meanwhile.
+        refuse_lossy(paths)?;
         let has_model = states.iter().any(|state| state.description.tensors.iter().any(is_parameter));
         Ok(Series { states, skipped, has_model })
     }
 
     /// Number of files: at least two.
-    #[expect(clippy::len_without_is_empty, reason = "it never is")]
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.states.len()
     }
 
     /// Bytes of all files.
-    pub fn bytes(&self) -> u64 {
+    pub(super) fn bytes(&self) -> u64 {
         self.states.iter().map(|state| state.len).sum()
     }
 
     /// The largest file.
-    pub fn largest(&self) -> Option<(&Path, u64)> {
+    pub(super) fn largest(&self) -> Option<(&Path, u64)> {
         self.states.iter().map(|state| (state.path.as_path(), state.len)).max_by_key(|(_, len)| *len)
     }
 
@@ -231,6 +225,40 @@ fn files(directory: &Path) -> Result<Vec<PathBuf>> {
     }
     files.sort_by(|a, b| natural::order(a, b));
     Ok(files)
+}
+
+/// Refuses files, and directories with files, that a mount decodes with loss: a measurement would compare lossy values
+/// with themselves.
+fn refuse_lossy(paths: &[PathBuf]) -> Result<()> {
+    let mut lossy = Vec::new();
+    for path in paths {
+        match path.is_dir() {
+            true => {
+                let files = fs::read_dir(path)?.filter_map(|entry| Some(entry.ok()?.path()));
+                lossy.extend(files.filter_map(|file| Some((loss(&file)?, file))));
+            }
+            false => lossy.extend(loss(path).map(|errors| (errors, path.clone()))),
+        }
+    }
+    lossy.sort_by(|(_, a), (_, b)| natural::order(a, b));
+    let Some((errors, first)) = lossy.first() else { return Ok(()) };
+    let more = match lossy.len() {
+        1 => String::new(),
+        count => format!(" and {} more", count - 1),
+    };
+    bail!(
+        "{}{more}: stepfs has released this with loss{errors}; a measurement would compare the loss with itself\nName \
+         copies from before the release, or exact files: set `stepfs profile --set exact DIR`, save a few checkpoints \
+         in DIR, and name those.",
+        first.display()
+    );
+}
+
+/// The errors of a lossy file, in words. `None` for an exact file, and outside of mounts: nobody knows there.
+fn loss(path: &Path) -> Option<String> {
+    let value = xattr::get(fs::canonicalize(path).ok()?, "user.stepfs.lossy").ok()??;
+    let words = String::from_utf8_lossy(&value).into_owned();
+    (words != "0").then(|| words.strip_prefix("1 ").map_or(String::new(), |errors| format!(" (errors up to {errors})")))
 }
 
 fn is_of_the_same_model(first: &State, other: &State) -> Result<()> {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use super::super::format::name;
+use crate::terminal::format::name;
 
 /// How often to check whether the command is done or the user wants to stop.
 const LOOK_EVERY: Duration = Duration::from_millis(20);

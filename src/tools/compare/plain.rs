@@ -11,11 +11,13 @@ use crate::clock::timed;
 use crate::codec::{Dtype, TILE_BYTES, lossless};
 use crate::container::ReadAt;
 use crate::store::object::gaps;
+use crate::tools::of_file;
+use crate::tools::series::{Series, State};
+use crate::tools::values::Size;
 
+use super::Steps;
+use super::codec::Codec;
 use super::report::{Measured, RoleKept, SKELETON};
-use super::series::State;
-use super::values::Size;
-use super::{Codec, Series, Steps, of_file};
 
 /// Bytes handed over at once. An interruption waits for one such piece.
 const CHUNK: usize = 1 << 20;

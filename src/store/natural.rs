@@ -6,7 +6,7 @@ use std::path::Path;
 
 /// Compares two paths by their bytes. Runs of digits compare as numbers, and a component that ends comes before one that
 /// goes on.
-pub(crate) fn order(a: &Path, b: &Path) -> Ordering {
+pub fn order(a: &Path, b: &Path) -> Ordering {
     let (mut left, mut right) = (a.as_os_str().as_bytes(), b.as_os_str().as_bytes());
     while let ([x, ..], [y, ..]) = (left, right) {
         let (next, used) = match x.is_ascii_digit() && y.is_ascii_digit() {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// A size with a binary unit and three digits: `12.4 MiB`.
-pub(super) fn size(bytes: u64) -> String {
+pub fn size(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let mut value = bytes as f64;
     let mut unit = 0;
@@ -23,7 +23,7 @@ pub(super) fn size(bytes: u64) -> String {
 }
 
 /// Parses a size: `512M`, `2G`, `1.5GiB`, `1000000`.
-pub(super) fn parse_size(text: &str) -> Result<u64, String> {
+pub fn parse_size(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match text[digits.len()..].to_ascii_lowercase().as_str() {
         "" | "b" => 1,
@@ -41,7 +41,7 @@ pub(super) fn parse_size(text: &str) -> Result<u64, String> {
 }
 
 /// A share in percent, with suitable digits.
-pub(super) fn percent(part: u64, whole: u64) -> String {
+pub fn percent(part: u64, whole: u64) -> String {
     match whole {
         0 => "-".into(),
         _ => format!("{:.1}%", 100.0 * part as f64 / whole as f64),
@@ -49,12 +49,12 @@ pub(super) fn percent(part: u64, whole: u64) -> String {
 }
 
 /// A name for a terminal. Control characters, which may be in any file or tensor name, are escaped.
-pub(super) fn name(name: &str) -> String {
+pub fn name(name: &str) -> String {
     escaped(name, char::is_control)
 }
 
 /// An error with its causes. The library's errors already name their cause, so it is not repeated.
-pub(super) fn causes(error: &anyhow::Error) -> String {
+pub fn causes(error: &anyhow::Error) -> String {
     let mut out = String::new();
     for cause in error.chain().map(ToString::to_string) {
         match out.is_empty() {
@@ -67,7 +67,7 @@ pub(super) fn causes(error: &anyhow::Error) -> String {
 }
 
 /// Text that may have several lines, with names in it.
-pub(super) fn lines(text: &str) -> String {
+pub fn lines(text: &str) -> String {
     escaped(text, |c| c.is_control() && c != '\n')
 }
 
@@ -83,7 +83,7 @@ fn escaped(text: &str, which: impl Fn(char) -> bool) -> String {
 }
 
 /// A bar that counts bytes, or steps if `bytes` is false. It appears only on a terminal, and only after a second.
-pub(super) fn progress(total: u64, bytes: bool) -> ProgressBar {
+pub fn progress(total: u64, bytes: bool) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::hidden());
     let template = match bytes {
         true => "{msg:20!} {bar:30} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}",
@@ -105,7 +105,7 @@ pub(super) fn progress(total: u64, bytes: bool) -> ProgressBar {
 }
 
 /// A table: columns as wide as their widest cell. `right` marks the columns of numbers.
-pub(super) fn table(rows: &[Vec<String>], right: &[bool]) -> String {
+pub fn table(rows: &[Vec<String>], right: &[bool]) -> String {
     let width =
         |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|c| c.chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..right.len()).map(width).collect();

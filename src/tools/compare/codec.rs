@@ -7,12 +7,13 @@ use anyhow::{Result, bail};
 
 use crate::published::registry::SystemId;
 use crate::store::Profile;
+use crate::tools::series::Series;
 
-use super::{Series, plain};
+use super::plain;
 
 /// A way of keeping checkpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Codec {
+pub(super) enum Codec {
     /// As a store does under this profile: stepfs's own, or a published system.
     Profile(Profile),
     /// `zstd -N`, each file alone.
@@ -34,14 +35,14 @@ const PLANES: &str = "planes";
 
 impl Codec {
     /// The codecs that are compared by default.
-    pub fn usual() -> Vec<Codec> {
+    pub(super) fn usual() -> Vec<Codec> {
         let own = Profile::ALL.map(Codec::Profile);
         let published = SystemId::usual().map(|system| Codec::Profile(Profile::Published(system)));
         own.into_iter().chain(published).chain([Codec::Zstd(LEVEL), Codec::ZstdPatch(LEVEL), Codec::Planes]).collect()
     }
 
     /// A line about it.
-    pub fn about(self) -> &'static str {
+    pub(super) fn about(self) -> &'static str {
         match self {
             Codec::Profile(Profile::Exact) => "stepfs, every bit",
             Codec::Profile(Profile::Balanced) => "stepfs, a restore is meant to cost half an iteration of training",

@@ -2,6 +2,7 @@
 
 mod eval;
 mod report;
+mod trial;
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -12,16 +13,18 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use crate::compare::{Series, Trial, Watch};
 use crate::published::inshrinkerator::search::{Space, search};
 use crate::published::inshrinkerator::{Config, Metric};
 use crate::published::registry::SystemId;
 use crate::store::durable::scratch;
 use crate::store::{Error, Profile, Store, step_pattern};
+use crate::terminal::interrupt::interrupted;
+use crate::terminal::log_to_stderr;
 
-use super::as_written::refuse_lossy;
+use super::{Series, Watch};
 use eval::Evaluator;
 use report::{Candidate, Report, Table};
+use trial::Trial;
 
 /// Find the smallest profile that is still good enough, by a quality score of your own.
 ///
@@ -46,7 +49,7 @@ print(held_out_loss(model))\n\n\
 Example: another profile for one directory of a mount only\n  \
 stepfs tune a.safetensors b.safetensors --eval './accuracy.sh' --higher-is-better\n  \
 stepfs profile /ckpts/run --set inshrinkerator-12bins-prune30")]
-pub(super) struct Args {
+pub struct Args {
     /// Checkpoints of one run, oldest first; at least two. Sorted by number if all names have a step number. A
     /// directory stands for the checkpoints in it.
     #[arg(required = true, value_name = "FILE")]
@@ -105,9 +108,13 @@ fn parse_near(text: &str) -> Result<Config, String> {
     })
 }
 
-pub(super) fn run(args: Args) -> Result<ExitCode> {
-    super::log_to_stderr("warn");
-    let interrupted = super::interrupted()?;
+/// Runs the command.
+///
+/// # Errors
+/// A message for the user.
+pub fn run(args: Args) -> Result<ExitCode> {
+    log_to_stderr("warn");
+    let interrupted = interrupted()?;
     if let Some(store) = &args.store {
         // Fail before hours of work, not after.
         Store::look(store)?;
@@ -117,7 +124,6 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     }
     let files = in_order(&args.files);
     let series = Series::open(&files)?;
-    refuse_lossy(&files)?;
     let watch = Watch { stop: &interrupted, progress: &|_, _| {} };
     let trial = Trial::of(&series, &watch)?;
     let parent = args.tmp.clone().unwrap_or_else(std::env::temp_dir);

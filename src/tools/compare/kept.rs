@@ -19,11 +19,12 @@ use crate::recall::{Chain, Layout, ReadError, stream};
 use crate::store::durable::scratch;
 use crate::store::object::{Object, path_of};
 use crate::store::{Objects, Profile, STUB_BYTES, Store, Stub, step_pattern};
+use crate::tools::of_file;
+use crate::tools::series::{Series, State};
+use crate::tools::values::Size;
 
+use super::Steps;
 use super::report::{Measured, RoleKept, SKELETON};
-use super::series::State;
-use super::values::Size;
-use super::{Series, Steps, of_file};
 
 /// How often the queue is polled.
 const INTERVAL: Duration = Duration::from_millis(20);

@@ -1,0 +1,344 @@
+//! What a command works on, as its user names it: a store, a path in a mount of one, or the URL of a remote.
+//!
+//! [`Source`] says which. [`Local`] is a store or a path in a mount, whose daemon answers through [`Mount`]. [`Tree`]
+//! reads the files of a store without a daemon. [`Brought`] is a store for that, also of a remote.
+
+use std::cell::OnceCell;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::FileExt;
+use std::path::{Component, Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use serde::de::DeserializeOwned;
+
+use crate::archive::repair::lost_stub;
+use crate::fs::mount_of;
+use crate::recall::{self, Chain, Layout, ReadError, order, stream};
+use crate::remote::Missing;
+use crate::store::durable::scratch;
+use crate::store::{Objects, Store, Stub, beneath, files_below, is_of_remote, natural};
+
+use super::interrupt::Temporary;
+use super::remote::Remote;
+
+/// What a path or URL names.
+pub(super) enum Source {
+    Local(Local),
+    Remote(Remote),
+}
+
+impl Source {
+    /// What a user names.
+    ///
+    /// # Errors
+    /// It is neither a store, nor in a mount, nor a URL.
+    pub(super) fn of(path: &Path) -> Result<Source> {
+        match Remote::of(path) {
+            Some(remote) => Ok(Source::Remote(remote)),
+            None => Local::of(path).map(Source::Local),
+        }
+    }
+
+    /// A store for a command that reads files; `wanted` is relative to `path`. All that is no mount and no URL counts as
+    /// a store. Of a remote: a new store among the temporary files, with the names of the remote and the objects of
+    /// those at and below `wanted`.
+    pub(super) fn bring(path: &Path, wanted: &Path) -> Result<Brought> {
+        if let Some(remote) = Remote::of(path) {
+            return remote.bring(wanted);
+        }
+        let local = Local::in_some_mount(path)?;
+        let local = local.unwrap_or_else(|| Local { store: path.to_path_buf(), mount: None, path: PathBuf::new() });
+        let wanted = local.wanted(path, wanted)?;
+        Ok(Brought { root: local.store, path: wanted, missing: Missing::default(), _copy: None })
+    }
+}
+
+/// A store, its mount if the path leads through one, and the path inside the tree.
+#[derive(Debug)]
+pub(super) struct Local {
+    /// Absolute path of the store.
+    pub(super) store: PathBuf,
+    pub(super) mount: Option<Mount>,
+    /// Path inside the tree; empty for the whole tree.
+    pub(super) path: PathBuf,
+}
+
+impl Local {
+    /// Finds the place of `path`: a store, a mount, or a path in a mount.
+    pub(super) fn of(path: &Path) -> Result<Local> {
+        let absolute = fs::canonicalize(path).with_context(|| format!("{}", path.display()))?;
+        if is_store(&absolute) {
+            return Ok(Local { store: absolute, mount: None, path: PathBuf::new() });
+        }
+        let Some(root) = mount_of(&absolute) else {
+            bail!(
+                "{} is neither a stepfs store nor in a stepfs mount (mount the store and name the file there)",
+                path.display()
+            );
+        };
+        let path = absolute.strip_prefix(&root).unwrap_or(&absolute).to_path_buf();
+        let mount = Mount { root };
+        let store = mount.word(Path::new(""), "store").with_context(|| {
+            format!("{} does not answer; `stepfs mount` again clears a dead mount", mount.root.display())
+        })?;
+        Ok(Local { store: PathBuf::from(OsString::from_vec(store)), mount: Some(mount), path })
+    }
+
+    /// The place of `path` if it leads into a mount; `None` for a store, and for what does not exist.
+    pub(super) fn in_some_mount(path: &Path) -> Result<Option<Local>> {
+        match fs::canonicalize(path) {
+            Ok(absolute) if !is_store(&absolute) && mount_of(&absolute).is_some() => Local::of(path).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// The place of `path`, which must be in a mount, for actions that need the daemon.
+    pub(super) fn in_mount(path: &Path) -> Result<(Mount, Local)> {
+        let mut local = Local::of(path)?;
+        match local.mount.take() {
+            Some(mount) => Ok((mount, local)),
+            None => bail!(
+                "{} is a store; this needs the daemon: `stepfs mount {} DIR`, then name files below DIR",
+                path.display(),
+                path.display()
+            ),
+        }
+    }
+
+    /// Maps a name from the user to a path in the tree, or `None` if it lies outside. An absolute name is a path in the
+    /// mount or in the store's tree. Any other name is relative to this place.
+    pub(super) fn inside(&self, name: &Path) -> Option<PathBuf> {
+        let below = match name.is_absolute() {
+            true => {
+                let roots = self.mount.iter().map(|mount| mount.root.clone()).chain([self.store.join("tree")]);
+                roots.into_iter().find_map(|root| Some(name.strip_prefix(root).ok()?.to_path_buf()))?
+            }
+            false => self.path.join(name),
+        };
+        let mut path = PathBuf::new();
+        for part in below.components() {
+            match part {
+                Component::Normal(name) => path.push(name),
+                Component::ParentDir if !path.pop() => return None,
+                _ => {}
+            }
+        }
+        Some(path)
+    }
+
+    /// [`Local::inside`] the place that the user names as `shown`.
+    ///
+    /// # Errors
+    /// It lies outside.
+    pub(super) fn wanted(&self, shown: &Path, name: &Path) -> Result<PathBuf> {
+        self.inside(name).with_context(|| {
+            format!(
+                "{} is not inside {}; paths are relative to it, without a leading `/`: `stepfs ls {1}` shows them",
+                name.display(),
+                shown.display()
+            )
+        })
+    }
+
+    /// The files of the store.
+    pub(super) fn tree(&self) -> Result<Tree> {
+        Tree::look(&self.store)
+    }
+}
+
+/// True for the directory of a store.
+pub(super) fn is_store(path: &Path) -> bool {
+    path.join("stepfs.toml").is_file()
+}
+
+/// A mount, whose daemon answers by attributes `user.stepfs.*`.
+#[derive(Debug)]
+pub(super) struct Mount {
+    /// Absolute path.
+    pub(super) root: PathBuf,
+}
+
+impl Mount {
+    /// The mount that holds `path`.
+    pub(super) fn of(path: &Path) -> Result<Mount> {
+        match Local::of(path)?.mount {
+            Some(mount) => Ok(mount),
+            None => bail!("{} is a store; name the directory where it is mounted", path.display()),
+        }
+    }
+
+    /// A file's path for programs.
+    pub(super) fn at(&self, path: &Path) -> PathBuf {
+        // `join("")` would end in a slash.
+        if path.as_os_str().is_empty() { self.root.clone() } else { self.root.join(path) }
+    }
+
+    /// An attribute of a file.
+    pub(super) fn word(&self, path: &Path, name: &str) -> io::Result<Vec<u8>> {
+        let value = xattr::get(self.at(path), format!("user.stepfs.{name}"))?;
+        value.ok_or_else(|| io::Error::from_raw_os_error(libc::ENODATA))
+    }
+
+    /// An attribute of a file, as text. `None` if there is none, or nobody answers.
+    pub(super) fn text(&self, path: &Path, name: &str) -> Option<String> {
+        String::from_utf8(self.word(path, name).ok()?).ok()
+    }
+
+    /// Asks the daemon about the whole store: `status`, `queue`, `gc`.
+    pub(super) fn ask<T: DeserializeOwned>(&self, name: &str) -> Result<T> {
+        let text =
+            self.word(Path::new(""), name).with_context(|| format!("{} does not answer", self.root.display()))?;
+        Ok(serde_json::from_slice(&text)?)
+    }
+
+    /// Sets a user's mark of a file, or removes it without a `value`; answers whether there was one to remove. `can` says
+    /// what only files and directories can.
+    pub(super) fn mark(&self, path: &Path, mark: &str, value: Option<&[u8]>, can: &str) -> Result<bool> {
+        let at = self.at(path);
+        let done = match value {
+            Some(value) => xattr::set(at, mark, value),
+            None => xattr::remove(at, mark),
+        };
+        match done {
+            Err(error) if value.is_none() && error.raw_os_error() == Some(libc::ENODATA) => Ok(false),
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => bail!(
+                "only files and directories can {can}, and the store's file system must support extended attributes"
+            ),
+            done => Ok(done.map(|()| true)?),
+        }
+    }
+
+    /// Tells the daemon to do something with a file, or with the store.
+    pub(super) fn tell(&self, path: &Path, name: &str) -> io::Result<()> {
+        xattr::set(self.at(path), format!("user.stepfs.{name}"), b"1")
+    }
+}
+
+/// A store for a command that reads files. A remote's is removed at the end.
+pub(super) struct Brought {
+    pub(super) root: PathBuf,
+    /// The wanted path in its tree.
+    pub(super) path: PathBuf,
+    /// The names that could not be brought.
+    pub(super) missing: Missing,
+    pub(super) _copy: Option<(tempfile::TempDir, Temporary)>,
+}
+
+/// The files of a store, read without its daemon.
+pub(super) struct Tree {
+    pub(super) store: Store,
+    objects: OnceCell<Objects>,
+}
+
+impl Tree {
+    /// Of a store that another process may have open.
+    pub(super) fn look(root: &Path) -> Result<Tree> {
+        Ok(Tree::of(Store::look(root)?))
+    }
+
+    pub(super) fn of(store: Store) -> Tree {
+        Tree { store, objects: OnceCell::new() }
+    }
+
+    /// Paths inside the tree of the regular files at or below `path`. Skips files that disappear meanwhile.
+    pub(super) fn files(&self, path: &Path) -> Result<Vec<PathBuf>> {
+        let mut files = files_below(&self.store.tree(), path)?;
+        files.sort_by(|a, b| natural::order(a, b));
+        Ok(files)
+    }
+
+    /// The stub at a path in the tree, if there is one.
+    pub(super) fn stub(&self, path: &Path) -> Result<Option<Stub>> {
+        let tree = self.store.tree();
+        let file = beneath::open_file(&tree, path).with_context(|| format!("{}", tree.join(path).display()))?;
+        Ok(Stub::read(&file, self.store.id())?)
+    }
+
+    /// The objects, read-only and as they were at the first call. A damaged object is reported when a file needs it.
+    pub(super) fn objects(&self) -> Result<&Objects> {
+        if let Some(objects) = self.objects.get() {
+            return Ok(objects);
+        }
+        let root = self.store.objects();
+        let objects = Objects::load(&root, |_, _| {}).with_context(|| format!("{}", root.display()))?;
+        Ok(self.objects.get_or_init(|| objects))
+    }
+
+    /// Whether a file of a remote was not read here yet.
+    pub(super) fn is_only_on_remote(&self, path: &Path, stub: &Stub) -> Result<bool> {
+        Ok(self.objects()?.get(stub.object).is_none() && is_of_remote(&self.store.tree(), path)?)
+    }
+
+    /// Passes the bytes of a file to `sink`, in order. The file may be released or resident.
+    pub(super) fn read(&self, path: &Path, sink: &mut dyn FnMut(u64, &[u8]) -> io::Result<()>) -> Result<()> {
+        let (store, objects) = (&self.store, self.objects()?);
+        let name = || format!("{}", path.display());
+        // Check and copy through one handle: a daemon may put a stub in the file's place at any moment.
+        let file = store.io().open_beneath(&store.tree(), path, 0).with_context(name)?;
+        if let Some(stub) = Stub::read_on(&file, store.id()).with_context(name)? {
+            if self.is_only_on_remote(path, &stub)? {
+                bail!(
+                    "{}: only the remote has it; `stepfs pull` brings it into the store, and its path in a mount reads \
+                     it",
+                    path.display()
+                );
+            }
+            return decode(objects, &stub, sink).with_context(name);
+        }
+        if let Some(id) = lost_stub(objects, &file).with_context(name)? {
+            bail!("{}: its stub of object {id} was overwritten; run `stepfs verify --repair`", path.display());
+        }
+        copy(file.as_file(), sink).with_context(name)
+    }
+}
+
+/// Passes the bytes of a released file to `sink`, in order.
+fn decode(objects: &Objects, stub: &Stub, sink: &mut dyn FnMut(u64, &[u8]) -> io::Result<()>) -> io::Result<()> {
+    let chain = Chain::open(objects, stub.object)?;
+    ReadError::unless_as_long(stub, chain.leaf().header().logical_len)?;
+    if order(&chain)?.is_kept() {
+        return stream(&chain, &Layout::of(chain.leaf()), |offset, _, bytes| sink(offset, bytes));
+    }
+    // Decoded rows arrive in another order than in the file.
+    let file = tempfile::tempfile()
+        .map_err(|error| io::Error::new(error.kind(), format!("cannot create a temporary file: {error}")))?;
+    recall::copy(&chain, &|bytes, at| scratch::write_all_at(&file, bytes, at))?;
+    copy(&file, sink)
+}
+
+/// Passes the bytes of a file to `sink`.
+pub(super) fn copy(file: &File, sink: &mut dyn FnMut(u64, &[u8]) -> io::Result<()>) -> io::Result<()> {
+    let mut buf = vec![0; 1 << 20];
+    let mut at = 0;
+    loop {
+        match file.read_at(&mut buf, at)? {
+            0 => return Ok(()),
+            count => {
+                sink(at, &buf[..count])?;
+                at += count as u64;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_looked_for_in_the_tree() {
+        let mount = || Some(Mount { root: "/mnt".into() });
+        let local = |path: &str| Local { store: "/s".into(), mount: mount(), path: path.into() };
+        let inside = |path: &str, name: &str| local(path).inside(Path::new(name));
+        assert_eq!(inside("", "run/a.pt"), Some("run/a.pt".into()));
+        assert_eq!(inside("run", "./a.pt"), Some("run/a.pt".into()));
+        assert_eq!(inside("run", "../b/a.pt"), Some("b/a.pt".into()));
+        assert_eq!(inside("run", "/mnt/a.pt"), Some("a.pt".into()));
+        assert_eq!(inside("run", "/s/tree/a.pt"), Some("a.pt".into()));
+        assert_eq!(inside("run", "/elsewhere/a.pt"), None);
+        assert_eq!(inside("", "../a.pt"), None);
+    }
+}

@@ -1,0 +1,179 @@
+//! Writes a checkpoint of ElasticDL for another number of parameter servers.
+
+use std::fs::{self, File, Permissions};
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result, bail};
+
+use crate::container::elasticdl::{Reshard, Shard, Source};
+use crate::store::durable::{self, Attribute, CrashPoint, Io};
+use crate::terminal::format::progress;
+
+/// Name of the staging directory beside DIR, until it is renamed. ElasticDL finds the newest version by reading a
+/// number after the last hyphen (or underscore) of every name in its checkpoint directory. So this name must end with a
+/// number, and 0 is older than every version.
+const STAGING: &str = ".stepfs_-0";
+
+const STEP: CrashPoint = CrashPoint::ReshardWritten;
+/// Size of a write: rows arrive one by one.
+const WRITE_BYTES: usize = 1 << 20;
+
+/// The files of a version.
+pub struct Version<'a> {
+    /// For messages.
+    pub name: &'a str,
+    /// The directory that lists them.
+    pub directory: &'a Path,
+    /// Opens its files.
+    pub open: &'a Open<'a>,
+}
+
+/// Opens the file of a name, with the bytes that programs see. May put temporary files into the second path, and has to
+/// call the last function often: its error ends the work.
+pub type Open<'a> = dyn Fn(&str, &Path, &dyn Fn() -> io::Result<()>) -> Result<(File, Permissions)> + 'a;
+
+/// Writes a version for another number of servers, as a new directory. Leaves nothing behind if `stop` is set.
+///
+/// # Errors
+/// A message for the user; `dir` does not exist then.
+pub fn reshard(io: &Io, version: &Version, servers: u32, dir: &Path, stop: &AtomicBool) -> Result<()> {
+    let shards = version.shards()?;
+    if fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some()) {
+        bail!("{} is not empty; name a directory that does not exist yet", dir.display());
+    }
+    if fs::symlink_metadata(dir).is_ok_and(|m| !m.is_dir()) {
+        bail!("{} exists and is not a directory; name a new directory", dir.display());
+    }
+    let Some(name) = dir.file_name() else {
+        bail!("{}: name a new directory", dir.display());
+    };
+    let parent = durable::parent(dir);
+    let parent = fs::canonicalize(parent).with_context(|| format!("{}", parent.display()))?;
+    let staging = Staging::begin(io, parent.join(STAGING))?;
+    write(io, version, &shards, servers, (&staging, stop)).map_err(|error| match stop.load(Ordering::Relaxed) {
+        true => anyhow::anyhow!("interrupted; nothing was written"),
+        false => error,
+    })?;
+    let dir = &parent.join(name);
+    io.publish(&staging.out(), dir, CrashPoint::ReshardInPlace).with_context(|| format!("{}", dir.display()))?;
+    Ok(())
+}
+
+fn write(
+    io: &Io,
+    version: &Version,
+    shards: &[Shard],
+    servers: u32,
+    (staging, stop): (&Staging, &AtomicBool),
+) -> Result<()> {
+    let check = || match stop.load(Ordering::Relaxed) {
+        true => Err(io::ErrorKind::Interrupted.into()),
+        false => Ok(()),
+    };
+    let mut files = Vec::new();
+    for shard in shards {
+        files.push((version.open)(&shard.name(), &staging.path, &check)?);
+    }
+    let sources: Vec<Source> = shards
+        .iter()
+        .zip(&files)
+        .map(|(shard, (file, _))| Source { name: format!("{}/{}", version.name, shard.name()), file })
+        .collect();
+    let reshard = Reshard::new(&sources, servers)?;
+    let bar = progress((0..servers).map(|index| reshard.len(index)).sum(), true);
+    let permissions = files.first().map(|(_, permissions)| permissions.clone());
+    for index in 0..servers {
+        let shard = Shard { index, count: servers, ending: shards[0].ending };
+        let path = staging.out().join(shard.name());
+        bar.set_message(shard.name());
+        let put = || -> io::Result<()> {
+            let file = io.create(&path, STEP)?;
+            let (mut at, mut waiting) = (0, Vec::with_capacity(2 * WRITE_BYTES));
+            reshard.write(index, &mut |bytes| {
+                waiting.extend_from_slice(bytes);
+                if waiting.len() >= WRITE_BYTES {
+                    check()?;
+                    file.write_all_at(&waiting, at, STEP)?;
+                    at += waiting.len() as u64;
+                    bar.inc(waiting.len() as u64);
+                    waiting.clear();
+                }
+                Ok(())
+            })?;
+            file.write_all_at(&waiting, at, STEP)?;
+            if let Some(permissions) = &permissions {
+                file.set(&Attribute::Mode(permissions.mode()), STEP)?;
+            }
+            file.sync(STEP)
+        };
+        put().with_context(|| format!("{}", path.display()))?;
+    }
+    io.sync_dir(&staging.out(), STEP)?;
+    bar.finish_and_clear();
+    let (from, variables, rows, tables) = (shards.len(), reshard.variables, reshard.rows, reshard.tables);
+    let number = reshard.version;
+    say!("version {number}: {variables} variables and {rows} rows of {tables} tables, {from} files to {servers}");
+    Ok(())
+}
+
+impl Version<'_> {
+    /// The files of a complete version, by number.
+    fn shards(&self) -> Result<Vec<Shard>> {
+        let mut shards = Vec::new();
+        for entry in fs::read_dir(self.directory).with_context(|| self.name.to_string())? {
+            let name = entry?.file_name();
+            let Some(shard) = name.to_str().and_then(Shard::parse) else {
+                bail!("{}: {} is not a file of an ElasticDL checkpoint", self.name, name.display());
+            };
+            shards.push(shard);
+        }
+        shards.sort_by_key(|shard| shard.index);
+        let Some(first) = shards.first().copied() else { bail!("{} is empty", self.name) };
+        if let Some(other) = shards.iter().find(|shard| (shard.count, shard.ending) != (first.count, first.ending)) {
+            bail!("{}: {} and {} belong to different checkpoints", self.name, first.name(), other.name());
+        }
+        match (0..first.count)
+            .zip(shards.iter().map(|shard| shard.index).chain([u32::MAX]))
+            .find(|(want, got)| want != got)
+        {
+            Some((missing, _)) => {
+                let (name, have) = (Shard { index: missing, ..first }.name(), shards.len());
+                bail!("{} is not complete: it has {have} of {} files, {name} is missing", self.name, first.count)
+            }
+            None => Ok(shards),
+        }
+    }
+}
+
+/// The directory for the new files; dropping it removes all that is left in it.
+struct Staging {
+    io: Io,
+    path: PathBuf,
+}
+
+impl Staging {
+    fn begin(io: &Io, path: PathBuf) -> Result<Staging> {
+        io.device().make_dir(&path, 0o777, STEP).with_context(|| match fs::symlink_metadata(&path) {
+            Ok(_) => format!("{}: another reshard is at work here, or was cut short (then remove it)", path.display()),
+            Err(_) => format!("{}", path.display()),
+        })?;
+        let staging = Staging { io: io.clone(), path };
+        io.device().make_dir(&staging.out(), 0o777, STEP)?;
+        Ok(staging)
+    }
+
+    fn out(&self) -> PathBuf {
+        // If ElasticDL takes the staging directory for version 0, it finds one file that it does not recognize, so the
+        // version is not valid.
+        self.path.join("out-0")
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        let _ = self.io.empty(&self.path, STEP).and_then(|()| self.io.device().remove_dir(&self.path, STEP));
+    }
+}
