@@ -1,27 +1,25 @@
 //! Runs: the pieces of a file in which no tensor is known. Each is kept like a tensor, always lossless: floats by byte
 //! planes, everything else by what repeats.
 //!
-//! A run has a name. A run of the state before that is found in this file, at its place or moved, gives its name and
-//! its length to a run here, which becomes a difference to it. So chains, super-steps, re-parenting and repair treat
-//! runs as tensors, and a wrong match costs space only. All other bytes become new runs.
+//! A run has a name. A run of the state before gives its name and its length to a run here, which becomes a difference
+//! to it: at the same place, or all runs of the file moved by one distance. So chains, super-steps, re-parenting and
+//! repair treat runs as tensors, and a wrong match costs space only. All other bytes become new runs.
 
-mod anchors;
 mod kind;
-mod moved;
 
 use std::io;
 use std::ops::Range;
 
 use rayon::prelude::*;
 
-use crate::codec::TILE_BYTES;
+use crate::codec::{TILE_BYTES, lossless};
 use crate::container::{Description, ReadAt, Role, Tensor};
-use crate::recall::Chain;
+use crate::recall::{Chain, walk};
+use crate::store::object::TensorEntry;
 
 use super::fingerprint;
-use super::plan::{Plan, Planned};
+use super::plan::{Forecast, Plan, Planned};
 use kind::{Kind, SAMPLE_BYTES, kind};
-use moved::{Match, Matches};
 
 /// Bytes are one kind in pieces of this size.
 const BLOCK: u64 = 64 << 10;
@@ -29,6 +27,10 @@ const BLOCK: u64 = 64 << 10;
 const MOST_RUNS: u64 = 4096;
 /// Shorter pieces are left to the skeleton, where they are compressed together.
 const LEAST_BYTES: u64 = 4096;
+/// One in so many neighbours of one type is compared with the state before, for all of them.
+const COMPARED: usize = 8;
+/// A difference must take less than this share of the same bytes alone: a read needs the parent then.
+const SMALLER: f64 = 0.97;
 /// Shown where a tensor's role is explained.
 const WHY: &str = "a run of a file that stepfs does not understand";
 
@@ -51,16 +53,13 @@ pub(super) fn find(
     base: Option<&Chain>,
     super_step: bool,
 ) -> io::Result<Runs> {
-    let found = base.map(|base| moved::find(source, base)).transpose()?;
+    let found = base.map(|base| matches(source, base)).transpose()?;
     // A match is smaller than the bytes alone, so a keyframe never is; without any match there is nothing to tell.
     let forecast = found.as_ref().map(|found| found.forecast).filter(|_| super_step);
     let forecast = forecast.filter(|forecast| !forecast.wants_keyframe());
-    let matches = found.map(|Matches { matches, .. }| matches).unwrap_or_default();
-    let entries = base.map(|base| base.leaf().index().tensors.as_slice()).unwrap_or_default();
     let mut tensors: Vec<(Tensor, Option<u32>)> = Vec::new();
     let mut extents: Vec<Range<u64>> = Vec::new();
-    for Match { parent, start } in matches {
-        let entry = &entries[parent as usize];
+    for Match { parent, entry, start } in found.into_iter().flat_map(|found| found.matches) {
         let extent = start..start + (entry.extent.end - entry.extent.start);
         extents.push(extent.clone());
         tensors.push((tensor(entry.path.clone(), Kind { dtype: entry.dtype, phase: 0 }, extent), Some(parent)));
@@ -76,6 +75,69 @@ pub(super) fn find(
     let mut description = description.clone();
     description.tensors = tensors.into_iter().map(|(tensor, _)| tensor).collect();
     Ok(Runs { description, planned: Planned { plans, forecast } })
+}
+
+/// A run of the state before, and where this file has it.
+struct Match<'a> {
+    /// Its number in the table of the state before.
+    parent: u32,
+    entry: &'a TensorEntry,
+    start: u64,
+}
+
+/// Runs of the state before whose differences are smaller, ascending; what they take with it and alone.
+struct Matches<'a> {
+    matches: Vec<Match<'a>>,
+    forecast: Forecast,
+}
+
+/// The runs that the state before and this file have, for the distance that saves most: none, or as far as the length
+/// changed. So bytes may come or go at the end, or within the first run.
+fn matches<'a>(source: &(dyn ReadAt + Sync), base: &'a Chain) -> io::Result<Matches<'a>> {
+    let stayed = matches_at(source, base, 0)?;
+    let distance = source.size().wrapping_sub(base.leaf().header().logical_len).cast_signed();
+    if distance == 0 {
+        return Ok(stayed);
+    }
+    let moved = matches_at(source, base, distance)?;
+    let saved = |found: &Matches| found.forecast.keyframe - found.forecast.super_step;
+    Ok(if saved(&moved) > saved(&stayed) { moved } else { stayed })
+}
+
+fn matches_at<'a>(source: &(dyn ReadAt + Sync), base: &'a Chain, distance: i64) -> io::Result<Matches<'a>> {
+    let place = |(number, entry): (usize, &'a TensorEntry)| {
+        let start = entry.extent.start.checked_add_signed(distance)?;
+        let end = entry.extent.end.checked_add_signed(distance)?;
+        let fits = end <= source.size() && !entry.coding.is_lossy() && !entry.tiles.is_empty();
+        fits.then_some(Match { parent: number as u32, entry, start })
+    };
+    let placed: Vec<Match> = base.leaf().index().tensors.iter().enumerate().filter_map(place).collect();
+    // What the tile in the middle takes as difference and alone, in bits per byte; `None`: as in the run before.
+    let compare = |at: usize| -> io::Result<Option<(f64, f64)>> {
+        let Match { parent, entry, start } = placed[at];
+        if !at.is_multiple_of(COMPARED) && placed[at - 1].entry.dtype == entry.dtype {
+            return Ok(None);
+        }
+        let tile = entry.tiles.len() / 2;
+        let before = walk::decode(base, parent as usize, tile)?;
+        let mut now = vec![0; before.len()];
+        source.read_exact_at(&mut now, start + (tile * TILE_BYTES) as u64)?;
+        let of = |parent| lossless::estimate(entry.dtype, &now, parent) / now.len().max(1) as f64;
+        Ok(Some((of(Some(before.as_slice())), of(None))))
+    };
+    let compared: io::Result<Vec<_>> = (0..placed.len()).into_par_iter().map(compare).collect();
+    let mut found = Matches { matches: Vec::new(), forecast: Forecast { super_step: 0.0, keyframe: 0.0 } };
+    let (mut difference, mut alone) = (0.0, 0.0);
+    for (placed, compared) in placed.into_iter().zip(compared?) {
+        (difference, alone) = compared.unwrap_or((difference, alone));
+        if difference < SMALLER * alone {
+            let share = (placed.entry.extent.end - placed.entry.extent.start) as f64 / 8.0;
+            found.forecast.super_step += difference * share;
+            found.forecast.keyframe += alone * share;
+            found.matches.push(placed);
+        }
+    }
+    Ok(found)
 }
 
 /// The share of itself that a file of runs would take, by its samples.
@@ -94,16 +156,9 @@ fn tensor(name: String, kind: Kind, extent: Range<u64>) -> Tensor {
 fn new_runs(source: &(dyn ReadAt + Sync), gaps: &[Range<u64>]) -> io::Result<Vec<(Kind, Range<u64>)>> {
     let blocks: Vec<Range<u64>> = gaps.iter().flat_map(|gap| pieces(gap.clone(), BLOCK)).collect();
     // Not at the beginning of a block: that may be a header.
-    let kinds: io::Result<Vec<Kind>> = blocks.par_iter().map(|block| kind_at(source, middle(block), block)).collect();
-    let mut kinds: Vec<(Kind, Range<u64>)> = kinds?.into_iter().zip(blocks).collect();
-    let borders: io::Result<Vec<u64>> = kinds.par_windows(2).map(|pair| border(source, &pair[0], &pair[1])).collect();
-    for (at, border) in (1..).zip(borders?) {
-        if kinds[at - 1].1.end == kinds[at].1.start {
-            (kinds[at - 1].1.end, kinds[at].1.start) = (border, border);
-        }
-    }
+    let kinds: io::Result<Vec<Kind>> = blocks.par_iter().map(|block| kind_at_middle(source, block)).collect();
     let mut regions: Vec<(Kind, Range<u64>)> = Vec::new();
-    for (kind, block) in kinds {
+    for (kind, block) in kinds?.into_iter().zip(blocks) {
         match regions.last_mut() {
             Some((last, region)) if *last == kind && region.end == block.start => region.end = block.end,
             _ => regions.push((kind, block)),
@@ -122,34 +177,13 @@ fn new_runs(source: &(dyn ReadAt + Sync), gaps: &[Range<u64>]) -> io::Result<Vec
     Ok(runs)
 }
 
-fn middle(range: &Range<u64>) -> u64 {
-    range.start + (range.end - range.start) / 2
-}
-
-/// The kind of the bytes around a place, by a sample that stays within a range.
-fn kind_at(source: &dyn ReadAt, place: u64, within: &Range<u64>) -> io::Result<Kind> {
-    let len = (within.end - within.start).min(SAMPLE_BYTES as u64);
-    let start = place.saturating_sub(len / 2).clamp(within.start, within.end - len);
-    let mut sample = vec![0; len as usize];
+/// The kind of a sample from the middle of a range.
+fn kind_at_middle(source: &dyn ReadAt, range: &Range<u64>) -> io::Result<Kind> {
+    let length = range.end - range.start;
+    let mut sample = vec![0; length.min(SAMPLE_BYTES as u64) as usize];
+    let start = range.start + (length - sample.len() as u64) / 2;
     source.read_exact_at(&mut sample, start)?;
     Ok(kind(&sample, start).0)
-}
-
-/// Where one kind ends and the other begins, between the middles of two blocks; to about a sample.
-fn border(source: &dyn ReadAt, one: &(Kind, Range<u64>), other: &(Kind, Range<u64>)) -> io::Result<u64> {
-    let within = one.1.start..other.1.end;
-    if one.0 == other.0 || one.1.end != other.1.start {
-        return Ok(one.1.end);
-    }
-    let (mut left, mut right) = (middle(&one.1), middle(&other.1));
-    while right - left > SAMPLE_BYTES as u64 {
-        let place = left + (right - left) / 2;
-        match kind_at(source, place, &within)? == one.0 {
-            true => left = place,
-            false => right = place,
-        }
-    }
-    Ok(left + (right - left) / 2)
 }
 
 /// A range in pieces of this length; the last one may be shorter.
