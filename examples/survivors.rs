@@ -42,7 +42,7 @@ fn tensor(chain: &Chain, number: usize, before: Option<&Chain>) -> Result<u64, B
         let fits = |other: &TensorEntry| other.path == entry.path && other.tiles.len() == entry.tiles.len();
         Some((before, before.leaf().index().tensors.iter().position(fits)?))
     });
-    let (Some((before, twin)), Some(_)) = (twin, entry.coding.parent()) else {
+    let (Some((before, twin)), Some(_)) = (twin, entry.coding.parent) else {
         return Ok(entry.stored());
     };
     let (mut difference, mut alone) = (0, 0);

@@ -21,7 +21,6 @@ use stepfs::archive::{Archive, AtRest};
 use stepfs::recall::{Chain, Layout, Memory, ReadError, stream, walk};
 use stepfs::store::object::Object;
 use stepfs::store::{Objects, Store, Stub};
-use stepfs::tile::Coding;
 
 use clock::{CLOCK, processor_time};
 use report::Report;
@@ -270,8 +269,8 @@ fn decode_all(root: &Path, paths: &[PathBuf], cores: usize, report: &mut Report)
 fn by_role(chain: &Chain) -> BTreeMap<String, Vec<(usize, usize)>> {
     let mut roles: BTreeMap<String, Vec<(usize, usize)>> = BTreeMap::new();
     for (number, entry) in chain.leaf().index().tensors.iter().enumerate() {
-        let kind = if let Coding::LosslessDelta { .. } = entry.coding { " delta" } else { "" };
-        let name = format!("{} ({}{kind})", entry.role.name(), entry.coding.codec());
+        let kind = if !entry.coding.is_lossy() && entry.coding.parent.is_some() { " delta" } else { "" };
+        let name = format!("{} ({}{kind})", entry.role.name(), entry.coding.codec.name());
         roles.entry(name).or_default().push((number, entry.tiles.len()));
     }
     roles

@@ -23,7 +23,7 @@ use crate::recall::{Chain, ReadError, walk};
 use crate::store::durable::Io;
 use crate::store::object::{Header, Object, ObjectWriter, TensorEntry, Tile};
 use crate::store::{Damage, Id, Objects};
-use crate::tile::{self, Coding, State, TileSpec};
+use crate::tile::{self, Codec, Coding, State, TileSpec};
 
 /// Tensors looked at to estimate what an object would take as a difference to another: the largest ones, and of equally
 /// large ones some of each part of the file.
@@ -77,7 +77,7 @@ impl Move<'_> {
                 Some(written) => written,
                 None => {
                     writer.rewind(start);
-                    let alone = entry.coding.alone(&*self.state(number, 0)?);
+                    let alone = entry.coding.again(&*self.state(number, 0)?, None);
                     self.write(&mut writer, number, entry, alone)?.ok_or(Damage("a tensor cannot stand alone"))?
                 }
             };
@@ -91,7 +91,7 @@ impl Move<'_> {
             *chunk = writer.put(&payload, chunk.decoded_hash)?;
         }
         writer.close(&index)?;
-        let parent = self.parent.filter(|_| index.tensors.iter().any(|entry| entry.coding.parent().is_some()));
+        let parent = self.parent.filter(|_| index.tensors.iter().any(|entry| entry.coding.parent.is_some()));
         let header = Header {
             parent: parent.map(|chain| chain.leaf().header().id),
             depth: parent.map_or(0, |chain| chain.objects().len() as u32),
@@ -141,7 +141,7 @@ impl Move<'_> {
     fn choose(&self, number: usize, entry: &TensorEntry, twin: Option<(u32, &TensorEntry)>) -> io::Result<Choice> {
         let middle = entry.tiles.len() / 2;
         let Some(tile) = entry.tiles.get(middle) else {
-            return Ok(Choice { coding: Coding::Lossless, bits: 0.0 });
+            return Ok(Choice { coding: Coding::LOSSLESS, bits: 0.0 });
         };
         if entry.coding.stands_alone() {
             return Ok(Choice { coding: entry.coding, bits: 8.0 * f64::from(tile.stored) });
@@ -156,12 +156,12 @@ impl Move<'_> {
         let bits = |coding, twin: Option<&State>| -> io::Result<Option<f64>> {
             Ok(tile::estimate(TileSpec { coding, ..entry.spec(middle) }, &state, twin)?)
         };
-        let coding = entry.coding.alone(&state);
+        let coding = entry.coding.again(&state, None);
         let alone = Choice { coding, bits: bits(coding, None)?.unwrap_or(f64::MAX) };
         let Some((parent, twin)) = twin else {
             return Ok(alone);
         };
-        let coding = entry.coding.as_difference(&state, parent);
+        let coding = entry.coding.again(&state, Some(parent));
         let difference = bits(coding, Some(&*twin))?.map(|bits| Choice { coding, bits });
         Ok(difference.filter(|difference| difference.bits < alone.bits).unwrap_or(alone))
     }
@@ -174,16 +174,14 @@ impl Move<'_> {
         entry: &TensorEntry,
         coding: Coding,
     ) -> io::Result<Option<Written>> {
-        let parent = coding.parent().and_then(|parent| Some((parent as usize, self.parent?)));
+        let parent = coding.parent.and_then(|parent| Some((parent as usize, self.parent?)));
         let mut written = Written { coding, factors: None, tiles: Vec::new(), states: Vec::new() };
-        if let (Coding::Sized { .. }, Some(factors)) = (coding, &entry.factors) {
+        if let (Codec::Sized { .. }, Some(factors)) = (coding.codec, &entry.factors) {
             let mut payload = Vec::new();
             self.old.leaf().payload(factors, &mut payload)?;
             written.factors = Some(writer.put(&payload, factors.decoded_hash)?);
         }
-        if let Coding::Log { .. } | Coding::LogKey { .. } = coding
-            && !entry.tiles.is_empty()
-        {
+        if coding.is_log() && !entry.tiles.is_empty() {
             let State::Log { factors, .. } = &*self.state(number, 0)? else { return Ok(None) };
             let mut payload = Vec::new();
             factors.encode(&mut payload);

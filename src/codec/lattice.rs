@@ -336,15 +336,24 @@ pub fn decode_tile_add(
     take_exceptions(payload, acc.len(), exceptions_out)
 }
 
-/// Appends the keyframe tile K of a state that has its own, before its [`encode_tile`] without a parent.
-pub fn put_keyframe(dtype: Dtype, keyframe: &[u8], out: &mut Vec<u8>) {
-    varint::put_bytes(out, |out| lossless::encode(dtype, keyframe, None, out));
+/// Appends the keyframe tile K of a state without a parent, or that it is 0, before the state's [`encode_tile`].
+pub fn put_keyframe(dtype: Dtype, keyframe: Option<&[u8]>, out: &mut Vec<u8>) {
+    varint::put_bytes(out, |out| {
+        if let Some(keyframe) = keyframe {
+            lossless::encode(dtype, keyframe, None, out);
+        }
+    });
 }
 
-/// Decodes the output of [`put_keyframe`] into `keyframe`; returns the payload that follows.
-pub fn take_keyframe<'a>(dtype: Dtype, mut payload: &'a [u8], keyframe: &mut [u8]) -> Result<&'a [u8], Corrupt> {
-    lossless::decode(dtype, varint::take_bytes(&mut payload)?, None, keyframe)?;
-    Ok(payload)
+/// Decodes the output of [`put_keyframe`] for a tile of `len` bytes; returns K, and the payload that follows.
+pub fn take_keyframe(dtype: Dtype, mut payload: &[u8], len: usize) -> Result<(Option<Vec<u8>>, &[u8]), Corrupt> {
+    let keyframe = varint::take_bytes(&mut payload)?;
+    if keyframe.is_empty() {
+        return Ok((None, payload));
+    }
+    let mut k = vec![0; len];
+    lossless::decode(dtype, keyframe, None, &mut k)?;
+    Ok((Some(k), payload))
 }
 
 multiversion! {

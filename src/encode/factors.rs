@@ -5,7 +5,7 @@ use std::io;
 use crate::codec::log::{self, Factors, FactorsBuilder};
 use crate::container::{ReadAt, Tensor};
 use crate::entropy::scratch;
-use crate::tile::Coding;
+use crate::tile::{Codec, Coding};
 
 use super::plan::{self, has_factors, read_tile, tiles};
 
@@ -15,11 +15,8 @@ const PIECE: u64 = 1024;
 
 /// The rank-1 prediction of a tensor, or of the size of its elements.
 pub(super) fn factors(source: &dyn ReadAt, tensor: &Tensor, coding: Coding) -> io::Result<Factors> {
-    let unit = match coding {
-        Coding::Log { unit, .. } | Coding::LogKey { unit } => unit,
-        _ => 0,
-    };
-    let of_sizes = matches!(coding, Coding::Sized { .. });
+    let unit = coding.unit().unwrap_or(0);
+    let of_sizes = matches!(coding.codec, Codec::Sized { .. });
     let middle = || read_tile(source, tensor, tiles(tensor) / 2);
     let found = match has_factors(&tensor.shape) {
         None if of_sizes => Factors::size_of(tensor.dtype, &middle()?),

@@ -98,7 +98,7 @@ impl<'a> Source<'a> {
         let data = Arc::new(read_tile(job.source, &plan.tensor, number)?);
         let values = tile::widen(dtype, &data).ok_or(io::ErrorKind::InvalidData)?;
         let first = plan::rows(&plan.tensor, number).first;
-        let previous = match (plan.coding.parent(), job.base) {
+        let previous = match (plan.coding.parent, job.base) {
             (Some(parent), Some(base)) => {
                 let state = walk::state(base, parent as usize, number)?;
                 state.before(dtype, |before| before.state(dtype))?

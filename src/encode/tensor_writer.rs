@@ -8,7 +8,7 @@ use crate::codec::log::Factors;
 use crate::container::{ChangedTensor, Checksum, ReadAt};
 use crate::hash::xxh3_64;
 use crate::store::object::{ObjectWriter, TensorEntry, Tile};
-use crate::tile::{self, Checked, Coding};
+use crate::tile::{Checked, Coding};
 
 use super::job::Job;
 use super::plan::tiles;
@@ -147,7 +147,7 @@ impl<'a> TensorWriter<'a> {
             shape: tensor.shape.clone(),
             extent: tensor.extent.clone(),
             coding: self.coding,
-            bound: tile::bound(self.coding, self.error),
+            bound: self.coding.bound(self.error),
             max_abs_error: self.max_abs_error,
             factors: self.stored_factors,
             tiles: self.tiles,

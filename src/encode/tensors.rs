@@ -11,7 +11,7 @@ use rayon::prelude::*;
 use crate::codec::TILE_BYTES;
 use crate::container::Patch;
 use crate::store::object::{Index, ObjectWriter, TensorEntry, gaps};
-use crate::tile::Coding;
+use crate::tile::{Codec, Coding};
 
 use super::STAGES;
 use super::error::{StepError, StepResult};
@@ -251,11 +251,10 @@ impl<'a> Output<'a, '_> {
 /// The first moments that are encoded with their seconds, tile by tile. The key is the second.
 fn first_moments(job: &Job) -> HashMap<usize, usize> {
     let len = |plan: &Plan| plan.tensor.extent.end - plan.tensor.extent.start;
-    let second = |first: &Plan| match first.coding {
-        Coding::Moment { second, .. } => Some(second as usize).filter(|&second| {
+    let second = |first: &Plan| match first.coding.codec {
+        Codec::Moment { second, .. } => Some(second as usize).filter(|&second| {
             let plan = &job.plans[second];
-            let log = matches!(plan.coding, Coding::Log { .. } | Coding::LogKey { .. });
-            log && first.tensor.dtype == plan.tensor.dtype && len(first) == len(plan)
+            plan.coding.is_log() && first.tensor.dtype == plan.tensor.dtype && len(first) == len(plan)
         }),
         _ => None,
     };

@@ -122,7 +122,7 @@ impl Encoder<'_> {
     }
 
     fn parent(&self, coding: Coding, number: usize) -> io::Result<Option<Arc<State>>> {
-        let Some(parent) = coding.parent() else { return Ok(None) };
+        let Some(parent) = coding.parent else { return Ok(None) };
         let base = self.job.base.ok_or(io::ErrorKind::InvalidInput)?;
         Ok(Some(walk::state(base, parent as usize, number)?))
     }

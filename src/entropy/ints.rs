@@ -108,12 +108,7 @@ fn width_to_pack(n: usize, fill: &mut impl FnMut(usize, &mut [i32])) -> u32 {
 }
 
 /// Appends the payload of values whose `width` low bits are packed separately, unless that is 0.
-pub(super) fn encode_halved(
-    n: usize,
-    width: u32,
-    out: &mut Vec<u8>,
-    fill: impl FnMut(usize, &mut [i32]),
-) {
+pub(super) fn encode_halved(n: usize, width: u32, out: &mut Vec<u8>, fill: impl FnMut(usize, &mut [i32])) {
     encode_halved_or(n, width, out, |_, _| false, fill);
 }
 

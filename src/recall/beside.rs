@@ -5,7 +5,7 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::store::object::Index;
-use crate::tile::Coding;
+use crate::tile::Codec;
 
 /// Maximum number of kept tiles. Tensors up to 32 MiB fit whole, which is the distance between a parameter's two
 /// moments in a file. Of a larger tensor only a part fits.
@@ -24,11 +24,11 @@ pub(super) struct Beside {
 
 impl Beside {
     pub(super) fn of(index: &Index) -> Beside {
-        let second = |coding: Coding| match coding {
-            Coding::Moment { second, .. } => Some(second as usize),
+        let second = |codec: Codec| match codec {
+            Codec::Moment { second, .. } => Some(second as usize),
             _ => None,
         };
-        let wanted = index.tensors.iter().filter_map(|entry| second(entry.coding)).collect();
+        let wanted = index.tensors.iter().filter_map(|entry| second(entry.coding.codec)).collect();
         Beside { wanted, tiles: Mutex::default() }
     }
 

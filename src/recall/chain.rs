@@ -180,7 +180,7 @@ impl Chain {
                 return Err(wrong("a tensor has changed since its child was made"));
             }
             path.push(Step { object, place, tensor, entry });
-            match entry.coding.parent() {
+            match entry.coding.parent {
                 Some(parent) => tensor = parent as usize,
                 None => {
                     path.reverse();

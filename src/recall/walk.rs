@@ -148,7 +148,7 @@ fn bytes_from(chain: &Chain, place: usize, tensor: usize, tile: usize) -> Result
 fn may_be_a_base(step: &Step) -> bool {
     let has_base = step.object.header().parent.is_some();
     let coding = step.entry.coding;
-    coding.companion().is_none() && !(has_base && matches!(coding, Coding::Lossless))
+    coding.companion().is_none() && !(has_base && coding == Coding::LOSSLESS)
 }
 
 /// Takes the last steps together: a tile's bytes, and its state if memory should keep it.

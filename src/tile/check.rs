@@ -9,7 +9,7 @@ use crate::codec::log::Factors;
 use crate::codec::{Corrupt, lattice, log, moment};
 use crate::hash::{Checksum, Xxh3};
 
-use super::{BLOCK, Coding, NO_BASE, TileSpec, bound};
+use super::{BLOCK, Codec, NO_BASE, TileSpec};
 
 /// The tile of a companion for the same elements, as written and as decoded.
 type Divisors<'a> = (&'a [u8], &'a [u8]);
@@ -113,8 +113,8 @@ impl<'a> Check<'a> {
         let error = self.error_of(start, written, decoded)?.filter(|error| !error.is_nan());
         let sound = self.limits.is_none_or(|limits| are_kept(self.spec, limits, written, decoded));
         self.error = self.error.zip(error.filter(|_| sound)).map(|(before, now)| before.max(now));
-        let absolute = match self.spec.coding {
-            Coding::Log { .. } | Coding::LogKey { .. } | Coding::Moment { .. } | Coding::Sized { .. } => {
+        let absolute = match self.spec.coding.codec {
+            Codec::Log { .. } | Codec::Moment { .. } | Codec::Sized { .. } => {
                 lattice::largest_error(self.spec.dtype, written, decoded).unwrap_or(f64::INFINITY)
             }
             _ => error.unwrap_or(f64::INFINITY),
@@ -129,14 +129,14 @@ impl<'a> Check<'a> {
         let ratios = |rule, step, (before, after): Divisors| {
             moment::error_at_most((rule, dtype), written, before, decoded, after, step)
         };
-        Ok(match coding {
-            Coding::Log { .. } | Coding::LogKey { .. } => log::largest_error(dtype, written, decoded),
-            Coding::Sized { step, rule } => {
+        Ok(match coding.codec {
+            Codec::Log { .. } => log::largest_error(dtype, written, decoded),
+            Codec::Sized { step, rule } => {
                 rows.first += (start / dtype.size()) as u64;
                 let sizes = TileSpec { len: written.len(), rows, ..self.spec }.sizes(self.factors)?;
                 ratios(rule, step, (&sizes, &sizes))
             }
-            Coding::Moment { step, rule, .. } => {
+            Codec::Moment { step, rule, .. } => {
                 let (before, after) = self.divisors.ok_or(NO_BASE)?;
                 let range: Range<usize> = start..start + written.len();
                 match before.get(range.clone()).zip(after.get(range)) {
@@ -150,7 +150,7 @@ impl<'a> Check<'a> {
 
     /// The result. `None` if the bound, the floor or another condition of the codec does not hold.
     pub fn finish(self) -> Option<Checked> {
-        let error = self.error.filter(|error| *error <= bound(self.spec.coding, *error).min(self.stated))?;
+        let error = self.error.filter(|error| *error <= self.spec.coding.bound(*error).min(self.stated))?;
         let (crc, max_abs_error) = (self.crc, self.max_abs_error);
         Some(Checked { hash: self.hash.digest(), crc, error, max_abs_error, differs: self.differs })
     }
@@ -159,10 +159,10 @@ impl<'a> Check<'a> {
 /// True if a block of a tensor keeps to the limits of the tensor, and to its floor. Moments have no limits: an optimizer
 /// divides them by each other.
 fn are_kept(spec: TileSpec, limits: Limits, written: &[u8], decoded: &[u8]) -> bool {
-    let (floor, is_limited) = match spec.coding {
-        Coding::Moment { .. } | Coding::Sized { .. } => (Floor::Sign, false),
-        Coding::Cast { .. } => (Floor::Quarter, true),
-        Coding::External { .. } | Coding::ExternalKey => (Floor::Eighth, false),
+    let (floor, is_limited) = match spec.coding.codec {
+        Codec::Moment { .. } | Codec::Sized { .. } => (Floor::Sign, false),
+        Codec::Cast { .. } => (Floor::Quarter, true),
+        Codec::External => (Floor::Eighth, false),
         _ => (Floor::Eighth, true),
     };
     (!is_limited || floor::are_within(spec.dtype, limits, decoded))

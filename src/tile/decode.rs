@@ -7,7 +7,7 @@ use crate::codec::{Corrupt, Dtype, Integers, cast, lattice, log, lossless, rows}
 use crate::entropy::scratch;
 use crate::published;
 
-use super::{Bytes, Coding, NO_BASE, NO_FACTORS, State, TileSpec};
+use super::{Bytes, Codec, NO_BASE, NO_FACTORS, State, TileSpec};
 
 /// The inputs to decode a payload, as its coding needs them.
 #[derive(Clone, Debug, Default)]
@@ -28,10 +28,10 @@ pub fn decode(spec: TileSpec, payload: &[u8], inputs: Inputs) -> Result<State, C
     let TileSpec { dtype, coding, len, rows } = spec;
     let elements = spec.elements();
     let mut exceptions = Vec::new();
-    match coding {
-        Coding::External { .. } | Coding::ExternalKey => external(spec, payload, inputs.parent.as_deref()),
-        Coding::Lossless | Coding::LosslessDelta { .. } => {
-            let parent = match coding.parent() {
+    match coding.codec {
+        Codec::External => external(spec, payload, inputs.parent.as_deref()),
+        Codec::Lossless => {
+            let parent = match coding.parent {
                 Some(_) => Some(inputs.parent.ok_or(NO_BASE)?.bytes(dtype)?),
                 None => None,
             };
@@ -39,32 +39,26 @@ pub fn decode(spec: TileSpec, payload: &[u8], inputs: Inputs) -> Result<State, C
             lossless::decode(dtype, payload, parent.as_ref().map(|parent| parent.as_slice()), &mut bytes)?;
             Ok(State::Bytes(Arc::new(bytes)))
         }
-        Coding::Lattice { step, .. } => {
-            let (keyframe, mut accumulators) = base(inputs.parent.ok_or(NO_BASE)?, step, elements)?;
-            lattice::decode_tile_add(payload, &mut accumulators, &mut exceptions)?;
-            Ok(State::Lattice { keyframe, accumulators: Integers::Wide(accumulators), step, exceptions })
-        }
-        Coding::LatticeKey { step } => {
-            let accumulators = from_zeros(payload, elements, &mut exceptions)?;
-            Ok(State::Lattice { keyframe: None, accumulators, step, exceptions })
-        }
-        Coding::LatticeWithKeyframe { step } => {
-            let mut keyframe = vec![0; len];
-            let payload = lattice::take_keyframe(dtype, payload, &mut keyframe)?;
-            let accumulators = from_zeros(payload, elements, &mut exceptions)?;
-            Ok(State::Lattice { keyframe: Some(Arc::new(keyframe)), accumulators, step, exceptions })
-        }
-        Coding::Rows { step, .. } | Coding::RowsKey { step } => {
-            let (keyframe, mut accumulators) = match coding.parent() {
-                Some(_) => base(inputs.parent.ok_or(NO_BASE)?, step, elements)?,
-                None => (None, scratch::zeros(elements)),
+        Codec::Lattice { step } | Codec::Rows { step } => {
+            let (keyframe, mut accumulators, payload) = match coding.parent {
+                Some(_) => {
+                    let (keyframe, accumulators) = base(inputs.parent.ok_or(NO_BASE)?, step, elements)?;
+                    (keyframe, accumulators, payload)
+                }
+                None => {
+                    let (keyframe, payload) = lattice::take_keyframe(dtype, payload, len)?;
+                    (keyframe.map(Arc::new), scratch::zeros(elements), payload)
+                }
             };
-            rows::decode_tile_add(payload, &mut accumulators, rows, &mut exceptions)?;
+            match coding.is_by_rows() {
+                true => rows::decode_tile_add(payload, &mut accumulators, rows, &mut exceptions)?,
+                false => lattice::decode_tile_add(payload, &mut accumulators, &mut exceptions)?,
+            }
             Ok(State::Lattice { keyframe, accumulators: Integers::Wide(accumulators), step, exceptions })
         }
-        Coding::Log { unit, .. } | Coding::LogKey { unit } => {
+        Codec::Log { unit } => {
             let (factors, first) = (inputs.factors.ok_or(NO_FACTORS)?, rows.first);
-            let (mut q, alone) = match coding.parent() {
+            let (mut q, alone) = match coding.parent {
                 None => (scratch::zeros(elements), Some(Grid { factors: &factors, first })),
                 Some(_) => match inputs.parent.ok_or(NO_BASE)?.into_owned() {
                     State::Log { unit: from, q, .. } if from == unit => (q.into_wide(), None),
@@ -74,17 +68,16 @@ pub fn decode(spec: TileSpec, payload: &[u8], inputs: Inputs) -> Result<State, C
             log::decode_tile(payload, alone, &mut q)?;
             Ok(State::Log { factors, first, unit, q: Integers::Wide(q) })
         }
-        Coding::Moment { rule, step, .. } => {
-            let (_, second) = inputs.companion.ok_or(NO_BASE)?;
-            let accumulators = from_zeros(payload, elements, &mut exceptions)?;
-            Ok(State::Moment { rule, second, accumulators, step, exceptions })
+        Codec::Moment { step, rule, .. } | Codec::Sized { step, rule } => {
+            let second = match coding.companion() {
+                Some(_) => inputs.companion.ok_or(NO_BASE)?.1,
+                None => spec.sizes(inputs.factors.as_ref())?,
+            };
+            let mut accumulators = scratch::zeros(elements);
+            lattice::decode_tile_add(payload, &mut accumulators, &mut exceptions)?;
+            Ok(State::Moment { rule, second, accumulators: Integers::Wide(accumulators), step, exceptions })
         }
-        Coding::Sized { step, rule } => {
-            let second = spec.sizes(inputs.factors.as_ref())?;
-            let accumulators = from_zeros(payload, elements, &mut exceptions)?;
-            Ok(State::Moment { rule, second, accumulators, step, exceptions })
-        }
-        Coding::Cast { .. } => {
+        Codec::Cast { .. } => {
             let (from, bytes) = inputs.companion.ok_or(NO_BASE)?;
             let mut out = vec![0; len];
             cast::cast(from, &bytes, dtype, &mut out)?;
@@ -108,16 +101,9 @@ fn base(parent: Arc<State>, step: f64, elements: usize) -> Result<(Option<Bytes>
     }
 }
 
-/// The integers of a payload that is no difference.
-fn from_zeros(payload: &[u8], elements: usize, exceptions: &mut Vec<lattice::Exception>) -> Result<Integers, Corrupt> {
-    let mut integers = scratch::zeros(elements);
-    lattice::decode_tile_add(payload, &mut integers, exceptions)?;
-    Ok(Integers::Wide(integers))
-}
-
 fn external(spec: TileSpec, payload: &[u8], parent: Option<&State>) -> Result<State, Corrupt> {
     let (dtype, len) = (spec.dtype, spec.len);
-    let decoded = match (spec.coding.parent(), parent) {
+    let decoded = match (spec.coding.parent, parent) {
         (None, _) => published::tile::decode(dtype, payload, None, len)?,
         (Some(_), Some(parent)) => {
             parent.before(dtype, |before| published::tile::decode(dtype, payload, Some(before), len))??

@@ -6,7 +6,7 @@ use crate::codec::{Corrupt, Dtype, TILE_BYTES, lattice, log, lossless, rows};
 use crate::entropy::scratch;
 use crate::published;
 
-use super::{Coding, State, TileSpec};
+use super::{Codec, State, TileSpec};
 
 /// Appends the payload of `state` in this coding. `false` if the coding cannot express it: the parent has another
 /// keyframe, or is too many steps away. `out` is useless then.
@@ -15,19 +15,23 @@ use super::{Coding, State, TileSpec};
 /// The parent's state is damaged.
 pub fn encode(spec: TileSpec, state: &State, parent: Option<&State>, out: &mut Vec<u8>) -> Result<bool, Corrupt> {
     let TileSpec { dtype, coding, rows, .. } = spec;
-    let fits = match (coding, state) {
-        (Coding::Lossless, State::Bytes(bytes)) => {
-            lossless::encode(dtype, bytes, None, out);
+    let parent = parent.filter(|_| coding.parent.is_some());
+    if coding.parent.is_some() && parent.is_none() {
+        return Ok(false);
+    }
+    let fits = match (coding.codec, state) {
+        (Codec::Lossless, State::Bytes(bytes)) => {
+            let parent = parent.map(|parent| parent.bytes(dtype)).transpose()?;
+            lossless::encode(dtype, bytes, parent.as_ref().map(|parent| parent.as_slice()), out);
             true
         }
-        (Coding::LosslessDelta { .. }, State::Bytes(bytes)) => {
-            let Some(parent) = parent else { return Ok(false) };
-            lossless::encode(dtype, bytes, Some(&parent.bytes(dtype)?), out);
-            true
-        }
-        (Coding::Lattice { .. }, State::Lattice { keyframe, accumulators, step, exceptions }) => {
+        (Codec::Lattice { .. }, State::Lattice { keyframe, accumulators, step, exceptions }) => {
             let a = &accumulators.wide();
             match parent {
+                None => {
+                    lattice::put_keyframe(dtype, keyframe.as_ref().map(|keyframe| keyframe.as_slice()), out);
+                    lattice::encode_tile(a, None, exceptions, out).is_ok()
+                }
                 Some(State::Lattice { keyframe: other, accumulators: before, step: from, .. })
                     if keyframe == other && before.len() == a.len() =>
                 {
@@ -42,49 +46,39 @@ pub fn encode(spec: TileSpec, state: &State, parent: Option<&State>, out: &mut V
                 Some(parent) if parent.plain_bytes().is_some() && parent.plain_bytes() == keyframe.as_ref() => {
                     lattice::encode_tile(a, None, exceptions, out).is_ok()
                 }
-                _ => false,
+                Some(_) => false,
             }
         }
-        (Coding::Rows { .. }, State::Lattice { accumulators, exceptions, .. }) => match restated(state, parent) {
-            Some(parent) => {
-                let fits = rows::encode_tile(&accumulators.wide(), parent.as_deref(), rows, exceptions, out);
-                parent.into_iter().for_each(scratch::give_integers);
-                fits.is_ok()
-            }
-            None => false,
-        },
-        (Coding::LatticeKey { .. }, State::Lattice { keyframe: None, accumulators, exceptions, .. }) => {
-            lattice::encode_tile(&accumulators.wide(), None, exceptions, out).is_ok()
-        }
-        (Coding::RowsKey { .. }, State::Lattice { keyframe: None, accumulators, exceptions, .. }) => {
-            rows::encode_tile(&accumulators.wide(), None, rows, exceptions, out).is_ok()
-        }
-        (
-            Coding::LatticeWithKeyframe { .. },
-            State::Lattice { keyframe: Some(keyframe), accumulators, exceptions, .. },
-        ) => {
-            lattice::put_keyframe(dtype, keyframe, out);
-            lattice::encode_tile(&accumulators.wide(), None, exceptions, out).is_ok()
-        }
-        (Coding::LogKey { .. }, State::Log { factors, first, q, .. }) => {
-            log::encode_tile(&q.wide(), Parent::Factors(Grid { factors, first: *first }), out).is_ok()
-        }
-        (Coding::Log { unit, .. }, State::Log { q, .. }) => match parent {
-            Some(State::Log { unit: from, q: before, .. }) if *from == unit => {
-                log::encode_tile(&q.wide(), Parent::Integers(before), out).is_ok()
-            }
-            _ => false,
-        },
-        (Coding::Moment { .. } | Coding::Sized { .. }, State::Moment { accumulators, exceptions, .. }) => {
-            lattice::encode_tile(&accumulators.wide(), None, exceptions, out).is_ok()
-        }
-        (Coding::Cast { .. }, State::Bytes(_)) => true,
-        // Store the state as it is: without its former parent, the system cannot encode it any more.
-        (Coding::External { .. } | Coding::ExternalKey, State::Bytes(_) | State::External { .. }) => {
-            let parent = match parent.filter(|_| coding.parent().is_some()) {
-                Some(parent) => Some(parent.bytes(dtype)?),
-                None => None,
+        (Codec::Rows { .. }, State::Lattice { keyframe, accumulators, exceptions, .. }) => {
+            let before = match parent {
+                None => {
+                    lattice::put_keyframe(dtype, keyframe.as_ref().map(|keyframe| keyframe.as_slice()), out);
+                    None
+                }
+                Some(parent) => match restated(state, parent) {
+                    Some(before) => before,
+                    None => return Ok(false),
+                },
             };
+            let fits = rows::encode_tile(&accumulators.wide(), before.as_deref(), rows, exceptions, out);
+            before.into_iter().for_each(scratch::give_integers);
+            fits.is_ok()
+        }
+        (Codec::Log { unit }, State::Log { factors, first, q, .. }) => {
+            let parent = match parent {
+                None => Parent::Factors(Grid { factors, first: *first }),
+                Some(State::Log { unit: from, q: before, .. }) if *from == unit => Parent::Integers(before),
+                Some(_) => return Ok(false),
+            };
+            log::encode_tile(&q.wide(), parent, out).is_ok()
+        }
+        (Codec::Moment { .. } | Codec::Sized { .. }, State::Moment { accumulators, exceptions, .. }) => {
+            lattice::encode_tile(&accumulators.wide(), None, exceptions, out).is_ok()
+        }
+        (Codec::Cast { .. }, State::Bytes(_)) => true,
+        // Store the state as it is: without its former parent, the system cannot encode it any more.
+        (Codec::External, State::Bytes(_) | State::External { .. }) => {
+            let parent = parent.map(|parent| parent.bytes(dtype)).transpose()?;
             let parent = parent.as_ref().map(|parent| parent.as_slice());
             state.before(dtype, |own| published::tile::encode_as_it_is(dtype, own, parent, out))?;
             true
@@ -107,10 +101,7 @@ pub fn estimate(spec: TileSpec, state: &State, parent: Option<&State>) -> Result
         }
         _ => 0.0,
     };
-    let parent = match parent {
-        Some(parent) => Some(parent.bytes(spec.dtype)?),
-        None => None,
-    };
+    let parent = parent.map(|parent| parent.bytes(spec.dtype)).transpose()?;
     let parent = parent.as_ref().map(|parent| parent.as_slice());
     Ok(Some(bins + lossless::estimate(spec.dtype, bytes, parent)))
 }
@@ -118,8 +109,8 @@ pub fn estimate(spec: TileSpec, state: &State, parent: Option<&State>) -> Result
 /// The parent's accumulators in the step of `state`; the inner option is `None` if the parent is the keyframe, so that
 /// all are 0. The outer one is `None` if the parent is no lattice, has another keyframe, or does not fit 32 bits in
 /// that step.
-fn restated(state: &State, parent: Option<&State>) -> Option<Option<Vec<i32>>> {
+fn restated(state: &State, parent: &State) -> Option<Option<Vec<i32>>> {
     let State::Lattice { keyframe, step, .. } = state else { return None };
-    let (other, accumulators) = parent?.on_lattice(*step).ok()?;
+    let (other, accumulators) = parent.on_lattice(*step).ok()?;
     (keyframe.as_ref() == other).then_some(accumulators)
 }

@@ -6,16 +6,15 @@
 //!                          a payload may be a difference to the parent's State
 //! ```
 //!
-//! - [`Coding`]: the table of all codings; an object stores one for each tensor.
+//! - [`Coding`]: a [`Codec`] and the tensor that it is relative to; an object stores one for each tensor.
 //! - [`State`]: the decoded form of a tile, and the parent of the next one.
-//! - [`quantize`], [`encode`], [`decode`]: the three steps; each has one arm per coding.
+//! - [`quantize`], [`encode`], [`decode`]: the three steps; each has one arm per codec.
 //! - [`decode_run`]: bytes from several payloads at once, without the states between them.
-//! - [`Check`]: compares a tile with the bytes that it decodes to; [`bound`]: the limit of its error.
+//! - [`Check`]: compares a tile with the bytes that it decodes to; [`Coding::bound`]: the limit of its error.
 //!
-//! The arithmetic is in [`crate::codec`]. A new coding is a row in [`Coding`], its arithmetic there, and an arm in each
+//! The arithmetic is in [`crate::codec`]. A new codec is a row in [`Codec`], its arithmetic there, and an arm in each
 //! step.
 
-mod bound;
 mod check;
 mod coding;
 mod decode;
@@ -30,9 +29,8 @@ use crate::codec::Rows;
 use crate::codec::log::{self, Factors, Grid};
 use crate::codec::{Corrupt, Dtype};
 
-pub use bound::bound;
 pub use check::{Check, Checked};
-pub use coding::Coding;
+pub use coding::{Codec, Coding};
 pub use decode::{Inputs, decode};
 pub use encode::{encode, estimate};
 pub use quantize::{Around, Companion, Quantized, quantize};

@@ -9,7 +9,7 @@ use crate::codec::moment::Rule;
 use crate::codec::{Dtype, Integers, cast, lattice, log, moment, rows};
 use crate::entropy::scratch;
 
-use super::{BLOCK, Bytes, Check, Coding, State, TileSpec};
+use super::{BLOCK, Bytes, Check, Codec, Coding, State, TileSpec};
 
 /// The tile of the companion for the same elements: type, bytes as written and as decoded.
 pub type Companion<'a> = (Dtype, &'a [u8], &'a Bytes);
@@ -40,10 +40,10 @@ pub type Quantized = (State, Bytes);
 pub fn quantize(spec: TileSpec, data: &Bytes, around: Around, mut check: Option<&mut Check>) -> Option<Quantized> {
     let TileSpec { dtype, coding, .. } = spec;
     let elements = spec.elements();
-    let (state, decoded) = match coding {
-        Coding::External { .. } | Coding::ExternalKey => return None,
-        Coding::Lossless | Coding::LosslessDelta { .. } => (State::Bytes(Arc::clone(data)), Arc::clone(data)),
-        Coding::Lattice { step, .. } | Coding::LatticeKey { step } | Coding::LatticeWithKeyframe { step } => {
+    let (state, decoded) = match coding.codec {
+        Codec::External => return None,
+        Codec::Lossless => (State::Bytes(Arc::clone(data)), Arc::clone(data)),
+        Codec::Lattice { step } => {
             let keyframe = keyframe(coding, around.parent);
             let k = keyframe.as_ref().map(|keyframe| keyframe.as_slice());
             if k.is_some_and(|k| k.len() != data.len()) {
@@ -61,7 +61,7 @@ pub fn quantize(spec: TileSpec, data: &Bytes, around: Around, mut check: Option<
             are_few(around.keep, &exceptions, elements).then_some(())?;
             return Some((State::Lattice { keyframe, accumulators: integers, step, exceptions }, decoded));
         }
-        Coding::Rows { step, .. } | Coding::RowsKey { step } => {
+        Codec::Rows { step } => {
             let keyframe = keyframe(coding, around.parent);
             let before = match around.parent {
                 Some(parent @ State::Lattice { .. }) => parent.on_lattice(step).ok()?.1,
@@ -80,10 +80,10 @@ pub fn quantize(spec: TileSpec, data: &Bytes, around: Around, mut check: Option<
             let accumulators = Integers::Wide(accumulators);
             (State::Lattice { keyframe, accumulators, step, exceptions }, Arc::new(decoded))
         }
-        Coding::Log { unit, .. } | Coding::LogKey { unit } => {
-            let keep = match (coding, around.parent) {
-                (Coding::Log { .. }, Some(State::Log { q, unit: from, .. })) if *from == unit => Some(q),
-                (Coding::LogKey { .. }, _) => None,
+        Codec::Log { unit } => {
+            let keep = match (coding.parent, around.parent) {
+                (Some(_), Some(State::Log { q, unit: from, .. })) if *from == unit => Some(q),
+                (None, _) => None,
                 _ => return None,
             };
             if keep.is_some_and(|keep| keep.len() != elements) {
@@ -102,16 +102,16 @@ pub fn quantize(spec: TileSpec, data: &Bytes, around: Around, mut check: Option<
             })?;
             return Some((State::Log { factors: Arc::clone(factors), first, unit, q }, decoded));
         }
-        Coding::Moment { step, rule, .. } => {
+        Codec::Moment { step, rule, .. } => {
             let (second_type, written, second) = around.companion?;
             (second_type == dtype).then_some(())?;
             return ratios(spec, rule, data, (written, second), (step, around.outward), check);
         }
-        Coding::Sized { step, rule } => {
+        Codec::Sized { step, rule } => {
             let sizes = spec.sizes(around.factors).ok()?;
             return ratios(spec, rule, data, (&sizes, &sizes), (step, 0.0), check);
         }
-        Coding::Cast { .. } => {
+        Codec::Cast { .. } => {
             let (from, written, decoded) = around.companion?;
             let mut out = vec![0; data.len()];
             cast::cast(from, written, dtype, &mut out).ok()?;
@@ -180,12 +180,16 @@ fn ratios(
 fn are_few(keep: Keep, exceptions: &[Exception], elements: usize) -> bool {
     /// An exception takes some 6 bytes, a lossless element of fp32 about 3.
     const MOST: usize = 8;
-    let has_floor = matches!(keep, Keep::Within(limits) if limits.have_one_sign());
-    !has_floor || exceptions.len() <= elements / MOST
+    let any = match keep {
+        Keep::Nothing => true,
+        Keep::Within(limits) => !limits.have_one_sign(),
+        Keep::Bits => false,
+    };
+    any || exceptions.len() <= elements / MOST
 }
 
 /// K of a state that becomes a difference to `parent`.
 fn keyframe(coding: Coding, parent: Option<&State>) -> Option<Bytes> {
-    coding.parent()?;
+    coding.parent?;
     parent?.shared_bytes().cloned()
 }

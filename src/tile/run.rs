@@ -6,10 +6,10 @@ use std::sync::Arc;
 use crate::codec::fused_decode::{self, From};
 use crate::codec::lattice::Exception;
 use crate::codec::log::{Factors, Grid};
-use crate::codec::{Corrupt, Integers};
+use crate::codec::{Corrupt, Integers, lattice};
 use crate::entropy::scratch;
 
-use super::{Bytes, Coding, NO_BASE, NO_FACTORS, State, TileSpec};
+use super::{Bytes, Codec, Coding, NO_BASE, NO_FACTORS, State, TileSpec};
 
 /// One payload of a run, with its inputs.
 #[derive(Clone, Copy, Debug)]
@@ -26,15 +26,16 @@ pub struct Link<'a> {
 
 /// True if payloads of these codings can be decoded at once, from this state on.
 pub fn is_run(base: Option<&State>, codings: impl Iterator<Item = Coding> + Clone) -> bool {
-    let lattice = |coding| matches!(coding, Coding::Lattice { .. });
-    let log = |coding| matches!(coding, Coding::Log { .. });
-    let mut rest = codings.clone();
-    match (base, codings.clone().next()) {
+    let lattice = |coding: Coding| matches!(coding.codec, Codec::Lattice { .. }) && coding.parent.is_some();
+    let log = |coding: Coding| coding.is_log() && coding.parent.is_some();
+    let (first, mut rest) = (codings.clone().next(), codings);
+    match (base, first) {
         (None, None) | (Some(State::Moment { .. }), _) => false,
-        (None, Some(_)) => match rest.next() {
-            Some(Coding::LatticeKey { .. }) => rest.all(lattice),
-            Some(Coding::LogKey { .. }) => rest.all(log),
-            Some(Coding::Moment { .. } | Coding::Sized { .. }) => rest.next().is_none(),
+        (None, Some(first)) => match first.codec {
+            _ if first.parent.is_some() => false,
+            Codec::Lattice { .. } => rest.skip(1).all(lattice),
+            Codec::Log { .. } => rest.skip(1).all(log),
+            Codec::Moment { .. } | Codec::Sized { .. } => rest.count() == 1,
             _ => false,
         },
         (Some(State::Log { .. }), _) => rest.all(log),
@@ -59,18 +60,18 @@ pub fn decode_run(
             Ok((Arc::clone(bytes), keep.then(|| state.clone())))
         }
         (None, Some(link)) if link.spec.coding.ratio().is_some() => moment(link),
-        (None, Some(Link { spec: TileSpec { coding: Coding::LogKey { .. }, .. }, .. }))
-        | (Some(State::Log { .. }), _) => log(base, last, links, keep),
-        _ => lattice(base, last, links, keep),
+        (None, Some(link)) if link.spec.coding.is_log() => log(base, last, links, keep),
+        (Some(State::Log { .. }), _) => log(base, last, links, keep),
+        _ => on_lattice(base, last, links, keep),
     }
 }
 
 fn moment(link: &Link) -> Result<(Bytes, Option<State>), Corrupt> {
     let spec = link.spec;
     let (step, rule) = spec.coding.ratio().ok_or(NO_BASE)?;
-    let second = match spec.coding {
-        Coding::Sized { .. } => spec.sizes(link.factors)?,
-        _ => Arc::clone(link.companion.ok_or(NO_BASE)?),
+    let second = match spec.coding.companion() {
+        Some(_) => Arc::clone(link.companion.ok_or(NO_BASE)?),
+        None => spec.sizes(link.factors)?,
     };
     if second.len() != spec.len {
         return Err(NO_BASE);
@@ -80,7 +81,7 @@ fn moment(link: &Link) -> Result<(Bytes, Option<State>), Corrupt> {
     Ok((Arc::new(out), None))
 }
 
-fn lattice(
+fn on_lattice(
     base: Option<&State>,
     last: TileSpec,
     links: &[Link],
@@ -89,14 +90,21 @@ fn lattice(
     let step_of = |link: &Link| link.spec.coding.step().ok_or(NO_BASE);
     let deltas: Result<Vec<(&[u8], f64)>, Corrupt> =
         links.iter().map(|link| Ok((link.payload, step_of(link)?))).collect();
-    let deltas = deltas?;
+    let mut deltas = deltas?;
+    let own;
     let first = deltas.first().map_or(0.0, |(_, step)| *step);
     let (keyframe, from, step, before): (_, _, _, &[Exception]) = match base {
         Some(State::Lattice { keyframe, accumulators, step, exceptions }) => {
             (keyframe.as_ref(), From::Integers(accumulators), *step, exceptions)
         }
         Some(state) => (Some(state.plain_bytes().ok_or(NO_BASE)?), From::Zeros, first, &[]),
-        None => (None, From::Zeros, first, &[]),
+        None => {
+            let first_payload = &mut deltas.first_mut().ok_or(NO_BASE)?.0;
+            let (keyframe, payload) = lattice::take_keyframe(last.dtype, first_payload, last.len)?;
+            *first_payload = payload;
+            own = keyframe.map(Arc::new);
+            (own.as_ref(), From::Zeros, first, &[])
+        }
     };
     let n = last.elements();
     let (mut out, mut exceptions) = (scratch::bytes(last.len), before.to_vec());

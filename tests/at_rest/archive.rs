@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use stepfs::archive::{Archive, AtRest, FileId, Namespace, Outcome};
 use stepfs::store::MAX_CHAIN;
-use stepfs::tile::Coding;
+use stepfs::tile::{Codec, Coding};
 
 use super::series::{Dtype, Random, Rest, Tensor, entry, model, safetensors, states, step, train, until, work};
 
@@ -95,7 +95,7 @@ fn chains_end() {
         let chain = stepfs::recall::Chain::open(&objects, rest.id(&step(at))).unwrap();
         assert!(chain.objects().len() <= MAX_CHAIN as usize);
         assert!(chain.objects().len() as u32 <= chain.leaf().header().depth + 1);
-        if let Coding::LatticeKey { .. } = entry(&index, "w.weight").coding {
+        if let Coding { codec: Codec::Lattice { .. }, parent: None } = entry(&index, "w.weight").coding {
             assert_eq!(chain.objects().len(), 1);
             keyframes += 1;
         }

@@ -277,8 +277,10 @@ fn has_halved_values(root: &Path) {
         let (object, mut payload) = (objects.open(id).unwrap(), Vec::new());
         for tensor in &object.index().tensors {
             object.payload(&tensor.tiles[0], &mut payload).unwrap();
+            // A keyframe has a byte in front: it has no K.
+            let payload = &payload[usize::from(tensor.coding.parent.is_none())..];
             let length = payload.iter().position(|byte| byte & 0x80 == 0).unwrap() + 1;
-            assert_eq!(payload[length] == 0, tensor.coding.parent().is_none(), "{id}, {}", tensor.path);
+            assert_eq!(payload[length] == 0, tensor.coding.parent.is_none(), "{id}, {}", tensor.path);
         }
     }
 }
@@ -320,7 +322,7 @@ fn golden_stores_are_read_for_ever() {
     let stores =
         [("adam", 14), ("published", 3 * (FAMILIES.len() + 3)), ("wide", 3), ("optimizers", 12), ("opaque", 3)];
     let codings: BTreeSet<_> = stores.into_iter().flat_map(|(name, files)| is_read(name, files)).collect();
-    assert_eq!(codings.len(), 17, "{codings:?}");
+    assert_eq!(codings.len(), 16, "{codings:?}");
 }
 
 /// A store from before the first release is refused as a whole, with a hint.

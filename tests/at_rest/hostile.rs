@@ -13,7 +13,7 @@ use stepfs::recall::Chain;
 use stepfs::store::durable::Io;
 use stepfs::store::object::{Object, ObjectWriter, TensorEntry, Tile};
 use stepfs::store::{Id, Objects};
-use stepfs::tile::Coding;
+use stepfs::tile::{Codec, Coding};
 
 use super::adam::{Adam, Parameter, round};
 use super::series::{Dtype, Random, Rest, Tensor, decode, find, safetensors, step};
@@ -54,24 +54,16 @@ pub(crate) fn states(count: usize, rows: usize) -> Vec<Vec<u8>> {
 }
 
 pub(crate) fn coding_name(coding: Coding) -> &'static str {
-    match coding {
-        Coding::Lossless => "lossless",
-        Coding::LosslessDelta { .. } => "lossless difference",
-        Coding::Lattice { .. } => "lattice",
-        Coding::LatticeKey { .. } => "lattice keyframe",
-        Coding::LatticeWithKeyframe { .. } => "lattice with its keyframe",
-        Coding::Rows { .. } => "rows",
-        Coding::RowsKey { .. } => "rows keyframe",
-        Coding::Log { .. } => "log",
-        Coding::LogKey { .. } => "log keyframe",
-        Coding::Moment { rule: Rule::Norm, .. } => "moment by its norm",
-        Coding::Moment { rule: Rule::Inward, .. } => "moment rounded inward",
-        Coding::Moment { .. } => "moment",
-        Coding::Sized { rule: Rule::Sign, .. } => "signs",
-        Coding::Sized { .. } => "sized",
-        Coding::Cast { .. } => "cast",
-        Coding::External { .. } => "published",
-        Coding::ExternalKey => "published keyframe",
+    let is_difference = coding.parent.is_some();
+    match coding.codec {
+        Codec::Lossless if is_difference => "lossless difference",
+        Codec::Lattice { .. } if !is_difference => "lattice keyframe",
+        Codec::Rows { .. } if !is_difference => "rows keyframe",
+        Codec::Log { .. } if !is_difference => "log keyframe",
+        Codec::External if !is_difference => "published keyframe",
+        Codec::Moment { rule: Rule::Norm, .. } => "moment by its norm",
+        Codec::Moment { rule: Rule::Inward, .. } => "moment rounded inward",
+        codec => codec.name(),
     }
 }
 
@@ -268,21 +260,22 @@ fn any_coding() -> impl Strategy<Value = Coding> {
         (0i32..30).prop_map(|e| f64::from(-e).exp2()),
     ];
     let unit = prop_oneof![(0u32..32).prop_map(|bits| 1 << bits), any::<u32>()];
-    (number, step, unit, 0..14).prop_map(|(number, step, unit, kind)| match kind {
-        0 => Coding::Lossless,
-        1 => Coding::LosslessDelta { parent: number },
-        2 => Coding::Lattice { parent: number, step },
-        3 => Coding::LatticeKey { step },
-        4 => Coding::LatticeWithKeyframe { step },
-        5 => Coding::Rows { parent: number, step },
-        6 => Coding::RowsKey { step },
-        7 => Coding::Log { parent: number, unit },
-        8 => Coding::LogKey { unit },
-        9 => Coding::Moment { second: number, step, rule: [Rule::Root, Rule::Norm, Rule::Inward][number as usize % 3] },
-        10 => Coding::External { parent: number },
-        11 => Coding::ExternalKey,
-        12 => Coding::Sized { step, rule: [Rule::Norm, Rule::Sign][number as usize % 2] },
-        _ => Coding::Cast { of: number },
+    (number, step, unit, 0..8, any::<bool>()).prop_map(|(number, step, unit, kind, is_difference)| {
+        let codec = match kind {
+            0 => Codec::Lossless,
+            1 => Codec::Lattice { step },
+            2 => Codec::Rows { step },
+            3 => Codec::Log { unit },
+            4 => Codec::Moment {
+                second: number,
+                step,
+                rule: [Rule::Root, Rule::Norm, Rule::Inward][number as usize % 3],
+            },
+            5 => Codec::External,
+            6 => Codec::Sized { step, rule: [Rule::Norm, Rule::Sign][number as usize % 2] },
+            _ => Codec::Cast { of: number },
+        };
+        Coding { codec, parent: is_difference.then_some(number) }
     })
 }
 

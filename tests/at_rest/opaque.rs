@@ -7,7 +7,6 @@ use proptest::prelude::*;
 use stepfs::codec::Dtype as Stored;
 use stepfs::recall::Layout;
 use stepfs::store::object::Index;
-use stepfs::tile::Coding;
 
 use super::series::{Dtype, Random, Rest, Tensor, safetensors};
 
@@ -66,7 +65,7 @@ fn stored(rest: &Rest, at: usize) -> f64 {
 fn matched(index: &Index) -> f64 {
     let len = |tensor: &&stepfs::store::object::TensorEntry| (tensor.extent.end - tensor.extent.start) as f64;
     let all: f64 = index.tensors.iter().map(|tensor| len(&tensor)).sum();
-    index.tensors.iter().filter(|tensor| tensor.coding.parent().is_some()).map(|tensor| len(&tensor)).sum::<f64>() / all
+    index.tensors.iter().filter(|tensor| tensor.coding.parent.is_some()).map(|tensor| len(&tensor)).sum::<f64>() / all
 }
 
 fn noise(bytes: usize, random: &mut Random) -> Vec<u8> {
@@ -276,8 +275,8 @@ fn runs_have_one_name_in_all_states() {
     unique.sort_unstable();
     unique.dedup();
     assert_eq!(unique.len(), indexes[2].tensors.len());
-    let parents = |index: &Index| index.tensors.iter().filter_map(|tensor| tensor.coding.parent()).count();
-    assert!(matches!(indexes[1].tensors[0].coding, Coding::LosslessDelta { .. }));
+    let parents = |index: &Index| index.tensors.iter().filter_map(|tensor| tensor.coding.parent).count();
+    assert!(!indexes[1].tensors[0].coding.is_lossy() && indexes[1].tensors[0].coding.parent.is_some());
     assert!(parents(&indexes[1]) > 0);
 }
 

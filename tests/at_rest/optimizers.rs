@@ -261,7 +261,7 @@ fn series(optimizer: &Optimizer, profile: &str, count: usize) -> Rest {
 
 fn codec_of(index: &Index, slot: &str) -> Vec<&'static str> {
     let of_slot = index.tensors.iter().filter(|tensor| tensor.path.ends_with(&format!("/{slot}")));
-    of_slot.map(|tensor| tensor.coding.codec()).collect()
+    of_slot.map(|tensor| tensor.coding.codec.name()).collect()
 }
 
 /// Every state of both profiles is sound, has the expected coding and size, and stays the same whatever goes.

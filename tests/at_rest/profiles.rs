@@ -8,7 +8,6 @@ use std::sync::Arc;
 use stepfs::archive::{Archive, FileId};
 use stepfs::container::Role;
 use stepfs::store::{Lineage, PROFILE, Restores, Store};
-use stepfs::tile::Coding;
 
 use super::series::{Dtype, Random, Rest, Tensor, safetensors, states, step, train, until, work};
 
@@ -63,7 +62,7 @@ fn averages_can_be_exact_where_weights_are_not() {
     rest.settle();
     let object = rest.object(&step(3));
     for tensor in &object.index().tensors {
-        let lossless = matches!(tensor.coding, Coding::Lossless | Coding::LosslessDelta { .. });
+        let lossless = !tensor.coding.is_lossy();
         assert_eq!(lossless, tensor.role == Role::Ema, "{}: {:?}", tensor.path, tensor.role);
     }
 }

@@ -7,7 +7,7 @@ use std::process::Command;
 use stepfs::published::registry::SystemId;
 use stepfs::recall::Chain;
 use stepfs::store::PROFILE;
-use stepfs::tile::Coding;
+use stepfs::tile::Codec;
 
 use super::series::{Dtype, Random, Rest, Tensor, decode, entry, model, safetensors, states, step, train};
 
@@ -96,7 +96,7 @@ fn a_merged_chain_goes_on_as_if_nothing_had_gone() {
     // All but the newest, which then has no parent.
     remove(&without, 1..13, &read);
     let left = without.object(&step(13));
-    assert_eq!((left.header().parent, entry(left.index(), "a.weight").coding), (None, Coding::ExternalKey));
+    assert_eq!((left.header().parent, entry(left.index(), "a.weight").coding), (None, Codec::External.alone()));
     let mut rest = rest;
     for (at, state) in states(18).iter().enumerate().skip(14) {
         rest.write(&step(at + 1), state);

@@ -4,7 +4,7 @@
 use stepfs::codec::Dtype;
 use stepfs::codec::moment::Rule;
 use stepfs::store::object::{Index, TensorEntry};
-use stepfs::tile::Coding;
+use stepfs::tile::Codec;
 
 use super::series::Rest;
 
@@ -155,26 +155,18 @@ pub(crate) fn sound(rest: &Rest, name: &str) -> Index {
             assert!(read[end..range.start] == written[end..range.start], "{name}: the part before {}", entry.path);
         }
         end = range.end;
-        match entry.coding {
-            Coding::Lossless | Coding::LosslessDelta { .. } => {
-                assert!(read[range.clone()] == written[range], "{name}: {} differs", entry.path);
-            }
-            Coding::Lattice { step, .. } | Coding::LatticeKey { step } | Coding::LatticeWithKeyframe { step } => {
-                // A tensor that was a table by rows before its base went has their bounds.
-                let was_rows = matches!(entry.coding, Coding::LatticeWithKeyframe { .. }) && entry.bound > step / 2.0;
-                assert!(entry.bound == step / 2.0 || was_rows, "{}: {}, step {step}", entry.path, entry.bound);
+        match entry.coding.codec {
+            Codec::Lossless => assert!(read[range.clone()] == written[range], "{name}: {} differs", entry.path),
+            Codec::Lattice { step } => {
+                assert!(entry.bound == step / 2.0, "{}: {}, step {step}", entry.path, entry.bound);
                 both(number).is_within_bound();
             }
-            Coding::Rows { .. }
-            | Coding::RowsKey { .. }
-            | Coding::Cast { .. }
-            | Coding::External { .. }
-            | Coding::ExternalKey => both(number).is_within_bound(),
-            Coding::Log { unit, .. } | Coding::LogKey { unit } => both(number).is_second_moment(unit),
-            Coding::Moment { second, step, rule } => both(number).is_first_moment(&both(second), step, rule),
-            Coding::Sized { step, rule } => both(number).is_sized(step, rule),
+            Codec::Rows { .. } | Codec::Cast { .. } | Codec::External => both(number).is_within_bound(),
+            Codec::Log { unit } => both(number).is_second_moment(unit),
+            Codec::Moment { second, step, rule } => both(number).is_first_moment(&both(second), step, rule),
+            Codec::Sized { step, rule } => both(number).is_sized(step, rule),
         }
-        if let Coding::Cast { of } = entry.coding {
+        if let Codec::Cast { of } = entry.coding.codec {
             let (copy, original) = (both(number), both(of));
             // Straight from f32: the conversions of `half` from f64 drop bits before they round.
             assert_eq!(original.entry.dtype, Dtype::F32);

@@ -56,16 +56,14 @@ pub(crate) fn lattice_decode(data: &[u8]) {
     let payloads: Vec<Vec<u8>> = steps.iter().map(|_| payload(&mut input, n)).collect();
     let mut runs: Vec<(&[u8], f64)> = payloads.iter().map(Vec::as_slice).zip(steps.iter().copied()).collect();
     // A with its keyframe in the same payload.
-    let mut own = vec![0; n * dtype.size()];
-    let mut with_keyframe = None;
+    let mut own = None;
     if input.byte() == 3
-        && let Ok(rest) = lattice::take_keyframe(dtype, runs[0].0, &mut own)
+        && let Ok((keyframe, rest)) = lattice::take_keyframe(dtype, runs[0].0, n * dtype.size())
     {
-        let length = rest.len();
-        runs[0].0 = &payloads[0][payloads[0].len() - length..];
-        with_keyframe = Some(own.as_slice());
+        runs[0].0 = rest;
+        own = keyframe;
     }
-    let k = with_keyframe.or(k.as_deref());
+    let k = own.as_deref().or(k.as_deref());
     let one_by_one = || -> Option<Vec<u8>> {
         let mut a = start.clone().unwrap_or_else(|| vec![0; n]);
         let (mut before, mut exceptions) = (first, Vec::new());

@@ -12,7 +12,7 @@ use stepfs::store::object::{
     FOOTER_BYTES, Footer, HEADER_BYTES, Header, Index, ObjectWriter, TensorEntry, Tile, gaps, path_of, tiles_of,
 };
 use stepfs::store::{Id, Objects};
-use stepfs::tile::Coding;
+use stepfs::tile::{Codec, Coding};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::input::{Input, elements};
@@ -277,25 +277,18 @@ fn coding(input: &mut Input, with_parent: bool, tensors: u32) -> Coding {
     let step = input.step();
     let unit = if input.byte() == 0 { input.u32() } else { 1 << (14 + input.upto(6)) };
     let number = input.upto(tensors as usize) as u32;
-    let kinds: &[u8] =
-        if with_parent { &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13] } else { &[0, 3, 4, 6, 8, 9, 11, 12, 13] };
-    let kind = if input.byte() == 0 { input.byte() % 14 } else { input.pick(kinds) };
-    match kind {
-        0 => Coding::Lossless,
-        1 => Coding::LosslessDelta { parent: number },
-        2 => Coding::Lattice { parent: number, step },
-        3 => Coding::LatticeKey { step },
-        4 => Coding::LatticeWithKeyframe { step },
-        5 => Coding::Rows { parent: number, step },
-        6 => Coding::RowsKey { step },
-        7 => Coding::Log { parent: number, unit },
-        8 => Coding::LogKey { unit },
-        9 => Coding::Moment { second: number, step, rule: input.pick(&[Rule::Root, Rule::Norm, Rule::Inward]) },
-        10 => Coding::External { parent: number },
-        11 => Coding::ExternalKey,
-        12 => Coding::Sized { step, rule: input.pick(&[Rule::Norm, Rule::Sign]) },
-        _ => Coding::Cast { of: number },
-    }
+    let codec = match input.byte() % 8 {
+        0 => Codec::Lossless,
+        1 => Codec::Lattice { step },
+        2 => Codec::Rows { step },
+        3 => Codec::Log { unit },
+        4 => Codec::Moment { second: number, step, rule: input.pick(&[Rule::Root, Rule::Norm, Rule::Inward]) },
+        5 => Codec::External,
+        6 => Codec::Sized { step, rule: input.pick(&[Rule::Norm, Rule::Sign]) },
+        _ => Codec::Cast { of: number },
+    };
+    let may_differ = with_parent && codec.has_differences() || input.byte() == 0;
+    Coding { codec, parent: (may_differ && input.flag()).then_some(number) }
 }
 
 fn factors(input: &mut Input, shape: &[u64]) -> Vec<u8> {
@@ -320,29 +313,29 @@ fn payload(input: &mut Input, coding: Coding, dtype: Dtype, n: usize) -> Vec<u8>
     let mut out = Vec::new();
     let symbols: Vec<i32> = (0..n).map(|_| i32::from(input.byte() as i8)).collect();
     let bytes = input.filled(n * dtype.size());
-    match coding {
-        Coding::Lossless | Coding::LosslessDelta { .. } => {
-            let parent = coding.parent().map(|_| vec![0; bytes.len()]);
+    if coding.parent.is_none() && coding.step().is_some() {
+        let keyframe = input.flag().then_some(bytes.as_slice());
+        lattice::put_keyframe(dtype, keyframe, &mut out);
+    }
+    match coding.codec {
+        Codec::Lossless => {
+            let parent = coding.parent.map(|_| vec![0; bytes.len()]);
             lossless::encode(dtype, &bytes, parent.as_deref(), &mut out);
         }
-        Coding::Lattice { .. } | Coding::LatticeKey { .. } | Coding::Moment { .. } | Coding::Sized { .. } => {
+        Codec::Lattice { .. } | Codec::Moment { .. } | Codec::Sized { .. } => {
             let _ = lattice::encode_tile(&symbols, None, &[], &mut out);
         }
-        Coding::LatticeWithKeyframe { .. } => {
-            lattice::put_keyframe(dtype, &bytes, &mut out);
-            let _ = lattice::encode_tile(&symbols, None, &[], &mut out);
-        }
-        Coding::Rows { .. } | Coding::RowsKey { .. } => {
+        Codec::Rows { .. } => {
             let rows = Rows { width: 6, first: 0 };
             let _ = rows::encode_tile(&symbols, None, rows, &[], &mut out);
         }
-        Coding::Log { .. } | Coding::LogKey { .. } => stepfs::entropy::ints::encode(&symbols, &mut out),
-        Coding::External { .. } | Coding::ExternalKey => {
+        Codec::Log { .. } => stepfs::entropy::ints::encode(&symbols, &mut out),
+        Codec::External => {
             let bytes = std::sync::Arc::new(bytes);
             let own = stepfs::published::tile::Before { bytes: &bytes, bins: None };
             stepfs::published::tile::encode_as_it_is(dtype, own, None, &mut out);
         }
-        Coding::Cast { .. } => {}
+        Codec::Cast { .. } => {}
     }
     if input.byte() < 24 && !out.is_empty() {
         let at = input.upto(out.len() - 1);

@@ -13,7 +13,7 @@ use crate::hash::xxh3_64;
 use crate::recall::{Chain, check_hash, walk};
 use crate::store::object::{Header, Index, Object, ObjectWriter, TensorEntry, Tile, path_of, tiles_of};
 use crate::store::{Damage, Objects, Store};
-use crate::tile::{self, Around, Coding, TileSpec};
+use crate::tile::{self, Around, Codec, Coding, TileSpec};
 
 use super::damaged_object::{Part, open_plain, parts};
 use super::set_aside;
@@ -57,7 +57,7 @@ impl Rebuild<'_> {
             *chunk = writer.put(&payload, chunk.decoded_hash)?;
         }
         writer.close(&index)?;
-        let needs_parent = index.tensors.iter().any(|entry| entry.coding.parent().is_some());
+        let needs_parent = index.tensors.iter().any(|entry| entry.coding.parent.is_some());
         let header = Header { parent: header.parent.filter(|_| needs_parent), ..header.clone() };
         let parent = match (header.parent, &self.chain) {
             (None, _) => None,
@@ -102,7 +102,7 @@ impl Rebuild<'_> {
         bytes: &Arc<Vec<u8>>,
     ) -> io::Result<Option<Vec<u8>>> {
         let chain = self.chain.as_ref();
-        let parent = match (entry.coding.parent(), chain) {
+        let parent = match (entry.coding.parent, chain) {
             (None, _) => None,
             (Some(parent), Some(chain)) => {
                 let above = self.object.header().parent.and_then(|id| chain.from_ancestor(id));
@@ -116,18 +116,16 @@ impl Rebuild<'_> {
             (Some(_), None) => return Ok(None),
         };
         // The steps of single rows are lost. The tensor's step divides each of them.
-        let coding = match entry.coding {
-            Coding::Rows { parent, step } => Coding::Lattice { parent, step },
-            Coding::RowsKey { step } => Coding::LatticeKey { step },
+        let codec = match entry.coding.codec {
+            Codec::Rows { step } => Codec::Lattice { step },
             // Values that were rounded inward lie on the lattice, and must not be rounded inward again.
-            Coding::Moment { second, step, rule: Rule::Inward } => Coding::Moment { second, step, rule: Rule::Root },
-            // The tensor beside it or its keyframe may be lost as well.
-            Coding::LatticeWithKeyframe { .. } | Coding::External { .. } | Coding::ExternalKey => return Ok(None),
-            coding => coding,
+            Codec::Moment { second, step, rule: Rule::Inward } => Codec::Moment { second, step, rule: Rule::Root },
+            Codec::External => return Ok(None),
+            codec => codec,
         };
-        let second = match entry.coding {
-            Coding::Cast { .. } => return Ok(Some(Vec::new())),
-            Coding::Moment { second, .. } => match self.decoded(second as usize, at) {
+        let second = match entry.coding.codec {
+            Codec::Cast { .. } => return Ok(Some(Vec::new())),
+            Codec::Moment { second, .. } => match self.decoded(second as usize, at) {
                 Some(bytes) => Some(bytes),
                 None => return Ok(None),
             },
@@ -146,7 +144,10 @@ impl Rebuild<'_> {
             ..Around::default()
         };
         let spec = entry.spec(at);
-        let Some((state, decoded)) = tile::quantize(TileSpec { coding, ..spec }, bytes, around, None) else {
+        // Elements of a state with a keyframe of its own are off the lattice: too many to be exceptions.
+        let Some((state, decoded)) =
+            tile::quantize(TileSpec { coding: Coding { codec, ..entry.coding }, ..spec }, bytes, around, None)
+        else {
             return Ok(None);
         };
         if decoded != *bytes {
@@ -166,7 +167,7 @@ impl Rebuild<'_> {
 
     /// Writes a tensor lossless. Objects that depend on it may lose their base by that.
     fn as_it_is(&self, writer: &mut ObjectWriter, number: usize, entry: &mut TensorEntry) -> io::Result<()> {
-        let lossless = TensorEntry { coding: Coding::Lossless, factors: None, ..entry.clone() };
+        let lossless = TensorEntry { coding: Coding::LOSSLESS, factors: None, ..entry.clone() };
         let mut tiles = Vec::with_capacity(entry.tiles.len());
         for (at, tile) in entry.tiles.iter().enumerate() {
             let lost = Damage("a tensor with a lost part cannot be read at all");
@@ -206,7 +207,7 @@ pub(super) fn anew(store: &Store, objects: &Objects, header: &Header, file: &std
             role: tensor.role,
             shape: tensor.shape.clone(),
             extent: tensor.extent.clone(),
-            coding: Coding::Lossless,
+            coding: Coding::LOSSLESS,
             bound: 0.0,
             max_abs_error: 0.0,
             factors: None,

@@ -27,8 +27,8 @@ impl Kept {
         self.objects += usize::from(object.is_some());
         for tensor in object.iter().flat_map(|object| &object.index().tensors) {
             let how = HowKept {
-                codec: tensor.coding.codec(),
-                difference: tensor.coding.parent().is_some(),
+                codec: tensor.coding.codec.name(),
+                difference: tensor.coding.parent.is_some(),
                 step: tensor.coding.step(),
                 bound: tensor.bound,
                 max_abs_error: tensor.max_abs_error,

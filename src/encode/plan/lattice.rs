@@ -7,7 +7,7 @@ use crate::codec::{lattice, rows};
 use crate::container::{ReadAt, Tensor};
 use crate::recall::walk;
 use crate::store::object::rows_and_width;
-use crate::tile::{self, Around, Coding, State};
+use crate::tile::{self, Around, Codec, Coding, State};
 
 use super::archived::Archived;
 use super::phase;
@@ -58,11 +58,11 @@ pub(super) fn weight(subject: &Subject) -> io::Result<Option<Choice>> {
     };
     let Some(coding) = coding else { return Ok(None) };
     // The keyframe of a table uses the plain lattice, since its rows have no update yet.
-    let step = match coding {
-        Coding::Rows { .. } => row_keyframe(subject, &row_updates(subject, twin)?.unwrap_or_default()),
-        _ => coding.step(),
+    let step = match coding.is_by_rows() {
+        true => row_keyframe(subject, &row_updates(subject, twin)?.unwrap_or_default()),
+        false => coding.step(),
     };
-    let alone = step.map_or(Coding::Lossless, |step| Coding::LatticeKey { step });
+    let alone = step.map_or(Coding::LOSSLESS, |step| Codec::Lattice { step }.alone());
     let bits = if subject.material.super_step { bits(subject, coding, alone)? } else { None };
     Ok(Some(Choice { coding, alone, bits: bits.unwrap_or((0.0, 0.0)) }))
 }
@@ -75,7 +75,7 @@ fn on_lattice(subject: &Subject, twin: &Tensor) -> io::Result<Option<Coding>> {
     }
     let next = next.map(|next| next.rms);
     let step = |rms: f64| step(subject, rms);
-    let anew = || next.and_then(step).map(|step| Coding::LatticeKey { step });
+    let anew = || next.and_then(step).map(|step| Codec::Lattice { step }.alone());
     let Some(base) = subject.parent else {
         return Ok(anew());
     };
@@ -89,12 +89,12 @@ fn on_lattice(subject: &Subject, twin: &Tensor) -> io::Result<Option<Coding>> {
     {
         // Saved a second time (`last.ckpt`): with the same step the difference costs nothing. A finer profile needs
         // another step.
-        return Ok(Some(Coding::Lattice { parent, step: before }));
+        return Ok(Some(Codec::Lattice { step: before }.on(parent)));
     }
     let Some(before) = previous.entry.coding.step() else {
         // The base is exact, so any step will do. If nothing moves, a lossless difference costs nothing.
         let wanted = last.rms.or(next).and_then(step);
-        return Ok(wanted.map(|step| Coding::Lattice { parent, step }));
+        return Ok(wanted.map(|step| Codec::Lattice { step }.on(parent)));
     };
     // Updates rise and fall from state to state. A step that followed them would cost more where it is too fine
     // than it saves where it is too coarse. So half of the evidence comes from the state before, in octaves.
@@ -116,7 +116,8 @@ fn on_lattice(subject: &Subject, twin: &Tensor) -> io::Result<Option<Coding>> {
     let keep = |wanted: &f64| (finest..KEEP_WITHIN).contains(&(wanted / before)) || next.is_none();
     let step = wanted.filter(|wanted| !keep(wanted)).unwrap_or(before);
     let most = if ahead { lattice::short_step(subject.tensor.dtype, KEEP_WITHIN * before) } else { None };
-    Ok(Some(Coding::Lattice { parent, step: most.map_or(step, |most| step.min(most)) }))
+    let step = most.map_or(step, |most| step.min(most));
+    Ok(Some(Codec::Lattice { step }.on(parent)))
 }
 
 fn step(subject: &Subject, rms: f64) -> Option<f64> {
@@ -132,20 +133,20 @@ fn by_rows(subject: &Subject, twin: &Tensor) -> io::Result<Option<Coding>> {
     let Some(rms) = row_updates(subject, twin)? else { return Ok(None) };
     let Some(parent) = subject.parent else {
         let most = MOST_OF_WEIGHTS * root_mean_square(subject)?;
-        return Ok(row_keyframe(subject, &rms).filter(|step| *step <= most).map(|step| Coding::LatticeKey { step }));
+        return Ok(row_keyframe(subject, &rms)
+            .filter(|step| *step <= most)
+            .map(|step| Codec::Lattice { step }.alone()));
     };
     let wanted = rows::base_step(&rms);
-    let before = subject.previous.and_then(|previous| match previous.entry.coding {
-        Coding::Rows { step, .. } | Coding::RowsKey { step } => Some(step),
-        _ => None,
-    });
+    let previous = subject.previous.map(|previous| previous.entry.coding);
+    let before = previous.filter(|coding| coding.is_by_rows()).and_then(Coding::step);
     let step = match (before, wanted) {
         (Some(before), Some(wanted)) if wanted * FINER < before => wanted,
         (Some(before), _) => before,
         (None, Some(wanted)) => wanted,
         (None, None) => return Ok(None),
     };
-    Ok(Some(Coding::Rows { parent: parent.number, step }))
+    Ok(Some(Codec::Rows { step }.on(parent.number)))
 }
 
 /// Root mean squares of the updates to the state after this one, of rows in the middle of a table. `None` if it is no
@@ -182,7 +183,7 @@ fn row_keyframe(subject: &Subject, row_rms: &[f64]) -> Option<f64> {
 
 /// Bits of the middle tile, as a difference to the base and without it.
 fn bits(subject: &Subject, coding: Coding, alone: Coding) -> io::Result<Option<(f64, f64)>> {
-    let (Some(parent), Some(chain)) = (coding.parent(), subject.material.base) else {
+    let (Some(parent), Some(chain)) = (coding.parent, subject.material.base) else {
         return Ok(None);
     };
     let middle = tiles(subject.tensor) / 2;

@@ -14,7 +14,6 @@ use std::io;
 
 use crate::codec::lattice::values;
 use crate::container::Tensor;
-use crate::tile::Coding;
 
 use super::Subject;
 use super::lattice::{mean_square, read, sample};
@@ -36,10 +35,7 @@ const ELEMENTS: u64 = 1024;
 pub(super) fn unit(subject: &Subject) -> io::Result<u32> {
     let (most, full) = (subject.rates.second_moment, subject.rates.full_change);
     let Some(twin) = subject.twin else { return Ok(most) };
-    let before = subject.parent.and_then(|parent| match parent.entry.coding {
-        Coding::Log { unit, .. } | Coding::LogKey { unit } => Some(unit),
-        _ => None,
-    });
+    let before = subject.parent.and_then(|parent| parent.entry.coding.unit());
     Ok(match change(subject, twin)? {
         Some(octaves) => {
             let share = (octaves / full).min(1.0) * subject.caution;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::store::object::TensorEntry;
-use crate::tile::Coding;
+use crate::tile::{Codec, Coding};
 
 use super::Plan;
 
@@ -33,16 +33,15 @@ pub(in super::super) fn is_met_by(plans: &[Plan], made: &[TensorEntry]) -> bool 
 
 /// How many times as coarse a lossy coding is as another one; `None` if they cannot be compared.
 fn coarser(made: Coding, wanted: Coding) -> Option<f64> {
-    let rows = |coding| matches!(coding, Coding::Rows { .. } | Coding::RowsKey { .. });
     if let (Some(made_step), Some(step)) = (made.step(), wanted.step()) {
-        return (rows(made) == rows(wanted)).then_some(made_step / step);
+        return (made.is_by_rows() == wanted.is_by_rows()).then_some(made_step / step);
     }
     if let (Some((made_step, made_rule)), Some((step, rule))) = (made.ratio(), wanted.ratio()) {
         return (made_rule == rule).then_some(made_step / step);
     }
     match (made.unit(), wanted.unit()) {
         (Some(made), Some(wanted)) => Some(f64::from(made) / f64::from(wanted)),
-        _ => matches!((made, wanted), (Coding::Cast { .. }, Coding::Cast { .. })).then_some(1.0),
+        _ => matches!((made.codec, wanted.codec), (Codec::Cast { .. }, Codec::Cast { .. })).then_some(1.0),
     }
 }
 
@@ -52,13 +51,13 @@ mod tests {
 
     #[test]
     fn steps_are_compared_within_one_kind_of_coding() {
-        let lattice = |step| Coding::Lattice { parent: 0, step };
-        assert_eq!(coarser(lattice(3.0), Coding::LatticeKey { step: 2.0 }), Some(1.5));
-        assert_eq!(coarser(lattice(1.0), Coding::Lossless), None);
-        assert_eq!(coarser(lattice(1.0), Coding::Rows { parent: 0, step: 1.0 }), None);
-        let log = |unit| Coding::Log { parent: 0, unit };
-        assert_eq!(coarser(log(8), Coding::LogKey { unit: 4 }), Some(2.0));
-        assert_eq!(coarser(Coding::Cast { of: 1 }, Coding::Cast { of: 2 }), Some(1.0));
+        let lattice = |step| Codec::Lattice { step }.on(0);
+        assert_eq!(coarser(lattice(3.0), Codec::Lattice { step: 2.0 }.alone()), Some(1.5));
+        assert_eq!(coarser(lattice(1.0), Coding::LOSSLESS), None);
+        assert_eq!(coarser(lattice(1.0), Codec::Rows { step: 1.0 }.on(0)), None);
+        let log = |unit| Codec::Log { unit }.on(0);
+        assert_eq!(coarser(log(8), Codec::Log { unit: 4 }.alone()), Some(2.0));
+        assert_eq!(coarser(Codec::Cast { of: 1 }.alone(), Codec::Cast { of: 2 }.alone()), Some(1.0));
         assert_eq!(coarser(log(4), lattice(1.0)), None);
     }
 }

@@ -29,7 +29,7 @@ use crate::published::registry::SystemId;
 use crate::recall::{Chain, walk};
 use crate::store::Profiles;
 use crate::store::object::{self, HEAD_BYTES, TAIL_BYTES, rows_and_width};
-use crate::tile::{Coding, TileSpec};
+use crate::tile::{Codec, Coding, TileSpec};
 
 pub(super) use lattice::{read, sample};
 pub(super) use met::is_met_by;
@@ -73,8 +73,8 @@ impl Plan {
         Plan {
             index,
             tensor: run.clone(),
-            coding: parent.map_or(Coding::Lossless, |parent| Coding::LosslessDelta { parent }),
-            alone: Coding::Lossless,
+            coding: Coding { codec: Codec::Lossless, parent },
+            alone: Coding::LOSSLESS,
             parent,
             row_step: 0.0,
             outward: 0.0,
@@ -257,12 +257,12 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
         let (mut lossy, mut row_step, mut outward) = (None, 0.0, 0.0);
         let original = copies.get(&index).and_then(|original| place(*original));
         if let Some(of) = original {
-            let coding = Coding::Cast { of: of as u32 };
+            let coding = Codec::Cast { of: of as u32 }.alone();
             lossy = Some(Choice { coding, alone: coding, bits: (0.0, 0.0) });
         } else if let Some(system) = systems[index] {
-            let alone = if system.system().stands_alone() { Coding::ExternalKey } else { Coding::Lossless };
-            let coding = parent.map_or(alone, |parent| Coding::External { parent: parent.number });
-            lossy = Some(Choice { coding, alone, bits: (0.0, 0.0) }).filter(|_| coding != Coding::Lossless);
+            let alone = if system.system().stands_alone() { Codec::External.alone() } else { Coding::LOSSLESS };
+            let coding = parent.map_or(alone, |parent| Codec::External.on(parent.number));
+            lossy = Some(Choice { coding, alone, bits: (0.0, 0.0) }).filter(|_| coding != Coding::LOSSLESS);
         } else if let Some((kind, rates)) = kinds[index] {
             let partner = tensor.partner.and_then(|partner| Some((all.get(partner)?, place(partner)? as u32)));
             let twin = twins[index].as_ref();
@@ -296,12 +296,11 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
             Some(choice) => choice,
             None => lossless_choice(material.source, tensor, parent.map(|parent| (parent.chain, parent.number)))?,
         };
-        let parent = parent.map(|parent| parent.number).filter(|_| coding.is_lossy() || coding.parent().is_some());
+        let parent = parent.map(|parent| parent.number).filter(|_| coding.is_lossy() || coding.parent.is_some());
         let system = systems[index].filter(|_| coding.is_external());
         // Logarithms keep the sign anyway, so their tensors need no look.
-        let of_logs = matches!(coding, Coding::Log { .. } | Coding::LogKey { .. });
         let limits = match looks[index] {
-            _ if !coding.is_lossy() || of_logs => None,
+            _ if !coding.is_lossy() || coding.is_log() => None,
             Some(limits) => Some(limits),
             None => Some(limits::limits(material.source, tensor)?),
         };
@@ -368,7 +367,7 @@ fn system(material: &Material, tensor: &Tensor) -> Option<SystemId> {
 
 /// Alone or as a difference to the base: the smaller of both by estimate.
 fn lossless_choice(source: &dyn ReadAt, tensor: &Tensor, parent: Option<(&Chain, u32)>) -> io::Result<Choice> {
-    let alone = Choice { coding: Coding::Lossless, alone: Coding::Lossless, bits: (0.0, 0.0) };
+    let alone = Choice { coding: Coding::LOSSLESS, alone: Coding::LOSSLESS, bits: (0.0, 0.0) };
     let Some((chain, parent)) = parent else {
         return Ok(alone);
     };
@@ -378,7 +377,7 @@ fn lossless_choice(source: &dyn ReadAt, tensor: &Tensor, parent: Option<(&Chain,
     let delta = lossless::estimate(tensor.dtype, &data, Some(&base));
     let bits = lossless::estimate(tensor.dtype, &data, None);
     Ok(match delta < bits {
-        true => Choice { coding: Coding::LosslessDelta { parent }, bits: (delta, bits), ..alone },
+        true => Choice { coding: Codec::Lossless.on(parent), bits: (delta, bits), ..alone },
         false => Choice { bits: (bits, bits), ..alone },
     })
 }

@@ -9,7 +9,7 @@ use crate::codec::{lattice, moment};
 use crate::container::{Role, Tensor, Use};
 use crate::recall::walk;
 use crate::store::object::rows_and_width;
-use crate::tile::{self, Around, Coding, State};
+use crate::tile::{self, Around, Codec, Coding, State};
 
 use super::lattice::{read, root_mean_square, sample};
 use super::rates::{Rates, VECTOR};
@@ -51,7 +51,7 @@ pub(super) fn first(subject: &Subject) -> io::Result<Option<Choice>> {
     let step = first_step(&samples, rule, &subject.rates);
     // A first moment is never a difference, so it costs the same with and without a base.
     Ok(step.map(|step| {
-        let coding = Coding::Moment { second: place, step, rule };
+        let coding = Codec::Moment { second: place, step, rule }.alone();
         Choice { coding, alone: coding, bits: (0.0, 0.0) }
     }))
 }
@@ -95,7 +95,7 @@ pub(super) fn momentum(subject: &Subject) -> io::Result<Option<Choice>> {
     let rms = root_mean_square(subject)?;
     let step = lattice::choose_g(tensor.dtype, &[rms], subject.rates.momentum);
     Ok(step.map(|step| {
-        let coding = Coding::LatticeKey { step };
+        let coding = Codec::Lattice { step }.alone();
         Choice { coding, alone: coding, bits: (0.0, 0.0) }
     }))
 }
@@ -119,7 +119,7 @@ fn sized(subject: &Subject, step: f64, rule: Rule) -> io::Result<Option<Choice>>
         return Ok(None);
     }
     Ok(lattice_step(1.0, step).map(|step| {
-        let coding = Coding::Sized { step, rule };
+        let coding = Codec::Sized { step, rule }.alone();
         Choice { coding, alone: coding, bits: (0.0, 0.0) }
     }))
 }
@@ -129,12 +129,12 @@ fn sized(subject: &Subject, step: f64, rule: Rule) -> io::Result<Option<Choice>>
 pub(super) fn keep_together(tensors: &[Tensor], plans: &mut [Plan]) {
     // Indexes of the description, as plans have them.
     let firsts: Vec<usize> =
-        plans.iter().filter(|plan| matches!(plan.coding, Coding::Moment { .. })).map(|plan| plan.index).collect();
+        plans.iter().filter(|plan| matches!(plan.coding.codec, Codec::Moment { .. })).map(|plan| plan.index).collect();
     for plan in plans {
         let tensor = &tensors[plan.index];
         let partner = tensor.partner.filter(|_| tensor.role == Role::SecondMoment);
         if partner.is_some_and(|first| firsts.binary_search(&first).is_err()) {
-            (plan.coding, plan.alone, plan.parent) = (Coding::Lossless, Coding::Lossless, None);
+            (plan.coding, plan.alone, plan.parent) = (Coding::LOSSLESS, Coding::LOSSLESS, None);
         }
     }
 }
@@ -166,7 +166,7 @@ pub(super) fn second(subject: &Subject, unit: u32) -> io::Result<Option<Choice>>
         let fits = tile::encode(spec(coding), &state, around.parent, &mut out)?;
         Ok(fits.then_some(8.0 * out.len() as f64 + extra))
     };
-    let alone = Coding::LogKey { unit };
+    let alone = Codec::Log { unit }.alone();
     let factors = Arc::new(factors_of_tile(subject, middle, &data, unit));
     let (rows, width) = rows_and_width(&tensor.shape);
     let share = data.len() as f64 / (tensor.extent.end - tensor.extent.start) as f64;
@@ -179,7 +179,7 @@ pub(super) fn second(subject: &Subject, unit: u32) -> io::Result<Option<Choice>>
     if !matches!(&*state, State::Log { unit: before, .. } if *before == unit) {
         return Ok(Some(key));
     }
-    let coding = Coding::Log { parent: parent.number, unit };
+    let coding = Codec::Log { unit }.on(parent.number);
     let delta = bits(coding, Around { parent: Some(&state), ..around }, factor_bits)?;
     Ok(Some(match delta.filter(|delta| *delta < key_bits) {
         Some(delta) => Choice { coding, alone, bits: (delta, key_bits) },

@@ -18,7 +18,7 @@ use crate::codec::Dtype;
 use crate::codec::lattice::updates;
 use crate::container::{Description, Kind, ReadAt, Role, Tensor};
 use crate::recall::walk;
-use crate::tile::Coding;
+use crate::tile::{Codec, Coding};
 
 use super::archived::Archived;
 use super::rates::{BALANCED, Rates};
@@ -99,8 +99,7 @@ fn iterations(material: &Material) -> io::Result<Option<f64>> {
 fn cosine<'a>(material: &Material, weights: impl Iterator<Item = Weight<'a>>) -> io::Result<Option<f64>> {
     /// Tensors looked at: the cosine of 32 tiles is good to .001.
     const TENSORS: usize = 32;
-    let is_on_lattice =
-        |coding: Coding| !matches!(coding, Coding::Rows { .. } | Coding::RowsKey { .. } | Coding::Cast { .. });
+    let is_on_lattice = |coding: Coding| !matches!(coding.codec, Codec::Rows { .. } | Codec::Cast { .. });
     let mut weights: Vec<Weight> =
         weights.filter(|(tensor, _, before)| tensor.shape.len() > 1 && is_on_lattice(before.entry.coding)).collect();
     weights.sort_by_key(|(tensor, ..)| std::cmp::Reverse(tensor.extent.end - tensor.extent.start));

@@ -11,7 +11,7 @@ use std::io;
 
 use crate::codec::lattice::{short_step, updates, values};
 use crate::recall::walk;
-use crate::tile::{Coding, State};
+use crate::tile::{Codec, Coding, State};
 
 use super::{Subject, read_tile, tiles};
 
@@ -27,7 +27,7 @@ const SHARES: [f64; 7] = [1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.35];
 /// The same coding with a step whose lattice does not already contain the tensor's elements.
 pub(super) fn off_lattice(subject: &Subject, coding: Option<Coding>) -> io::Result<Option<Coding>> {
     let Some(wanted) = coding.and_then(|coding| coding.step()) else { return Ok(coding) };
-    let from_keyframe = places(subject, coding.is_some_and(|coding| coding.parent().is_some()))?;
+    let from_keyframe = places(subject, coding.is_some_and(|coding| coding.parent.is_some()))?;
     let dtype = subject.tensor.dtype;
     let steps = SHARES.iter().filter_map(|share| short_step(dtype, share * wanted)).filter(|step| *step <= wanted);
     let mut last = wanted;
@@ -37,10 +37,9 @@ pub(super) fn off_lattice(subject: &Subject, coding: Option<Coding>) -> io::Resu
             break;
         }
     }
-    Ok(coding.map(|coding| match coding {
-        Coding::Lattice { parent, .. } => Coding::Lattice { parent, step: last },
-        Coding::LatticeKey { .. } => Coding::LatticeKey { step: last },
-        other => other,
+    Ok(coding.map(|coding| match coding.codec {
+        Codec::Lattice { .. } => Coding { codec: Codec::Lattice { step: last }, ..coding },
+        _ => coding,
     }))
 }
 

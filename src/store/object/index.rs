@@ -7,7 +7,7 @@ use crate::codec::{Dtype, TILE_BYTES, lattice, log};
 use crate::container::Role;
 use crate::published;
 use crate::store::Damage;
-use crate::tile::{Coding, TileSpec};
+use crate::tile::{Codec, Coding, TileSpec};
 
 mod columns;
 
@@ -188,18 +188,12 @@ impl Index {
     fn check_coding(&self, tensor: &TensorEntry) -> Result<(), Damage> {
         let coding = tensor.coding;
         let of_lattice = tensor.dtype.is_lattice_float();
-        let step = match coding {
-            Coding::Moment { step, .. } | Coding::Sized { step, .. } => Some(step),
-            _ => coding.step(),
-        };
+        let step = coding.step().or(coding.ratio().map(|(step, _)| step));
         if step.is_some_and(|step| !(lattice::is_step(step) && of_lattice)) {
             return Err(Damage("a lattice's step is not a positive number"));
         }
-        match coding {
-            Coding::Log { unit, .. } | Coding::LogKey { unit } if !(log::is_unit(unit) && of_lattice) => {
-                return Err(Damage("a logarithmic lattice has no such unit"));
-            }
-            _ => {}
+        if coding.unit().is_some_and(|unit| !(log::is_unit(unit) && of_lattice)) {
+            return Err(Damage("a logarithmic lattice has no such unit"));
         }
         if coding.is_external() && !published::tile::is_for(tensor.dtype) {
             return Err(Damage("a published system's tensor has an unsupported type"));
@@ -216,12 +210,11 @@ impl Index {
         let Some(beside) = coding.companion() else { return Ok(()) };
         let other = self.tensors.get(beside as usize).ok_or(Damage("a tensor's companion is missing"))?;
         let elements = |tensor: &TensorEntry| (tensor.extent.end - tensor.extent.start) / tensor.dtype.size() as u64;
-        let same_type = other.dtype == tensor.dtype || matches!(coding, Coding::Cast { .. });
-        let fits = match coding {
-            Coding::Cast { .. } => other.dtype.is_lattice_float() && of_lattice,
-            _ => true,
+        let fits = match coding.codec {
+            Codec::Cast { .. } => other.dtype.is_lattice_float() && of_lattice,
+            _ => other.dtype == tensor.dtype,
         };
-        match fits && same_type && other.coding.rank() < coding.rank() && elements(other) == elements(tensor) {
+        match fits && other.coding.rank() < coding.rank() && elements(other) == elements(tensor) {
             true => Ok(()),
             false => Err(Damage("a tensor's companion does not fit it")),
         }

@@ -5,7 +5,7 @@ use super::*;
 use crate::codec::moment::Rule;
 use crate::codec::{Dtype, TILE_BYTES};
 use crate::container::Role;
-use crate::tile::Coding;
+use crate::tile::{Codec, Coding};
 
 fn id() -> impl Strategy<Value = Id> {
     any::<[u8; 16]>().prop_map(|bytes| if bytes == [0; 16] { Id([1; 16]) } else { Id(bytes) })
@@ -44,20 +44,18 @@ prop_compose! {
 
 fn coding() -> impl Strategy<Value = Coding> {
     let step = (1u32..1 << 24, -40i32..40).prop_map(|(m, e)| f64::from(m) * 2f64.powi(e));
-    prop_oneof![
-        Just(Coding::Lossless),
-        any::<u32>().prop_map(|parent| Coding::LosslessDelta { parent }),
-        (any::<u32>(), step.clone()).prop_map(|(parent, step)| Coding::Lattice { parent, step }),
-        step.clone().prop_map(|step| Coding::LatticeKey { step }),
-        step.clone().prop_map(|step| Coding::LatticeWithKeyframe { step }),
-        step.clone().prop_map(|step| Coding::Sized { step, rule: Rule::Norm }),
-        step.clone().prop_map(|step| Coding::Sized { step, rule: Rule::Sign }),
-        (any::<u32>(), step).prop_map(|(parent, step)| Coding::Rows { parent, step }),
-        (any::<u32>(), 14u32..=20).prop_map(|(parent, unit)| Coding::Log { parent, unit: 1 << unit }),
-        (14u32..=20).prop_map(|unit| Coding::LogKey { unit: 1 << unit }),
-        any::<u32>().prop_map(|parent| Coding::External { parent }),
-        Just(Coding::ExternalKey),
-    ]
+    let unit = (14u32..=20).prop_map(|unit| 1 << unit);
+    let codec = prop_oneof![
+        Just(Codec::Lossless),
+        step.clone().prop_map(|step| Codec::Lattice { step }),
+        step.clone().prop_map(|step| Codec::Rows { step }),
+        step.clone().prop_map(|step| Codec::Sized { step, rule: Rule::Norm }),
+        step.prop_map(|step| Codec::Sized { step, rule: Rule::Sign }),
+        unit.prop_map(|unit| Codec::Log { unit }),
+        Just(Codec::External),
+    ];
+    (codec, any::<Option<u32>>())
+        .prop_map(|(codec, parent)| Coding { codec, parent: parent.filter(|_| codec.has_differences()) })
 }
 
 /// End of the payloads of the objects of these indexes.
@@ -89,7 +87,7 @@ prop_compose! {
     ) -> (u64, TensorEntry) {
         let dtype = Dtype::ALL[dtype];
         let fits = dtype.is_lattice_float() && !(coding.is_external() && dtype == Dtype::F64);
-        let coding = if fits || !coding.is_lossy() { coding } else { Coding::Lossless };
+        let coding = if fits || !coding.is_lossy() { coding } else { Coding::LOSSLESS };
         let role = Role::ALL[role];
         let len = len - len % dtype.size() as u64;
         let factors = coding.has_factors().then(|| tiles(1, !seed)[0]);
@@ -107,9 +105,9 @@ prop_compose! {
 fn family(((gap, tensor), ways): ((u64, TensorEntry), u8)) -> Vec<(u64, TensorEntry)> {
     let of_lattice = tensor.dtype.is_lattice_float();
     let mut family = vec![(gap, tensor.clone())];
-    let moment = |rule| Coding::Moment { second: 1, step: 0.5, rule };
+    let moment = |rule| Codec::Moment { second: 1, step: 0.5, rule };
     let rule = [Rule::Root, Rule::Norm, Rule::Inward][usize::from(ways / 3 % 3)];
-    let others = [moment(rule), Coding::Cast { of: 1 }];
+    let others = [moment(rule), Codec::Cast { of: 1 }].map(Codec::alone);
     for coding in others.into_iter().take(if of_lattice { usize::from(ways % 3) } else { 0 }) {
         family.push((gap / 2, TensorEntry { coding, bound: 1.5, factors: None, ..tensor.clone() }));
     }
@@ -117,9 +115,9 @@ fn family(((gap, tensor), ways): ((u64, TensorEntry), u8)) -> Vec<(u64, TensorEn
 }
 
 fn numbered(((gap, mut tensor), own): ((u64, TensorEntry), u32)) -> (u64, TensorEntry) {
-    match &mut tensor.coding {
-        Coding::Moment { second, .. } => *second = own - 1,
-        Coding::Cast { of } => *of = own - 1,
+    match &mut tensor.coding.codec {
+        Codec::Moment { second, .. } => *second = own - 1,
+        Codec::Cast { of } => *of = own - 1,
         _ => {}
     }
     (gap, tensor)
@@ -245,7 +243,7 @@ fn one_tensor() -> (Index, u64) {
         role: Role::Weight,
         shape: vec![10, 10],
         extent: 8..408,
-        coding: Coding::LatticeKey { step: 0.5 },
+        coding: Codec::Lattice { step: 0.5 }.alone(),
         bound: 0.25,
         max_abs_error: 0.125,
         factors: None,
@@ -275,7 +273,7 @@ fn what_lies_about_its_tensors_is_refused() {
     refused(|index| index.tensors[0].dtype = Dtype::I32);
     refused(|index| index.skeleton.clear());
     for step in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e-310, 1.0 + f64::EPSILON] {
-        refused(|index| index.tensors[0].coding = Coding::LatticeKey { step });
+        refused(|index| index.tensors[0].coding = Codec::Lattice { step }.alone());
     }
 }
 

@@ -2,7 +2,7 @@ use super::*;
 use crate::codec::moment::Rule;
 use crate::codec::{Dtype, Rows};
 use crate::hash::{Checksum, xxh3_64};
-use crate::tile::{Around, quantize};
+use crate::tile::{Around, Coding, quantize};
 
 /// More than two blocks, the last one short.
 const N: usize = 2 * BLOCK + 100;
@@ -31,7 +31,7 @@ fn with(bytes: &[u8], at: usize, value: f32) -> Vec<u8> {
 
 #[test]
 fn one_element_beyond_the_bound_is_found_in_every_block() {
-    let coding = Coding::LatticeKey { step: 0.5 };
+    let coding = Codec::Lattice { step: 0.5 }.alone();
     let written = bytes(|i| i as f32);
     let decoded = bytes(|i| i as f32 + 0.125);
     let found = checked(coding, false, &written, &decoded).unwrap();
@@ -51,13 +51,13 @@ fn one_element_beyond_the_bound_is_found_in_every_block() {
 #[test]
 fn one_changed_bit_of_a_lossless_tile_is_found() {
     let written = bytes(|i| i as f32);
-    assert!(!checked(Coding::Lossless, false, &written, &written).unwrap().differs);
-    assert!(checked(Coding::Lossless, false, &written, &with(&written, 0, -0.0)).is_none());
+    assert!(!checked(Coding::LOSSLESS, false, &written, &written).unwrap().differs);
+    assert!(checked(Coding::LOSSLESS, false, &written, &with(&written, 0, -0.0)).is_none());
 }
 
 #[test]
 fn a_lost_sign_is_found_where_the_tensor_has_one() {
-    let coding = Coding::LatticeKey { step: 4.0 };
+    let coding = Codec::Lattice { step: 4.0 }.alone();
     let written = bytes(|i| i as f32 + 1.0);
     let decoded = with(&written, 1, 0.0);
     assert!(checked(coding, false, &written, &decoded).is_some());
@@ -67,7 +67,7 @@ fn a_lost_sign_is_found_where_the_tensor_has_one() {
 
 #[test]
 fn a_value_beyond_the_limits_is_found() {
-    let coding = Coding::LatticeKey { step: 4.0 };
+    let coding = Codec::Lattice { step: 4.0 }.alone();
     let written = bytes(|i| (i % 7) as f32 - 3.0);
     let compare = |decoded: &[u8]| {
         let mut check = Check::new(spec(coding), None, None).within(Some(Limits { least: -3.0, most: 3.0 }));
@@ -81,13 +81,13 @@ fn a_value_beyond_the_limits_is_found() {
 #[test]
 fn second_moments_that_become_zero_and_ratios_that_grow_are_found() {
     let v = bytes(|i| 1e-8 * (1 + i % 7) as f32);
-    let log = Coding::LogKey { unit: 1 << 16 };
+    let log = Codec::Log { unit: 1 << 16 }.alone();
     assert!(checked(log, false, &v, &v).is_some());
     for wrong in [0.0, -1e-8, 1e-6] {
         assert!(checked(log, false, &v, &with(&v, N - 1, wrong)).is_none(), "{wrong}");
     }
     let m = bytes(|i| 1e-5 * (i % 5) as f32);
-    let coding = Coding::Moment { second: 0, step: 0.015_625, rule: Rule::Root };
+    let coding = Codec::Moment { second: 0, step: 0.015_625, rule: Rule::Root }.alone();
     let compare = |decoded: &[u8]| {
         let mut check = Check::new(spec(coding), None, Some((&v, &v)));
         check.add_all(&m, decoded).unwrap();
@@ -106,7 +106,7 @@ fn an_error_beyond_the_stated_one_fails() {
     let written = bytes(|i| i as f32);
     let decoded = with(&written, N - 1, (N - 1) as f32 + 0.5);
     for (stated, is_sound) in [(0.5, true), (0.25, false)] {
-        let mut check = Check::new(spec(Coding::RowsKey { step: 0.015_625 }), None, None);
+        let mut check = Check::new(spec(Codec::Rows { step: 0.015_625 }.alone()), None, None);
         check.states(stated);
         check.add_all(&written, &decoded).unwrap();
         assert_eq!(check.finish().is_some(), is_sound);
@@ -117,7 +117,7 @@ fn an_error_beyond_the_stated_one_fails() {
 #[test]
 fn a_tile_that_is_quantized_in_blocks_is_compared_whole() {
     let data = Arc::new(bytes(|i| (i as f32 * 0.37).sin()));
-    let spec = spec(Coding::LatticeKey { step: 0.015625 });
+    let spec = spec(Codec::Lattice { step: 0.015625 }.alone());
     let mut check = Check::new(spec, None, None);
     let (_, decoded) = quantize(spec, &data, Around::default(), Some(&mut check)).unwrap();
     let (found, whole) = (check.finish().unwrap(), checked(spec.coding, false, &data, &decoded).unwrap());

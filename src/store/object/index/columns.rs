@@ -10,92 +10,55 @@ use crate::store::bytes::{Fields, put_short_text};
 
 use super::super::HEADER_BYTES;
 use super::{Index, MAX_DIMS, TensorEntry, Tile, believed, tiles_of};
-use crate::tile::Coding;
+use crate::tile::{Codec, Coding};
 
 /// Minimum bytes of a tensor: path, type, role, coding, dimensions, gap, length, error.
 const LEAST_TENSOR: usize = 11;
 /// Bytes of a tile's two hashes.
 const HASHES: usize = 12;
 
-/// A coding split into columns. A column that its code does not use is not written.
-struct Parts {
-    code: u8,
-    parent: Option<u32>,
-    beside: Option<u32>,
-    /// Step in the units of its codec.
-    step: Option<f64>,
-    unit: Option<u32>,
-}
+/// Bit of a coding's code: a difference to a parent.
+const DIFFERENCE: u8 = 0x80;
 
-/// The columns that a code uses: parent, beside, step, unit.
-fn columns(code: u8) -> Result<[bool; 4], Damage> {
-    Ok(match code {
-        0 => [false; 4],
-        1 => [true, false, false, false],
-        2 | 5 => [true, false, true, false],
-        3 | 4 | 10 | 15 | 16 => [false, false, true, false],
-        6 => [true, false, false, true],
-        7 => [false, false, false, true],
-        8 | 13 | 14 => [false, true, true, false],
-        9 => [false, true, false, false],
-        11 => [true, false, false, false],
-        12 => [false; 4],
-        _ => return Err(Damage("a tensor's coding is unknown")),
-    })
-}
-
-fn parts(coding: Coding) -> Parts {
-    let (code, step, unit) = match coding {
-        Coding::Lossless => (0, None, None),
-        Coding::LosslessDelta { .. } => (1, None, None),
-        Coding::Lattice { step, .. } => (2, Some(step), None),
-        Coding::LatticeKey { step } => (3, Some(step), None),
-        Coding::LatticeWithKeyframe { step } => (4, Some(step), None),
-        Coding::Rows { step, .. } => (5, Some(step), None),
-        Coding::Log { unit, .. } => (6, None, Some(unit)),
-        Coding::LogKey { unit } => (7, None, Some(unit)),
-        Coding::Moment { step, rule, .. } => (moment_code(rule), Some(step), None),
-        Coding::Sized { step, rule } => (if rule == Rule::Sign { 16 } else { 15 }, Some(step), None),
-        Coding::Cast { .. } => (9, None, None),
-        Coding::RowsKey { step } => (10, Some(step), None),
-        Coding::External { .. } => (11, None, None),
-        Coding::ExternalKey => (12, None, None),
+fn code(coding: Coding) -> u8 {
+    let codec = match coding.codec {
+        Codec::Lossless => 0,
+        Codec::Lattice { .. } => 1,
+        Codec::Rows { .. } => 2,
+        Codec::Log { .. } => 3,
+        Codec::Moment { rule: Rule::Root | Rule::Sign, .. } => 4,
+        Codec::Moment { rule: Rule::Norm, .. } => 5,
+        Codec::Moment { rule: Rule::Inward, .. } => 6,
+        Codec::Sized { rule: Rule::Sign, .. } => 8,
+        Codec::Sized { .. } => 7,
+        Codec::Cast { .. } => 9,
+        Codec::External => 10,
     };
-    Parts { code, parent: coding.parent(), beside: coding.companion(), step, unit }
+    codec | if coding.parent.is_some() { DIFFERENCE } else { 0 }
 }
 
-/// The code of a first moment by its rule; the rule for signs has another coding.
-fn moment_code(rule: Rule) -> u8 {
-    match rule {
-        Rule::Root | Rule::Sign => 8,
-        Rule::Norm => 13,
-        Rule::Inward => 14,
+/// The coding with this code, before its other columns are read.
+fn coding(code: u8) -> Result<Coding, Damage> {
+    let (second, step) = (0, 0.0);
+    let codec = match code & !DIFFERENCE {
+        0 => Codec::Lossless,
+        1 => Codec::Lattice { step },
+        2 => Codec::Rows { step },
+        3 => Codec::Log { unit: 0 },
+        4 => Codec::Moment { second, step, rule: Rule::Root },
+        5 => Codec::Moment { second, step, rule: Rule::Norm },
+        6 => Codec::Moment { second, step, rule: Rule::Inward },
+        7 => Codec::Sized { step, rule: Rule::Norm },
+        8 => Codec::Sized { step, rule: Rule::Sign },
+        9 => Codec::Cast { of: 0 },
+        10 => Codec::External,
+        _ => return Err(Damage("a tensor's coding is unknown")),
+    };
+    match code & DIFFERENCE != 0 {
+        false => Ok(codec.alone()),
+        true if codec.has_differences() => Ok(codec.on(0)),
+        true => Err(Damage("a tensor's coding is unknown")),
     }
-}
-
-fn coding(parts: &Parts) -> Result<Coding, Damage> {
-    let missing = Damage("a tensor's coding is incomplete");
-    let (parent, beside) = (parts.parent.ok_or(missing), parts.beside.ok_or(missing));
-    let (step, unit) = (parts.step.ok_or(missing), parts.unit.ok_or(missing));
-    Ok(match parts.code {
-        0 => Coding::Lossless,
-        1 => Coding::LosslessDelta { parent: parent? },
-        2 => Coding::Lattice { parent: parent?, step: step? },
-        3 => Coding::LatticeKey { step: step? },
-        4 => Coding::LatticeWithKeyframe { step: step? },
-        5 => Coding::Rows { parent: parent?, step: step? },
-        6 => Coding::Log { parent: parent?, unit: unit? },
-        7 => Coding::LogKey { unit: unit? },
-        8 => Coding::Moment { second: beside?, step: step?, rule: Rule::Root },
-        9 => Coding::Cast { of: beside? },
-        10 => Coding::RowsKey { step: step? },
-        11 => Coding::External { parent: parent? },
-        13 => Coding::Moment { second: beside?, step: step?, rule: Rule::Norm },
-        14 => Coding::Moment { second: beside?, step: step?, rule: Rule::Inward },
-        15 => Coding::Sized { step: step?, rule: Rule::Norm },
-        16 => Coding::Sized { step: step?, rule: Rule::Sign },
-        _ => Coding::ExternalKey,
-    })
 }
 
 /// Writes the distance to another tensor's number. It is small in both directions, and equal for many tensors.
@@ -122,8 +85,8 @@ pub(super) fn encode(index: &Index) -> Vec<u8> {
     tensors.iter().for_each(|tensor| put_short_text(&mut out, &tensor.path));
     out.extend(tensors.iter().map(|tensor| tensor.dtype as u8));
     out.extend(tensors.iter().map(|tensor| tensor.role as u8));
-    let parts: Vec<Parts> = tensors.iter().map(|tensor| parts(tensor.coding)).collect();
-    out.extend(parts.iter().map(|parts| parts.code));
+    let codings: Vec<Coding> = tensors.iter().map(|tensor| tensor.coding).collect();
+    out.extend(codings.iter().map(|&coding| code(coding)));
     out.extend(tensors.iter().map(|tensor| tensor.shape.len() as u8));
     tensors.iter().flat_map(|tensor| &tensor.shape).for_each(|&dim| varint::put(dim, &mut out));
     let mut end = 0;
@@ -133,11 +96,15 @@ pub(super) fn encode(index: &Index) -> Vec<u8> {
         end = tensor.extent.end;
     }
     tensors.iter().for_each(|tensor| varint::put(tensor.extent.end - tensor.extent.start, &mut out));
-    let numbered = || parts.iter().enumerate();
-    numbered().for_each(|(own, parts)| parts.parent.iter().for_each(|&parent| put_relative(&mut out, parent, own)));
-    numbered().for_each(|(own, parts)| parts.beside.iter().for_each(|&beside| put_relative(&mut out, beside, own)));
-    parts.iter().filter_map(|parts| parts.step).for_each(|step| out.extend_from_slice(&step.to_le_bytes()));
-    parts.iter().filter_map(|parts| parts.unit).for_each(|unit| varint::put(unit.into(), &mut out));
+    let mut relative = |other: &dyn Fn(&Coding) -> Option<u32>| {
+        let numbered = codings.iter().enumerate().filter_map(|(own, coding)| Some((own, other(coding)?)));
+        numbered.for_each(|(own, other)| put_relative(&mut out, other, own));
+    };
+    relative(&|coding| coding.parent);
+    relative(&|coding| coding.companion());
+    let steps = codings.iter().filter_map(|coding| coding.step().or(coding.ratio().map(|(step, _)| step)));
+    steps.for_each(|step| out.extend_from_slice(&step.to_le_bytes()));
+    codings.iter().filter_map(|coding| coding.unit()).for_each(|unit| varint::put(unit.into(), &mut out));
     let lossy = || tensors.iter().filter(|tensor| tensor.coding.is_lossy());
     lossy().for_each(|tensor| out.extend_from_slice(&tensor.bound.to_le_bytes()));
     lossy().for_each(|tensor| out.extend_from_slice(&round_up(tensor.max_abs_error).to_le_bytes()));
@@ -172,8 +139,7 @@ pub(super) fn decode(bytes: &[u8], logical_len: u64) -> Result<Index, Damage> {
     let dtypes = dtypes.collect::<Option<Vec<_>>>().ok_or(Damage("a tensor's type is unknown"))?;
     let roles = fields.take(count)?.iter().map(|&code| Role::ALL.get(usize::from(code)).copied());
     let roles = roles.collect::<Option<Vec<_>>>().ok_or(Damage("a tensor's role is unknown"))?;
-    let codes = fields.take(count)?;
-    let has = codes.iter().map(|&code| columns(code)).collect::<Result<Vec<_>, _>>()?;
+    let mut codings = fields.take(count)?.iter().map(|&code| coding(code)).collect::<Result<Vec<_>, _>>()?;
     let dims = fields.take(count)?;
     if dims.iter().any(|&dims| usize::from(dims) > MAX_DIMS) {
         return Err(Damage("a tensor has too many dimensions"));
@@ -181,21 +147,26 @@ pub(super) fn decode(bytes: &[u8], logical_len: u64) -> Result<Index, Damage> {
     let shapes = dims.iter().map(|&dims| (0..dims).map(|_| fields.varint()).collect::<Result<Vec<_>, _>>());
     let shapes = shapes.collect::<Result<Vec<_>, _>>()?;
     let extents = extents(fields, count, logical_len)?;
-    let mut parts: Vec<Parts> =
-        codes.iter().map(|&code| Parts { code, parent: None, beside: None, step: None, unit: None }).collect();
-    let mut each = |column: usize, read: &mut dyn FnMut(usize, &mut Parts) -> Result<(), Damage>| {
-        let with = parts.iter_mut().enumerate().zip(&has).filter(|(_, has)| has[column]);
-        with.map(|((own, parts), _)| (own, parts)).try_for_each(|(own, parts)| read(own, parts))
-    };
-    each(0, &mut |own, parts| relative(fields, own).map(|parent| parts.parent = Some(parent)))?;
-    each(1, &mut |own, parts| relative(fields, own).map(|beside| parts.beside = Some(beside)))?;
-    each(2, &mut |_, parts| fields.f64().map(|step| parts.step = Some(step)))?;
-    each(3, &mut |_, parts| {
-        let unit = u32::try_from(fields.varint()?).map_err(|_| Damage("a unit is no number"))?;
-        parts.unit = Some(unit);
-        Ok(())
-    })?;
-    let codings = parts.iter().map(coding).collect::<Result<Vec<_>, _>>()?;
+    for (own, coding) in codings.iter_mut().enumerate() {
+        coding.parent = coding.parent.map(|_| relative(fields, own)).transpose()?;
+    }
+    for (own, coding) in codings.iter_mut().enumerate() {
+        if let Codec::Moment { second: other, .. } | Codec::Cast { of: other } = &mut coding.codec {
+            *other = relative(fields, own)?;
+        }
+    }
+    for coding in &mut codings {
+        if let Codec::Lattice { step } | Codec::Rows { step } | Codec::Moment { step, .. } | Codec::Sized { step, .. } =
+            &mut coding.codec
+        {
+            *step = fields.f64()?;
+        }
+    }
+    for coding in &mut codings {
+        if let Codec::Log { unit } = &mut coding.codec {
+            *unit = u32::try_from(fields.varint()?).map_err(|_| Damage("a unit is no number"))?;
+        }
+    }
     let lossy = || codings.iter().map(|coding| coding.is_lossy());
     let bounds = lossy().map(|lossy| if lossy { fields.f64() } else { Ok(0.0) }).collect::<Result<Vec<_>, _>>()?;
     let errors = lossy().map(|lossy| if lossy { fields.f32() } else { Ok(0.0) }).collect::<Result<Vec<_>, _>>()?;
