@@ -5,10 +5,14 @@
 //! rounding is odd", 2005: two bits to spare suffice; f32 has 13 and 16.) It uses only IEEE and integer operations, and
 //! no branch on values. So the compiler may vectorize it, and the bits are the same on every machine.
 
+use std::ops::{Add, Div, Mul, Neg};
+
 /// A floating-point element in its stored, little-endian form.
 pub(crate) trait Float {
     /// Its bytes.
     type Bytes: Copy;
+    /// The precision of roots and quotients: f32 for the types that f32 holds, else f64.
+    type Work: Real;
     /// True if f32 holds every element exactly.
     const IN_F32: bool;
     /// True for f32 itself.
@@ -37,17 +41,129 @@ pub(crate) trait Float {
     fn widen(element: Self::Bytes) -> f64;
     /// The nearest element, ties to even.
     fn round(value: f64) -> Self::Bytes;
-    /// The square root of an element's value, correctly rounded: in f32 for the types that f32 holds, else in f64.
-    fn sqrt(value: f64) -> f64;
-    /// m / sqrt(v) of elements' values, computed in the same type.
-    fn quotient(m: f64, v: f64) -> f64;
-    /// m / d of elements' values, computed in the same type.
-    fn ratio(m: f64, d: f64) -> f64;
     /// The bits, for exceptions.
     fn to_raw(element: Self::Bytes) -> u64;
     /// The element with these bits; `None` if they are too many.
     fn from_raw(raw: u64) -> Option<Self::Bytes>;
 }
+
+/// The precision of a loop. The format's results are those of f64. A loop in f32 says where its own may differ, and a
+/// vector has twice as many numbers.
+pub(crate) trait Real:
+    Copy
+    + Default
+    + PartialOrd
+    + Into<f64>
+    + Add<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + Neg<Output = Self>
+{
+    /// Largest finite value.
+    const MAX: Self;
+    /// Bits of the fraction.
+    const FRACTION: u32;
+    /// Number of exponents of normal numbers.
+    const EXPONENTS: u32;
+    /// The exponent's bias is this much below that of f64.
+    const BELOW: i32;
+    /// An element's value; f32 must hold it.
+    fn of<F: Float>(element: F::Bytes) -> Self;
+    /// The nearest element, ties to even.
+    fn element<F: Float>(self) -> F::Bytes;
+    /// The nearest number to an f64.
+    fn near(value: f64) -> Self;
+    /// The nearest number to an integer.
+    fn of_integer(value: i32) -> Self;
+    /// The square root, correctly rounded.
+    fn sqrt(self) -> Self;
+    /// The magnitude.
+    fn abs(self) -> Self;
+    /// Itself, or 0 unless `kept`: without a branch, which would keep a loop from being vectorized.
+    fn only_if(self, kept: bool) -> Self;
+    /// The highest bits, down to so many of the fraction.
+    fn high_bits(self, fraction: u32) -> i32;
+    /// The number with these high bits and no others.
+    fn of_high_bits(bits: i32, fraction: u32) -> Self;
+    /// True for 0 without a sign.
+    fn is_plain_zero(self) -> bool;
+    /// True if [`Real::element`] of a product may differ from that of the product in f64.
+    fn is_in_doubt<F: Float>(self) -> bool;
+    /// The element nearest to a sum, and whether it may differ from that of the sum in f64.
+    fn sum<F: Float>(self, x: Self) -> (F::Bytes, bool);
+}
+
+macro_rules! real {
+    ($real:ty, $bits:ty, $fraction:expr, $below:expr, $of:ident, $element:ident, |$doubted:ident, $F:ident| $in_doubt:expr,
+     |$k:ident, $x:ident, $G:ident| $sum:expr) => {
+        impl Real for $real {
+            const MAX: $real = <$real>::MAX;
+            const FRACTION: u32 = $fraction;
+            const EXPONENTS: u32 = <$real>::MAX_EXP as u32 * 2 - 2;
+            const BELOW: i32 = $below;
+            #[inline(always)]
+            fn of<F: Float>(element: F::Bytes) -> $real {
+                F::$of(element)
+            }
+            #[inline(always)]
+            fn element<F: Float>(self) -> F::Bytes {
+                F::$element(self)
+            }
+            #[inline(always)]
+            #[allow(clippy::unnecessary_cast)]
+            fn near(value: f64) -> $real {
+                value as $real
+            }
+            #[inline(always)]
+            fn of_integer(value: i32) -> $real {
+                value as $real
+            }
+            #[inline(always)]
+            fn sqrt(self) -> $real {
+                <$real>::sqrt(self)
+            }
+            #[inline(always)]
+            fn abs(self) -> $real {
+                <$real>::abs(self)
+            }
+            #[inline(always)]
+            fn only_if(self, kept: bool) -> $real {
+                <$real>::from_bits(self.to_bits() & <$bits>::from(!kept).wrapping_sub(1))
+            }
+            #[inline(always)]
+            fn high_bits(self, fraction: u32) -> i32 {
+                (self.to_bits() >> (Self::FRACTION - fraction)) as i32
+            }
+            #[inline(always)]
+            fn of_high_bits(bits: i32, fraction: u32) -> $real {
+                <$real>::from_bits((bits as $bits) << (Self::FRACTION - fraction))
+            }
+            #[inline(always)]
+            fn is_plain_zero(self) -> bool {
+                self.to_bits() == 0
+            }
+            #[inline(always)]
+            fn is_in_doubt<$F: Float>(self) -> bool {
+                let $doubted = self;
+                $in_doubt
+            }
+            #[inline(always)]
+            fn sum<$G: Float>(self, $x: $real) -> ($G::Bytes, bool) {
+                let $k = self;
+                $sum
+            }
+        }
+    };
+}
+
+real!(f64, u64, 52, 0, widen, round, |_value, F| false, |k, x, F| (F::round(k + x), false));
+real!(f32, u32, 23, 1023 - 127, single, of_single, |value, F| F::may_be_tie(value), |k, x, F| {
+    let sum = k + x;
+    // The error of the sum (Knuth, TAOCP 2, section 4.2.2, theorem B).
+    let of_x = sum - k;
+    let rounded_off = (k - (sum - of_x)) + (x - of_x);
+    (F::of_single(sum), F::may_be_tie(sum) & (rounded_off != 0.0))
+});
 
 pub(crate) struct F16;
 pub(crate) struct Bf16;
@@ -83,12 +199,13 @@ pub(super) use for_float;
 
 macro_rules! float {
     (
-        $name:ident, $in_f32:expr, $bits:ty, $least:expr, $largest:expr, $sqrt_in:ty,
+        $name:ident, $in_f32:expr, $bits:ty, $least:expr, $largest:expr, $work:ty,
         |$s:ident| $single:expr, |$narrow:ident| $of_single:expr, |$tie:ident| $may_be_tie:expr,
         |$b:ident| $widen:expr, |$value:ident| $round:expr $(, { $($more:item)* })?
     ) => {
         impl Float for $name {
             type Bytes = [u8; size_of::<$bits>()];
+            type Work = $work;
             const IN_F32: bool = $in_f32;
             const LARGEST: f64 = $largest;
             const LEAST: f64 = f64::from_bits(((1023i64 + $least) as u64) << 52);
@@ -123,21 +240,6 @@ macro_rules! float {
             fn round($value: f64) -> Self::Bytes {
                 let bits: $bits = $round;
                 bits.to_le_bytes()
-            }
-            #[inline(always)]
-            #[allow(clippy::unnecessary_cast)]
-            fn sqrt(value: f64) -> f64 {
-                f64::from((value as $sqrt_in).sqrt())
-            }
-            #[inline(always)]
-            #[allow(clippy::unnecessary_cast)]
-            fn quotient(m: f64, v: f64) -> f64 {
-                f64::from(m as $sqrt_in / (v as $sqrt_in).sqrt())
-            }
-            #[inline(always)]
-            #[allow(clippy::unnecessary_cast)]
-            fn ratio(m: f64, d: f64) -> f64 {
-                f64::from(m as $sqrt_in / d as $sqrt_in)
             }
             fn to_raw(element: Self::Bytes) -> u64 {
                 <$bits>::from_le_bytes(element).into()

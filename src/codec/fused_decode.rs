@@ -49,21 +49,49 @@ impl From<'_> {
 
 const LENGTHS: Corrupt = Corrupt("lengths of a tile and its parent differ");
 
-/// Fills `out` with the `n` elements of a lattice tile, over the keyframe `k`. These payloads (each with its step) lead
-/// to it from a state of step `step`. If the last state is to be kept, its integers and exceptions go to `kept`.
+/// A run of payloads of the lattice, over a keyframe.
+#[derive(Clone, Copy, Debug)]
+pub struct LatticeRun<'a> {
+    /// Type of the elements.
+    pub dtype: Dtype,
+    /// The keyframe's bytes; `None` for zeros.
+    pub k: Option<&'a [u8]>,
+    /// The state before.
+    pub from: From<'a>,
+    /// Its step.
+    pub step: f64,
+    /// The payloads that lead from it to the tile, each with its step.
+    pub payloads: &'a [(&'a [u8], f64)],
+}
+
+/// A run of payloads of the logarithmic lattice.
+#[derive(Clone, Copy, Debug)]
+pub struct LogRun<'a> {
+    /// Type of the elements.
+    pub dtype: Dtype,
+    /// The factors of the last state.
+    pub grid: Grid<'a>,
+    /// The unit of all states.
+    pub unit: u32,
+    /// The state before.
+    pub from: From<'a>,
+    /// The payloads that lead from it to the tile.
+    pub payloads: &'a [&'a [u8]],
+}
+
+/// Fills `out` with the tile that a run leads to. If its state is to be kept, its integers and exceptions go to `kept`
+/// and `exceptions`.
 ///
 /// # Errors
 /// A payload, a step or a length is wrong.
 pub fn lattice(
-    (dtype, k): (Dtype, Option<&[u8]>),
-    (from, step): (From, f64),
-    payloads: &[(&[u8], f64)],
-    n: usize,
+    run: LatticeRun,
     out: &mut [u8],
     exceptions: &mut Vec<Exception>,
     mut kept: Option<&mut Integers>,
 ) -> Result<(), Corrupt> {
-    let size = dtype.size();
+    let LatticeRun { dtype, k, from, step, payloads } = run;
+    let (size, n) = (dtype.size(), out.len() / dtype.size());
     if !from.suits(n) || out.len() != n * size || k.is_some_and(|k| k.len() != n * size) {
         return Err(LENGTHS);
     }
@@ -126,21 +154,13 @@ pub fn lattice(
     apply_exceptions(dtype, exceptions, out)
 }
 
-/// Fills `out` with the `n` elements of a tile of the logarithmic lattice. These payloads lead to it from `from`; `grid`
-/// belongs to the last state. If its q are to be kept, they go to `kept`.
+/// Fills `out` with the tile that a run of the logarithmic lattice leads to. If its q are to be kept, they go to `kept`.
 ///
 /// # Errors
 /// A payload, the unit or a length is wrong.
-pub fn log(
-    dtype: Dtype,
-    (grid, unit): (Grid, u32),
-    from: From,
-    payloads: &[&[u8]],
-    n: usize,
-    out: &mut [u8],
-    mut kept: Option<&mut Integers>,
-) -> Result<(), Corrupt> {
-    let size = dtype.size();
+pub fn log(run: LogRun, out: &mut [u8], mut kept: Option<&mut Integers>) -> Result<(), Corrupt> {
+    let LogRun { dtype, grid, unit, from, payloads } = run;
+    let (size, n) = (dtype.size(), out.len() / dtype.size());
     if !from.suits(n) || !grid.holds(n) || out.len() != n * size {
         return Err(LENGTHS);
     }

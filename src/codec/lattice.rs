@@ -16,8 +16,8 @@
 //! then [`reconstruct`], then [`apply_exceptions`]. [`choose_g`] picks the step.
 
 use super::exception::{put_exceptions, take_exceptions};
-use super::float::{Float, for_float};
-use super::single::{in_single, sum};
+use super::float::{Float, Real, for_float};
+use super::single::in_single;
 use super::{Dtype, lossless, small};
 use crate::entropy::ints::Symbol;
 use crate::entropy::simd::{Level, multiversion};
@@ -188,8 +188,8 @@ pub(super) fn reconstruct_symbols<S: Symbol>(
         let (k, out) = (k.map(F::elements), F::elements_mut(out));
         for (number, (a, out)) in a.chunks(CHUNK).zip(out.chunks_mut(CHUNK)).enumerate() {
             let k = k.map(|k| &k[number * CHUNK..][..a.len()]);
-            if single.is_none_or(|g| !reconstruct_single::<F, S>(level, k, g, a, out)) {
-                reconstruct_elements::<F, S>(level, k, g, a, out);
+            if single.is_none_or(|g| !reconstruct_chunk::<F, S, f32>(level, k, g, a, out)) {
+                reconstruct_chunk::<F, S, f64>(level, k, g, a, out);
             }
         }
         Ok(())
@@ -197,39 +197,22 @@ pub(super) fn reconstruct_symbols<S: Symbol>(
 }
 
 multiversion! {
-    fn reconstruct_elements<F: Float, S: Symbol>(
+    /// In f32 only with a step of [`in_single`]. False if a result may be wrong.
+    fn reconstruct_chunk<F: Float, S: Symbol, P: Real>(
         k: Option<&[F::Bytes]>,
-        g: f64,
+        g: P,
         a: &[S],
         out: &mut [F::Bytes],
-    ) {
-        match k {
-            Some(k) => {
-                for ((r, a), &k) in out.iter_mut().zip(a).zip(k) {
-                    *r = value::<F>(F::widen(k), g, a.value().into());
-                }
-            }
-            None => {
-                for (r, a) in out.iter_mut().zip(a) {
-                    *r = value::<F>(0.0, g, a.value().into());
-                }
-            }
-        }
-    }
-}
-
-multiversion! {
-    /// [`reconstruct_elements`] with a step of [`in_single`]. False if a result may be wrong.
-    fn reconstruct_single<F: Float, S: Symbol>(k: Option<&[F::Bytes]>, g: f32, a: &[S], out: &mut [F::Bytes]) -> bool {
+    ) -> bool {
         let mut sound = true;
-        let mut one = |k: f32, a: i32, out: &mut F::Bytes| {
+        let mut one = |k: P, a: i32, out: &mut F::Bytes| {
             let in_doubt;
-            (*out, in_doubt) = sum::<F>(k, g * a as f32);
+            (*out, in_doubt) = k.sum::<F>(g * P::of_integer(a));
             sound &= !in_doubt;
         };
         match k {
-            Some(k) => out.iter_mut().zip(a).zip(k).for_each(|((out, a), &k)| one(F::single(k), a.value(), out)),
-            None => out.iter_mut().zip(a).for_each(|(out, a)| one(0.0, a.value(), out)),
+            Some(k) => out.iter_mut().zip(a).zip(k).for_each(|((out, a), &k)| one(P::of::<F>(k), a.value(), out)),
+            None => out.iter_mut().zip(a).for_each(|(out, a)| one(P::default(), a.value(), out)),
         }
         sound
     }

@@ -19,7 +19,6 @@
 
 mod centre;
 mod factors;
-mod singles;
 mod tile;
 
 pub use centre::{Piece, centred};
@@ -27,7 +26,7 @@ pub use factors::{ALL_ZERO, Factors, FactorsBuilder, Grid, LONG};
 pub(super) use tile::{GONE, apply_symbols, is_step_of_q};
 pub use tile::{Parent, decode_tile, encode_tile};
 
-use super::float::{Float, for_float};
+use super::float::{Float, Real, for_float};
 use super::lattice::Unfit;
 use super::{Corrupt, Dtype};
 use crate::entropy::ints::Symbol;
@@ -150,11 +149,13 @@ fn quantize_tile<F: Float>(
         let (p, v) = (&mut predictions[..q.len()], &v[start..][..q.len()]);
         let keep = keep.map(|keep| &keep[start..][..q.len()]);
         grid.predict(level, start, p);
-        let narrow = F::IN_F32.then(|| singles::quantize::<F>(level, v, p, steps, keep, q, out)).flatten();
-        let (mut error, fits) = match narrow {
-            Some(error) => (error, true),
-            None => quantize_chunk::<F>(level, v, p, steps, keep, q, out),
+        let (mut error, mut fits) = match F::IN_F32 {
+            true => quantize_chunk::<F, f32>(level, v, p, steps, keep, q, out),
+            false => (0, false),
         };
+        if !fits {
+            (error, fits) = quantize_chunk::<F, f64>(level, v, p, steps, keep, q, out);
+        }
         if !fits {
             return Err(Unfit("negative, not finite, or too small"));
         }
@@ -188,9 +189,51 @@ fn mend<F: Float>(v: F::Bytes, p: i32, steps: Steps, bound: i32, q: &mut i32, ou
     None
 }
 
+/// What a precision's exponent lacks to that of f64, as a pseudo-logarithm.
+const fn bias<P: Real>() -> i32 {
+    P::BELOW << FRACTION_BITS
+}
+
+/// True for a positive normal number, by its high bits.
+#[inline(always)]
+fn is_normal<P: Real>(bits: i32) -> bool {
+    (bits.wrapping_sub(1 << FRACTION_BITS) as u32) < P::EXPONENTS << FRACTION_BITS
+}
+
+/// Quantizes an element whose prediction is `p` to `q` and `out`. Returns its error, and whether it is a zero or a
+/// normal number as its result.
+#[inline(always)]
+fn quantize_one<F: Float, P: Real>(
+    v: F::Bytes,
+    (p, kept): (i32, Option<i32>),
+    steps: Steps,
+    q: &mut i32,
+    out: &mut F::Bytes,
+) -> (i32, bool) {
+    let (half, quarter) = (1 << steps.shift >> 1, 1 << steps.shift >> 2);
+    let v = P::of::<F>(v);
+    let (bits, zero) = (v.high_bits(FRACTION_BITS), v.is_plain_zero());
+    let log = bits + bias::<P>();
+    let mut new = (log - p + half) >> steps.shift;
+    if let Some(kept) = kept {
+        // A distance of 3/4 of a unit from a neighbouring q is 1/4 from this one's middle.
+        let (beside, off) = (kept.wrapping_sub(new), log - p - (new << steps.shift));
+        new += i32::from((beside == 1) & (off >= quarter)) - i32::from((beside == -1) & (off <= -quarter));
+    }
+    let back = steps.log(p, new);
+    let normal = is_normal::<P>(bits) & (back >= bias::<P>() + (1 << FRACTION_BITS));
+    *q = if zero { ZERO } else { new };
+    *out = P::of_high_bits(if zero { 0 } else { back - bias::<P>() }, FRACTION_BITS).element::<F>();
+    // In its own type, nothing was rounded.
+    let is_own = size_of::<P>() == size_of::<F::Bytes>();
+    let back = if is_own { back } else { P::of::<F>(*out).high_bits(FRACTION_BITS) + bias::<P>() };
+    (if zero { 0 } else { (back - log).abs() }, zero | normal)
+}
+
 multiversion! {
-    /// Quantizes up to one chunk; returns the largest error, and whether all elements can be quantized.
-    fn quantize_chunk<F: Float>(
+    /// Quantizes up to one chunk. Returns the largest error, and whether all elements and results are zeros or normal
+    /// numbers of this precision.
+    fn quantize_chunk<F: Float, P: Real>(
         v: &[F::Bytes],
         p: &[i32],
         steps: Steps,
@@ -198,39 +241,24 @@ multiversion! {
         q: &mut [i32],
         out: &mut [F::Bytes],
     ) -> (i32, bool) {
-        let (mut largest, mut fits) = (0, true);
-        let (half, quarter) = (1 << steps.shift >> 1, 1 << steps.shift >> 2);
-        let mut one = |v: F::Bytes, p: i32, kept: Option<i32>, q: &mut i32, out: &mut F::Bytes| {
-            let bits = F::widen(v).to_bits();
-            let log = (bits >> DROPPED) as i32;
-            let zero = bits == 0;
-            // Exponents 1 to 2046 without a sign: normal, positive, finite.
-            fits &= zero | (((log - (1 << FRACTION_BITS)) as u32) < 2046 << FRACTION_BITS);
-            let mut new = (log - p + half) >> steps.shift;
-            if let Some(kept) = kept {
-                // A distance of 3/4 of a unit from a neighbouring q is 1/4 from this one's middle.
-                let (beside, off) = (kept.wrapping_sub(new), log - p - (new << steps.shift));
-                new += i32::from((beside == 1) & (off >= quarter)) - i32::from((beside == -1) & (off <= -quarter));
-            }
-            let rounded = F::round(steps.value(p, new));
-            let error = ((F::widen(rounded).to_bits() >> DROPPED) as i32 - log).abs();
-            largest = largest.max(if zero { 0 } else { error });
-            *q = if zero { ZERO } else { new };
-            *out = if zero { F::round(0.0) } else { rounded };
-        };
+        // Not a truth value: those of a vector would be packed into bytes.
+        let (mut largest, mut special) = (0, 0u32);
+        let both = v.iter().zip(p).zip(q.iter_mut().zip(out.iter_mut()));
         match keep {
             Some(keep) => {
-                for ((((&v, &p), &kept), q), out) in v.iter().zip(p).zip(keep).zip(q.iter_mut()).zip(out.iter_mut()) {
-                    one(v, p, Some(kept), q, out);
+                for (((&v, &p), (q, out)), &kept) in both.zip(keep) {
+                    let (error, sound) = quantize_one::<F, P>(v, (p, Some(kept)), steps, q, out);
+                    (largest, special) = (largest.max(error), special | u32::from(!sound));
                 }
             }
             None => {
-                for (((&v, &p), q), out) in v.iter().zip(p).zip(q.iter_mut()).zip(out.iter_mut()) {
-                    one(v, p, None, q, out);
+                for ((&v, &p), (q, out)) in both {
+                    let (error, sound) = quantize_one::<F, P>(v, (p, None), steps, q, out);
+                    (largest, special) = (largest.max(error), special | u32::from(!sound));
                 }
             }
         }
-        (largest, fits)
+        (largest, special == 0)
     }
 }
 
@@ -254,8 +282,8 @@ pub(super) fn reconstruct_symbols<S: Symbol>(
         for (number, (q, out)) in q.chunks(CHUNK).zip(out.chunks_mut(CHUNK * size)).enumerate() {
             let p = &mut predictions[..q.len()];
             grid.predict(level, number * CHUNK, p);
-            if !F::IN_F32 || !reconstruct_single::<F, S>(level, p, steps, q, F::elements_mut(out)) {
-                reconstruct_chunk::<F, S>(level, p, steps, q, F::elements_mut(out));
+            if !F::IN_F32 || !reconstruct_chunk::<F, S, f32>(level, p, steps, q, F::elements_mut(out)) {
+                reconstruct_chunk::<F, S, f64>(level, p, steps, q, F::elements_mut(out));
             }
         }
     }
@@ -282,11 +310,21 @@ pub fn prediction(dtype: Dtype, grid: Grid<'_>, n: usize) -> Result<Vec<u8>, Cor
 }
 
 multiversion! {
-    fn reconstruct_chunk<F: Float, S: Symbol>(p: &[i32], steps: Steps, q: &[S], out: &mut [F::Bytes]) {
+    /// False if an element is no normal number of this precision. The fraction of either holds that of a
+    /// pseudo-logarithm, so only the exponent's bias differs.
+    fn reconstruct_chunk<F: Float, S: Symbol, P: Real>(
+        p: &[i32],
+        steps: Steps,
+        q: &[S],
+        out: &mut [F::Bytes],
+    ) -> bool {
+        let mut normal = true;
         for ((&p, q), out) in p.iter().zip(q).zip(out) {
-            let value = steps.value(p, q.value());
-            *out = F::round(if q.value() == ZERO { 0.0 } else { value });
+            let (log, is_zero) = (steps.log(p, q.value()) - bias::<P>(), q.value() == ZERO);
+            normal &= is_zero | (log >= 1 << FRACTION_BITS);
+            *out = P::of_high_bits(if is_zero { 0 } else { log }, FRACTION_BITS).element::<F>();
         }
+        normal
     }
 }
 
@@ -326,30 +364,12 @@ multiversion! {
         for (((&p, &q), class), out) in p.iter().zip(q).zip(classes).zip(out) {
             let (parent, symbol) = (i32::from(q), class.value());
             let q = parent + symbol;
-            let log = steps.log(p, q) - REBIAS;
+            let log = steps.log(p, q) - bias::<f32>();
             // A parent of 0 is below the range.
             sound &= (parent.abs() <= MAX_Q) & (q.abs() <= MAX_Q) & (symbol < GONE) & (log >= 1 << FRACTION_BITS);
-            *out = F::of_single(f32::from_bits((log as u32) << (f32::MANTISSA_DIGITS - 1 - FRACTION_BITS)));
+            *out = f32::of_high_bits(log, FRACTION_BITS).element::<F>();
         }
         sound
-    }
-}
-
-/// Difference of the exponents' biases of f64 and f32, as a pseudo-logarithm.
-const REBIAS: i32 = (1023 - 127) << FRACTION_BITS;
-
-multiversion! {
-    /// [`reconstruct_chunk`] of types within f32. Its fraction holds the fraction of a pseudo-logarithm, so only the
-    /// exponent's bias changes. False if an element is a subnormal of f32, which needs rounding.
-    fn reconstruct_single<F: Float, S: Symbol>(p: &[i32], steps: Steps, q: &[S], out: &mut [F::Bytes]) -> bool {
-        let mut normal = true;
-        for ((&p, q), out) in p.iter().zip(q).zip(out) {
-            let (log, is_zero) = (steps.log(p, q.value()) - REBIAS, q.value() == ZERO);
-            normal &= is_zero | (log >= 1 << FRACTION_BITS);
-            let bits = (log as u32) << (f32::MANTISSA_DIGITS - 1 - FRACTION_BITS);
-            *out = F::of_single(f32::from_bits(if is_zero { 0 } else { bits }));
-        }
-        normal
     }
 }
 
@@ -360,23 +380,27 @@ pub fn largest_error(dtype: Dtype, v: &[u8], decoded: &[u8]) -> Option<f64> {
     let level = Level::detect();
     let (largest, sound) = for_float!(dtype, F => {
         let (v, decoded) = (F::elements(v), F::elements(decoded));
-        let narrow = F::IN_F32.then(|| singles::compare::<F>(level, v, decoded)).flatten();
-        narrow.map_or_else(|| compare::<F>(level, v, decoded), |largest| (largest, true))
+        match F::IN_F32.then(|| compare::<F, f32>(level, v, decoded)) {
+            Some((largest, true)) => (largest, true),
+            _ => compare::<F, f64>(level, v, decoded),
+        }
     }, else (0, false));
     sound.then(|| f64::from(largest) / f64::from(1 << FRACTION_BITS))
 }
 
 multiversion! {
-    fn compare<F: Float>(v: &[F::Bytes], decoded: &[F::Bytes]) -> (i32, bool) {
-        let (mut largest, mut sound) = (0, true);
+    /// The largest difference of pseudo-logarithms, and whether all pairs are two zeros or two positive normal numbers of
+    /// this precision.
+    fn compare<F: Float, P: Real>(v: &[F::Bytes], decoded: &[F::Bytes]) -> (i32, bool) {
+        let (mut largest, mut special) = (0, 0u32);
         for (&v, &decoded) in v.iter().zip(decoded) {
-            let (v, decoded) = (F::widen(v).to_bits(), F::widen(decoded).to_bits());
-            // Below the bits of infinity: no sign, finite.
-            let infinity = f64::INFINITY.to_bits();
-            sound &= (v < infinity) & (decoded < infinity) & ((v == 0) == (decoded == 0));
-            largest = largest.max(((v >> DROPPED) as i32 - (decoded >> DROPPED) as i32).abs());
+            let (v, decoded) = (P::of::<F>(v), P::of::<F>(decoded));
+            let zeros = v.is_plain_zero() & decoded.is_plain_zero();
+            let [v, decoded] = [v, decoded].map(|value| value.high_bits(FRACTION_BITS));
+            special |= u32::from(!(zeros | (is_normal::<P>(v) & is_normal::<P>(decoded))));
+            largest = largest.max((v - decoded).abs());
         }
-        (largest, sound)
+        (largest, special == 0)
     }
 }
 

@@ -14,12 +14,11 @@
 //! multiplications in f64, and one rounding.
 
 mod rule;
-mod singles;
 
 use rule::{Divide, for_rule};
 pub use rule::{OUTWARD, Rule};
 
-use super::float::{Float, for_float};
+use super::float::{Float, Real, for_float};
 use super::lattice::{Exception, MAX_A, ROUNDER, Unfit, is_step};
 use super::single::in_single;
 use super::{Corrupt, Dtype};
@@ -75,10 +74,7 @@ fn quantize_tile<F: Float, R: Divide>(
 ) -> Result<(), Unfit> {
     let level = Level::detect();
     for (number, ((a, m), v)) in a.chunks_mut(CHUNK).zip(m.chunks(CHUNK)).zip(v.chunks(CHUNK)).enumerate() {
-        let (fits, without) = match F::IN_F32 {
-            true => singles::quantize::<F, R>(level, m, v, step, a),
-            false => quantize_chunk::<F, R>(level, m, v, step, a),
-        };
+        let (fits, without) = quantize_chunk::<F, R>(level, m, v, step, a);
         if !fits {
             return Err(Unfit("not finite, or too many steps"));
         }
@@ -93,6 +89,15 @@ fn quantize_tile<F: Float, R: Divide>(
     Ok(())
 }
 
+// These loops take two passes over a chunk: one in the elements' precision for roots and quotients, one in f64 for the
+// rest. With both types in one, vectors would be those of the wider type, and roots and divisions would take as long for
+// four elements of fp32 as for eight.
+//
+// Loops count instead of zipping many slices: a compiler that optimizes units apart leaves the zip's `next` as a call.
+
+/// Elements of a pass, whose intermediate values stay in the first-level cache.
+const PASS: usize = 256;
+
 multiversion! {
     /// Quantizes up to one chunk; returns whether all elements can be quantized, and whether some m have no v.
     fn quantize_chunk<F: Float, R: Divide>(
@@ -103,19 +108,31 @@ multiversion! {
     ) -> (bool, bool) {
         let (inverse, outward) = (1.0 / step.0, step.1);
         let (mut fits, mut without) = (true, false);
+        let (zero, one) = (F::Work::default(), F::Work::near(1.0));
         // Much more than the roundings of a quotient and of its result take.
         let shrink = 1.0 - 4.0 * roundings::<F>();
-        for ((&m, &v), a) in m.iter().zip(v).zip(a) {
-            let (m, v) = (F::widen(m), F::widen(v));
-            // Without branches, which would keep the loop from being vectorized.
-            let none = v == 0.0;
-            let some = |value: f64| f64::from_bits(value.to_bits() & u64::from(none).wrapping_sub(1));
-            let steps = some(R::quotient::<F>(m, if none { 1.0 } else { v }) * inverse);
-            // False for NaN as well, which is the root of a negative v. An infinite v would make steps 0.
-            fits &= (steps.abs() <= f64::from(MAX_A - 1)) & (m.abs() <= F::LARGEST) & (v >= 0.0) & (v <= F::LARGEST);
-            without |= none & (m != 0.0);
-            let steps = R::rounded(steps, some(m), outward, shrink);
-            *a = (steps + ROUNDER).to_bits() as i32;
+        // Outside of the loop, which would clear them each time.
+        let (mut quotients, mut moments) = ([F::Work::default(); PASS], [F::Work::default(); PASS]);
+        for ((m, v), a) in m.chunks(PASS).zip(v.chunks(PASS)).zip(a.chunks_mut(PASS)) {
+            let n = m.len().min(v.len()).min(a.len()).min(PASS);
+            let (m_bytes, v_bytes, a) = (&m[..n], &v[..n], &mut a[..n]);
+            #[allow(clippy::needless_range_loop)]
+            for at in 0..n {
+                let (m, v) = (F::Work::of::<F>(m_bytes[at]), F::Work::of::<F>(v_bytes[at]));
+                let none = v == zero;
+                quotients[at] = R::quotient(m, if none { one } else { v }).only_if(!none);
+                moments[at] = m.only_if(!none);
+                // An infinite v would make steps 0.
+                fits &= (m.abs() <= F::Work::MAX) & (v <= F::Work::MAX) & (v >= zero);
+                without |= none & (m != zero);
+            }
+            for at in 0..n {
+                let steps: f64 = quotients[at].into();
+                let steps = steps * inverse;
+                // False for NaN as well, which is the root of a negative v.
+                fits &= steps.abs() <= f64::from(MAX_A - 1);
+                a[at] = (R::rounded(steps, moments[at].into(), outward, shrink) + ROUNDER).to_bits() as i32;
+            }
         }
         (fits, without)
     }
@@ -146,9 +163,9 @@ pub(super) fn reconstruct_symbols<S: Symbol>(
     let sound = for_float!(dtype, F => {
         let all = a.chunks(CHUNK).zip(F::elements(v_q).chunks(CHUNK)).zip(F::elements_mut(out).chunks_mut(CHUNK));
         for_rule!(rule, R => all.into_iter().all(|((a, v), out)| {
-            match single.map(|g| reconstruct_single::<F, R, S>(level, v, g, a, out)) {
+            match single.map(|g| reconstruct_chunk::<F, R, S, f32>(level, v, g, a, out)) {
                 Some((sound, false)) => sound,
-                _ => reconstruct_elements::<F, R, S>(level, v, g, a, out),
+                _ => reconstruct_chunk::<F, R, S, f64>(level, v, g, a, out).0,
             }
         }))
     }, else return Err(Corrupt("element type of first moments")));
@@ -156,45 +173,25 @@ pub(super) fn reconstruct_symbols<S: Symbol>(
 }
 
 multiversion! {
-    /// Returns whether all second moments are at least 0 and finite: only then is no result a NaN.
-    fn reconstruct_elements<F: Float, R: Divide, S: Symbol>(
+    /// In f32 only with a step of [`in_single`] and a rule that keeps products as they are. Returns whether all second
+    /// moments are at least 0 and finite, since only then is no result a NaN; and whether a result may be wrong.
+    fn reconstruct_chunk<F: Float, R: Divide, S: Symbol, P: Real>(
         v_q: &[F::Bytes],
-        g: f64,
-        a: &[S],
-        out: &mut [F::Bytes],
-    ) -> bool {
-        let mut sound = true;
-        for ((out, &v), a) in out.iter_mut().zip(v_q).zip(a) {
-            let v = F::widen(v);
-            sound &= (v >= 0.0) & (v <= F::LARGEST);
-            let value = (g * f64::from(a.value())) * R::divisor::<F>(v);
-            let value = if value > F::LARGEST { F::LARGEST } else { value };
-            let value = if value < -F::LARGEST { -F::LARGEST } else { value };
-            *out = F::round(R::kept::<F>(value));
-        }
-        sound
-    }
-}
-
-multiversion! {
-    /// [`reconstruct_elements`] with a step of [`in_single`] and a rule that keeps products as they are. Also returns
-    /// whether a result may be wrong.
-    fn reconstruct_single<F: Float, R: Divide, S: Symbol>(
-        v_q: &[F::Bytes],
-        g: f32,
+        g: P,
         a: &[S],
         out: &mut [F::Bytes],
     ) -> (bool, bool) {
         let (mut sound, mut in_doubt) = (true, false);
-        let most = F::LARGEST as f32;
+        let most = P::near(F::LARGEST);
         for ((out, &v), a) in out.iter_mut().zip(v_q).zip(a) {
-            let v = F::single(v);
-            sound &= (0.0..=most).contains(&v);
-            let value = (g * a.value() as f32) * if R::SQUARE { v.sqrt() } else { v };
+            let v = F::Work::of::<F>(v);
+            sound &= (v >= F::Work::default()) & (v <= F::Work::near(F::LARGEST));
+            let value = (g * P::of_integer(a.value())) * P::near(R::divisor(v).into());
             let value = if value > most { most } else { value };
             let value = if value < -most { -most } else { value };
-            in_doubt |= F::may_be_tie(value);
-            *out = F::of_single(value);
+            let value = if R::SIGNS { P::near(R::kept::<F>(value.into())) } else { value };
+            in_doubt |= value.is_in_doubt::<F>();
+            *out = value.element::<F>();
         }
         (sound, in_doubt)
     }
@@ -217,10 +214,7 @@ pub fn largest_error((rule, dtype): (Rule, Dtype), m: &[u8], v: &[u8], m_q: &[u8
     let level = Level::detect();
     let (largest, sound) = for_float!(dtype, F => {
         let [m, v, m_q, v_q] = [m, v, m_q, v_q].map(F::elements);
-        match F::IN_F32 {
-            true => for_rule!(rule, R => singles::compare::<F, R>(level, m, v, m_q, v_q, g)),
-            false => for_rule!(rule, R => compare::<F, R>(level, m, v, m_q, v_q, g)),
-        }
+        for_rule!(rule, R => compare::<F, R>(level, m, v, m_q, v_q, g))
     }, else (0.0, false));
     sound.then_some(largest)
 }
@@ -235,7 +229,7 @@ pub fn error_at_most(of: (Rule, Dtype), m: &[u8], v: &[u8], m_q: &[u8], v_q: &[u
         let within = for_float!(dtype, F => {
             let [m, v, m_q, v_q] = [m, v, m_q, v_q].map(F::elements);
             // The rounding of narrower types alone is often more than what a step leaves.
-            F::IS_F32 && for_rule!(rule, R => singles::are_within::<F, R>(level, m, v, m_q, v_q, most))
+            F::IS_F32 && for_rule!(rule, R => are_within::<F, R>(level, m, v, m_q, v_q, most))
         }, else false);
         if within {
             return Some(most);
@@ -245,6 +239,45 @@ pub fn error_at_most(of: (Rule, Dtype), m: &[u8], v: &[u8], m_q: &[u8], v_q: &[u
 }
 
 multiversion! {
+    /// True if no quotient is off by more than `most`, all elements are finite, no sign flips, and no v is 0. With
+    /// products instead of quotients, this takes half as long as [`compare`].
+    fn are_within<F: Float, R: Divide>(
+        m: &[F::Bytes],
+        v: &[F::Bytes],
+        m_q: &[F::Bytes],
+        v_q: &[F::Bytes],
+        most: f64,
+    ) -> bool {
+        let mut sound = true;
+        let chunks = m.chunks(PASS).zip(v.chunks(PASS)).zip(m_q.chunks(PASS).zip(v_q.chunks(PASS)));
+        // Outside of the loop, which would clear them each time.
+        let (mut before, mut after) = ([0f32; PASS], [0f32; PASS]);
+        for ((m, v), (m_q, v_q)) in chunks {
+            let n = m.len().min(v.len()).min(m_q.len()).min(v_q.len()).min(PASS);
+            let (m, v, m_q, v_q) = (&m[..n], &v[..n], &m_q[..n], &v_q[..n]);
+            #[allow(clippy::needless_range_loop)]
+            for at in 0..n {
+                let (v, v_q) = (F::single(v[at]), F::single(v_q[at]));
+                sound &= (v > 0.0) & (v <= f32::MAX) & (v_q > 0.0) & (v_q <= f32::MAX);
+                before[at] = R::divisor(v);
+                after[at] = R::divisor(v_q);
+                let (m, m_q) = (F::single(m[at]), F::single(m_q[at]));
+                let flipped = (m_q != 0.0) & ((m > 0.0) != (m_q > 0.0));
+                sound &= (m.abs() <= f32::MAX) & (m_q.abs() <= f32::MAX) & !flipped;
+            }
+            for at in 0..n {
+                // The products of two f32 are exact.
+                let (d, d_q) = (f64::from(before[at]), f64::from(after[at]));
+                let (m, m_q) = (f64::from(F::single(m[at])), f64::from(F::single(m_q[at])));
+                sound &= (m_q * d - m * d_q).abs() <= most * (d * d_q);
+            }
+        }
+        sound
+    }
+}
+
+multiversion! {
+    /// The largest error of a tile, and whether it is sound.
     fn compare<F: Float, R: Divide>(
         m: &[F::Bytes],
         v: &[F::Bytes],
@@ -254,23 +287,42 @@ multiversion! {
     ) -> (f64, bool) {
         // Magnitudes order like their bits, and integers have a vector maximum that ignores nothing.
         let (mut largest, mut sound) = (0i64, true);
+        let (zero, one) = (F::Work::default(), F::Work::near(1.0));
         let more = 1.0 + roundings::<F>();
-        for (((&m, &v), &m_q), &v_q) in m.iter().zip(v).zip(m_q).zip(v_q) {
-            let (m, v, m_q, v_q) = (F::widen(m), F::widen(v), F::widen(m_q), F::widen(v_q));
-            let finite = |x: f64| x.abs() <= F::LARGEST;
-            sound &= finite(m) & finite(v) & finite(m_q) & finite(v_q) & (v >= 0.0) & (v_q >= 0.0);
-            let none = v == 0.0;
-            sound &= none == (v_q == 0.0);
-            // In the type that u was quantized in: takes half as long as in f64.
-            let (v, v_q) = (if none { 1.0 } else { v }, if none { 1.0 } else { v_q });
-            let (u, u_q) = (R::quotient::<F>(m, v), R::quotient::<F>(m_q, v_q));
-            let most = (u.abs() + g * R::GROWS) * more * R::divisor::<F>(v_q) + F::LEAST * R::LEAST;
-            let inflated = (m_q.abs() > most) | (R::INWARD & (u_q.abs() > u.abs()));
-            let flipped = (m_q != 0.0) & ((m > 0.0) != (m_q > 0.0));
-            let lost = R::SIGNS & ((m_q == 0.0) != (m == 0.0));
-            // Equal as values: the two zeros are, and other values have equal bits then.
-            sound &= if none { m == m_q } else { !inflated & !flipped & !lost };
-            largest = largest.max((u_q - u).abs().to_bits() as i64);
+        let chunks = m.chunks(PASS).zip(v.chunks(PASS)).zip(m_q.chunks(PASS).zip(v_q.chunks(PASS)));
+        let (mut before, mut after) = ([zero; PASS], [zero; PASS]);
+        let (mut sizes, mut divisors) = ([zero; PASS], [zero; PASS]);
+        for ((m, v), (m_q, v_q)) in chunks {
+            let n = m.len().min(v.len()).min(m_q.len()).min(v_q.len()).min(PASS);
+            let (m_bytes, v_bytes, m_q_bytes, v_q_bytes) = (&m[..n], &v[..n], &m_q[..n], &v_q[..n]);
+            #[allow(clippy::needless_range_loop)]
+            for at in 0..n {
+                let (m, v) = (F::Work::of::<F>(m_bytes[at]), F::Work::of::<F>(v_bytes[at]));
+                let (m_q, v_q) = (F::Work::of::<F>(m_q_bytes[at]), F::Work::of::<F>(v_q_bytes[at]));
+                let finite = |x: F::Work| x.abs() <= F::Work::MAX;
+                sound &= finite(m) & finite(v) & finite(m_q) & finite(v_q) & (v >= zero) & (v_q >= zero);
+                let none = v == zero;
+                sound &= none == (v_q == zero);
+                let (v, v_q) = (if none { one } else { v }, if none { one } else { v_q });
+                let u = R::quotient(m, v);
+                let u_q = R::quotient(m_q, v_q);
+                let grown = R::INWARD & (u_q.abs() > u.abs());
+                let flipped = (m_q != zero) & ((m > zero) != (m_q > zero));
+                let lost = R::SIGNS & ((m_q == zero) != (m == zero));
+                sound &= if none { m == m_q } else { !grown & !flipped & !lost };
+                (before[at], after[at]) = (u, u_q);
+                divisors[at] = R::divisor(v_q);
+                // Equal as values: the two zeros are, and other values have equal bits then. Without a divisor the quotient has no limit.
+                sizes[at] = if none { zero } else { m_q.abs() };
+            }
+            for at in 0..n {
+                let (u, u_q): (f64, f64) = (before[at].into(), after[at].into());
+                let (size, divisor): (f64, f64) = (sizes[at].into(), divisors[at].into());
+                let most = (u.abs() + g * R::GROWS) * more * divisor + F::LEAST * R::LEAST;
+                let inflated = size > most;
+                sound &= !inflated;
+                largest = largest.max((u_q - u).abs().to_bits() as i64);
+            }
         }
         (f64::from_bits(largest as u64), sound)
     }
@@ -291,7 +343,7 @@ pub fn samples((rule, dtype): (Rule, Dtype), m: &[u8], v: &[u8]) -> Vec<Sample> 
         let pairs = F::elements(m).iter().zip(F::elements(v)).map(|(&m, &v)| (F::widen(m), F::widen(v)));
         let sample = |(m, v): (f64, f64)| match v == 0.0 {
             true => Sample { ratio: 0.0, weight: 0.0 },
-            false => Sample { ratio: R::exact(m, v), weight: m.abs() },
+            false => Sample { ratio: R::quotient(m, v), weight: m.abs() },
         };
         pairs.map(sample).collect()
     }

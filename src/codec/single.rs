@@ -8,7 +8,7 @@
 //! rounded itself. Such a chunk is computed in f64.
 
 use super::Dtype;
-use super::float::Float;
+use super::float::{Float, Real};
 use super::narrow::LARGEST as LARGEST_SUMMAND;
 use crate::entropy::ints::Symbol;
 use crate::entropy::simd::multiversion;
@@ -27,16 +27,6 @@ pub(super) fn in_single(dtype: Dtype, g: f64) -> Option<f32> {
     (matches!(dtype, Dtype::F32 | Dtype::Bf16) && is_short).then_some(g as f32)
 }
 
-/// The element nearest to k + x, and whether these bits may be wrong.
-#[inline(always)]
-pub(super) fn sum<F: Float>(k: f32, x: f32) -> (F::Bytes, bool) {
-    let sum = k + x;
-    // The error of the sum (Knuth, TAOCP 2, section 4.2.2, theorem B).
-    let of_x = sum - k;
-    let rounded_off = (k - (sum - of_x)) + (x - of_x);
-    (F::of_single(sum), F::may_be_tie(sum) & (rounded_off != 0.0))
-}
-
 multiversion! {
     /// R = K + g * (A + symbol) of a block in one pass, with a step of [`in_single`]. False if an A is so large that its
     /// sum may be beyond 16 bits, or a result may be wrong; `out` is useless then.
@@ -50,7 +40,7 @@ multiversion! {
         let mut sound = true;
         let mut one = |k: f32, a: i16, class: u8, out: &mut F::Bytes| {
             let in_doubt;
-            (*out, in_doubt) = sum::<F>(k, g * (i32::from(a) + class.value()) as f32);
+            (*out, in_doubt) = k.sum::<F>(g * (i32::from(a) + class.value()) as f32);
             sound &= (-LARGEST_SUMMAND..=LARGEST_SUMMAND).contains(&a) & !in_doubt;
         };
         let both = out.iter_mut().zip(a).zip(classes);

@@ -8,7 +8,6 @@
 mod base;
 mod difference;
 mod error;
-mod factors;
 pub(crate) mod fingerprint;
 mod job;
 pub(crate) mod original;

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::codec::fused_decode::{self, From};
+use crate::codec::fused_decode::{self, From, LatticeRun, LogRun};
 use crate::codec::lattice::Exception;
 use crate::codec::log::{Factors, Grid};
 use crate::codec::{Corrupt, Integers, lattice};
@@ -110,7 +110,8 @@ fn on_lattice(
     let (mut out, mut exceptions) = (scratch::bytes(last.len), before.to_vec());
     let mut integers = keep.then(|| Integers::with_capacity(n));
     let k = keyframe.map(|keyframe| keyframe.as_slice());
-    fused_decode::lattice((last.dtype, k), (from, step), &deltas, n, &mut out, &mut exceptions, integers.as_mut())?;
+    let run = LatticeRun { dtype: last.dtype, k, from, step, payloads: &deltas };
+    fused_decode::lattice(run, &mut out, &mut exceptions, integers.as_mut())?;
     let step = deltas.last().map_or(step, |(_, step)| *step);
     let kept =
         integers.map(|accumulators| State::Lattice { keyframe: keyframe.cloned(), accumulators, step, exceptions });
@@ -142,7 +143,8 @@ fn log(base: Option<&State>, last: TileSpec, links: &[Link], keep: bool) -> Resu
     let n = last.elements();
     let (mut out, mut integers) = (scratch::bytes(last.len), keep.then(|| Integers::with_capacity(n)));
     let grid = Grid { factors: &factors, first: start };
-    fused_decode::log(last.dtype, (grid, unit), from, &deltas, n, &mut out, integers.as_mut())?;
+    let run = LogRun { dtype: last.dtype, grid, unit, from, payloads: &deltas };
+    fused_decode::log(run, &mut out, integers.as_mut())?;
     let kept = integers.map(|q| State::Log { factors, first: start, unit, q });
     Ok((Arc::new(out), kept))
 }

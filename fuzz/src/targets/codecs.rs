@@ -1,7 +1,7 @@
 //! Tiles of stepfs's own codecs: untrusted payloads, and round trips.
 
 use stepfs::codec::Rows;
-use stepfs::codec::fused_decode::{self, From};
+use stepfs::codec::fused_decode::{self, From, LatticeRun, LogRun};
 use stepfs::codec::log::{Factors, FactorsBuilder, Grid, Parent};
 use stepfs::codec::moment::Rule;
 use stepfs::codec::rows::Base;
@@ -82,7 +82,8 @@ pub(crate) fn lattice_decode(data: &[u8]) {
     let (mut out, mut exceptions, mut kept) = (vec![0x55; n * dtype.size()], Vec::new(), Integers::with_capacity(n));
     let wide = start.clone().map(Integers::Wide);
     let from = wide.as_ref().map_or(From::Zeros, From::Integers);
-    let fused = fused_decode::lattice((dtype, k), (from, first), &runs, n, &mut out, &mut exceptions, Some(&mut kept));
+    let run = LatticeRun { dtype, k, from, step: first, payloads: &runs };
+    let fused = fused_decode::lattice(run, &mut out, &mut exceptions, Some(&mut kept));
     let fused = fused.ok().map(|()| out);
     // A block without elements computes nothing, so an invalid step goes unnoticed there, and does no harm.
     if n > 0 {
@@ -151,9 +152,8 @@ pub(crate) fn log_decode(data: &[u8]) {
     };
     let runs: Vec<&[u8]> = payloads.iter().map(Vec::as_slice).collect();
     let (mut out, mut kept) = (vec![0x55; n * dtype.size()], Integers::with_capacity(n));
-    let fused = fused_decode::log(dtype, (grid, unit), From::Factors(grid), &runs, n, &mut out, Some(&mut kept))
-        .ok()
-        .map(|()| out);
+    let run = LogRun { dtype, grid, unit, from: From::Factors(grid), payloads: &runs };
+    let fused = fused_decode::log(run, &mut out, Some(&mut kept)).ok().map(|()| out);
     let (single, q) = one_by_one().unzip();
     if n > 0 {
         assert!(fused == single, "one pass equals many passes");

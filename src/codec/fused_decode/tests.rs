@@ -143,12 +143,11 @@ proptest! {
         apply_exceptions(Dtype::F32, &exceptions, &mut wanted).unwrap();
         for from in froms(&Integers::Wide(first.clone()), &Integers::of(&first)) {
             let (mut out, mut found, mut kept) = (vec![1; 4 * n], Vec::new(), Integers::with_capacity(n));
-            let done =
-                super::lattice((Dtype::F32, k), (from, steps[0]), &payloads, n, &mut out, &mut found, Some(&mut kept));
+            let run = LatticeRun { dtype: Dtype::F32, k, from, step: steps[0], payloads: &payloads };
+            let done = super::lattice(run, &mut out, &mut found, Some(&mut kept));
             prop_assert_eq!(done.is_ok(), sound);
             let mut alone = vec![1; 4 * n];
-            let done =
-                super::lattice((Dtype::F32, k), (from, steps[0]), &payloads, n, &mut alone, &mut Vec::new(), None);
+            let done = super::lattice(run, &mut alone, &mut Vec::new(), None);
             prop_assert_eq!(done.is_ok(), sound);
             if sound {
                 prop_assert_eq!(&out, &wanted);
@@ -203,11 +202,12 @@ proptest! {
         for from in froms(&Integers::Wide(first.clone()), &Integers::of(&first)) {
             let from = if alone { From::Factors(grid) } else { from };
             let (mut out, mut kept) = (vec![1; 4 * n], Integers::with_capacity(n));
-            super::log(Dtype::F32, (grid, unit), from, &payloads, n, &mut out, Some(&mut kept)).unwrap();
+            let run = LogRun { dtype: Dtype::F32, grid, unit, from, payloads: &payloads };
+            super::log(run, &mut out, Some(&mut kept)).unwrap();
             prop_assert_eq!(&out, &wanted);
             prop_assert_eq!(kept.values(), before.clone());
             let mut alone = vec![1; 4 * n];
-            super::log(Dtype::F32, (grid, unit), from, &payloads, n, &mut alone, None).unwrap();
+            super::log(run, &mut alone, None).unwrap();
             prop_assert_eq!(&alone, &wanted, "kept in no memory");
         }
     }
@@ -217,17 +217,12 @@ proptest! {
         let second = vec![0; 4 * n];
         let mut out = vec![1; 4 * n];
         let _ = super::moment((Rule::Root, Dtype::F32), &second, 0.5, &payload, &mut out);
-        let _ = super::lattice(
-            (Dtype::F32, None),
-            (From::Zeros, 0.5),
-            &[(&payload, 0.5)],
-            n,
-            &mut out,
-            &mut Vec::new(),
-            None,
-        );
+        let payloads = [(payload.as_slice(), 0.5)];
+        let run = LatticeRun { dtype: Dtype::F32, k: None, from: From::Zeros, step: 0.5, payloads: &payloads };
+        let _ = super::lattice(run, &mut out, &mut Vec::new(), None);
         let factors = Factors::flat(7);
         let grid = Grid { factors: &factors, first: 0 };
-        let _ = super::log(Dtype::F32, (grid, 1 << 16), From::Factors(grid), &[&payload], n, &mut out, None);
+        let (dtype, from) = (Dtype::F32, From::Factors(grid));
+        let _ = super::log(LogRun { dtype, grid, unit: 1 << 16, from, payloads: &[&payload] }, &mut out, None);
     }
 }

@@ -126,7 +126,7 @@ proptest! {
                     let (mut a_out, mut r, mut far) =
                         (vec![0; a.len()], F::elements(&w).to_vec(), F::elements(&w).to_vec());
                     let (error, fits) = quantize_chunk::<F>(level, F::elements(&w), k, g, &mut a_out, &mut r);
-                    reconstruct_elements::<F, i32>(level, k, g, &a, &mut far);
+                    reconstruct_chunk::<F, i32, f64>(level, k, g, &a, &mut far);
                     // Out of range the low bits of A mean nothing, but they must be equal.
                     (error.to_bits(), fits, a_out, r, far)
                 }).collect();

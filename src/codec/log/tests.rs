@@ -156,9 +156,9 @@ proptest! {
             let outcomes: Vec<_> = Level::available().into_iter().map(|level| {
                 let v = F::elements(&data);
                 let (mut q, mut out, mut again) = (vec![0; p.len()], v.to_vec(), v.to_vec());
-                let error = quantize_chunk::<F>(level, v, &p, Steps::new::<F>(unit), Some(&keep), &mut q, &mut out);
-                reconstruct_chunk::<F, i32>(level, &p, Steps::new::<F>(unit), &keep, &mut again);
-                (error, q, out, again, compare::<F>(level, v, F::elements(&data)))
+                let error = quantize_chunk::<F, f64>(level, v, &p, Steps::new::<F>(unit), Some(&keep), &mut q, &mut out);
+                reconstruct_chunk::<F, i32, f64>(level, &p, Steps::new::<F>(unit), &keep, &mut again);
+                (error, q, out, again, compare::<F, f64>(level, v, F::elements(&data)))
             }).collect();
             for outcome in &outcomes {
                 assert_eq!(outcome, &outcomes[0]);
@@ -368,4 +368,66 @@ fn documented_examples() {
         Factors::decode(&out, 2, 2),
         Ok(factors_of(Dtype::F32, &tile(Dtype::F32, &[0.125, 0.0, 0.125, 0.0]), 2))
     );
+}
+
+/// Mostly normal values, and all kinds of others.
+fn element() -> impl Strategy<Value = u32> {
+    prop_oneof![
+        40 => 1u32 << 23..254 << 23,
+        4 => Just(0u32),
+        1 => any::<u32>(),
+        1 => prop::sample::select([1, 0x007f_ffff, 0x0080_0000, 0x7f7f_ffff, 0x7f80_0000, 0x8000_0000].as_slice()),
+    ]
+}
+
+/// Elements with these bits of f32, or near them.
+type Element = (u32, u32, i32, i32);
+
+fn f32_gives_what_f64_gives<F: Float>(elements: &[Element], shift: u32, kept: bool) -> Result<(), TestCaseError>
+where
+    F::Bytes: PartialEq + std::fmt::Debug,
+{
+    let n = elements.len();
+    let of = |bits: u32| F::of_single(f32::from_bits(bits));
+    let v: Vec<F::Bytes> = elements.iter().map(|e| of(e.0)).collect();
+    let other: Vec<F::Bytes> = elements.iter().map(|e| of(e.1)).collect();
+    let log = |v: F::Bytes| f32::of::<F>(v).high_bits(FRACTION_BITS);
+    // Some predictions are near, others anywhere.
+    let near = |e: &Element, v: F::Bytes| if e.3 == 0 { e.2 } else { (log(v) / 2 + bias::<f32>()).clamp(0, 1 << 27) };
+    let p: Vec<i32> = elements.iter().zip(&v).map(|(e, v)| near(e, *v)).collect();
+    let keep: Vec<i32> =
+        elements.iter().zip(&v).zip(&p).map(|((e, v), p)| ((log(*v) + bias::<f32>() - p) >> shift) + e.3).collect();
+    let keep = kept.then_some(keep.as_slice());
+    let steps = Steps::new::<F>(1 << shift);
+    let (mut q, mut out) = (vec![7; n], vec![of(7 << 23); n]);
+    let (error, fits) = quantize_chunk::<F, f64>(Level::PORTABLE, &v, &p, steps, keep, &mut q, &mut out);
+    for level in Level::available() {
+        let (mut own_q, mut own_out) = (vec![9; n], vec![of(9 << 23); n]);
+        if let (own, true) = quantize_chunk::<F, f32>(level, &v, &p, steps, keep, &mut own_q, &mut own_out) {
+            prop_assert_eq!((own, true, &own_q, &own_out), (error, fits, &q, &out));
+        }
+        for decoded in [&out, &other, &v] {
+            if let (own, true) = compare::<F, f32>(level, &v, decoded) {
+                prop_assert_eq!((own, true), compare::<F, f64>(level, &v, decoded));
+            }
+        }
+    }
+    // Normal values need no f64.
+    if v.iter().all(|v| (1 << 23..255 << 23).contains(&f32::of::<F>(*v).to_bits())) {
+        prop_assert!(compare::<F, f32>(Level::detect(), &v, &v) == (0, true));
+    }
+    Ok(())
+}
+
+proptest! {
+    #[test]
+    fn precisions_agree(
+        elements in prop::collection::vec((element(), element(), 0..1 << 27, -3..4i32), 1..40),
+        shift in 14..=20u32,
+        kept: bool,
+    ) {
+        f32_gives_what_f64_gives::<F32>(&elements, shift, kept)?;
+        f32_gives_what_f64_gives::<Bf16>(&elements, shift, kept)?;
+        f32_gives_what_f64_gives::<F16>(&elements, shift, kept)?;
+    }
 }

@@ -1,6 +1,6 @@
 //! The divisor of each optimizer, and the permitted loss of its quotient.
 
-use crate::codec::float::Float;
+use crate::codec::float::{Float, Real};
 
 /// An optimizer's use of m and of its companion tensor, which decides the guarantees for decoded values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,18 +51,13 @@ pub(super) trait Divide {
     const SQUARE: bool;
     /// d of an element.
     #[inline(always)]
-    fn divisor<F: Float>(v: f64) -> f64 {
-        if Self::SQUARE { F::sqrt(v) } else { v }
+    fn divisor<P: Real>(v: P) -> P {
+        if Self::SQUARE { v.sqrt() } else { v }
     }
-    /// m / d, computed in f32 for the types that f32 holds.
+    /// m / d.
     #[inline(always)]
-    fn quotient<F: Float>(m: f64, v: f64) -> f64 {
-        if Self::SQUARE { F::quotient(m, v) } else { F::ratio(m, v) }
-    }
-    /// m / d, in f64.
-    #[inline(always)]
-    fn exact(m: f64, v: f64) -> f64 {
-        if Self::SQUARE { m / v.sqrt() } else { m / v }
+    fn quotient<P: Real>(m: P, v: P) -> P {
+        m / Self::divisor(v)
     }
     /// Rounds a number of steps for an element m to a whole one; `outward` is added first.
     #[inline(always)]

@@ -135,7 +135,7 @@ proptest! {
             let outcomes: Vec<_> = Level::available().into_iter().map(|level| {
                 let (mut a_out, mut out) = (vec![0; a.len()], m.to_vec());
                 let flags = quantize_chunk::<F, R>(level, m, v, (g, 0.0), &mut a_out);
-                let sound = reconstruct_elements::<F, R, i32>(level, v, g, &a, &mut out);
+                let (sound, _) = reconstruct_chunk::<F, R, i32, f64>(level, v, g, &a, &mut out);
                 let (error, ok) = compare::<F, R>(level, m, v, &out, v, g);
                 // NaN need only be NaN in both: nothing is stored then.
                 let out = sound.then_some(out);
@@ -311,5 +311,56 @@ fn the_least_value_keeps_its_sign() {
         quantize((Rule::Sign, dtype), &m, &sizes, (0.25, 0.0), &mut a, &mut kept).unwrap();
         let m_q = decode((Rule::Sign, dtype), &sizes, 0.25, &a, &kept);
         assert!(largest_error((Rule::Sign, dtype), &m, &sizes, &m_q, &sizes, 0.25).is_some(), "{dtype:?}");
+    }
+}
+
+/// A second moment, a first one, and two factors.
+type Pair = (f32, f32, f32, f32);
+
+/// Mostly usual values, and all kinds of others.
+fn value() -> impl Strategy<Value = f32> {
+    prop_oneof![
+        40 => (1f32..2.0, -20..2i32).prop_map(|(x, e)| x * (e as f32).exp2()),
+        2 => Just(0f32),
+        1 => any::<u32>().prop_map(f32::from_bits),
+        1 => prop::sample::select([-0.0, 1e-45, f32::MIN_POSITIVE, f32::MAX, f32::INFINITY, f32::NAN].as_slice()),
+    ]
+}
+
+fn what_is_within_is_sound<F: Float>(elements: &[Pair], usual: bool, g: f64, rule: Rule) -> Result<(), TestCaseError> {
+    let sound = |x: f32| if usual && !(x > 1e-9 && x < 9.0) { 1.0 } else { x };
+    let of = |of: &dyn Fn(&Pair) -> f32| -> Vec<F::Bytes> { elements.iter().map(|e| F::of_single(of(e))).collect() };
+    let v = of(&|e| sound(e.0));
+    let m = of(&|e| if usual || e.1 > 1e-5 { e.2 * sound(e.0).sqrt() } else { e.1 });
+    let v_q = of(&|e| sound(e.0) * e.3);
+    let m_q = of(&|e| if usual { e.2 * e.3 * sound(e.0).sqrt() } else { e.1 });
+    for level in Level::available() {
+        for_rule!(rule, R => {
+            for m_q in [&m_q, &m] {
+                let (error, sound) = compare::<F, R>(level, &m, &v, m_q, &v_q, g);
+                let most = g * R::GROWS;
+                if !R::INWARD && !R::SIGNS && are_within::<F, R>(level, &m, &v, m_q, &v_q, most) {
+                    let quotient = |(m, v): (&F::Bytes, &F::Bytes)| R::quotient(F::widen(*m), F::widen(*v)).abs();
+                    let largest = m.iter().zip(&v).map(quotient).fold(most, f64::max);
+                    prop_assert!(sound, "within, but not sound");
+                    prop_assert!(error <= most + largest * roundings::<F32>() || !error.is_finite());
+                }
+            }
+        });
+    }
+    Ok(())
+}
+
+proptest! {
+    #[test]
+    fn what_is_within_has_a_small_error(
+        usual: bool,
+        elements in prop::collection::vec((value(), value(), -1.5..1.5f32, 0.8..1.25f32), 1..600),
+        g in prop::sample::select([0.25, 0.5, 3.0].as_slice()),
+        rule in prop::sample::select(Rule::ALL.as_slice()),
+    ) {
+        what_is_within_is_sound::<F32>(&elements, usual, g, rule)?;
+        what_is_within_is_sound::<Bf16>(&elements, usual, g, rule)?;
+        what_is_within_is_sound::<F16>(&elements, usual, g, rule)?;
     }
 }
