@@ -7,8 +7,8 @@ use crate::encode::plan::{read_tile, without_edges};
 use crate::encode::{Base, LONGEST_READ, Place, StepError, StepResult};
 use crate::published::{Policy, check_n_run};
 use crate::recall::{Chain, walk};
-use crate::store::Id;
 use crate::store::object::Header;
+use crate::store::{Id, first_of_twins};
 
 use super::Archive;
 use super::catalog::Sealed;
@@ -40,7 +40,7 @@ impl Archive {
         others.retain(|header| header.lineage != sealed.lineage && !description.tensors.is_empty());
         // A published system knows of no other run than its own, whose first state has full precision.
         others.retain(|_| policy.is_none());
-        let other = nearest(others, sealed).map(|other| self.objects.first_of_twins(other));
+        let other = nearest(others, sealed).map(|other| first_of_twins(&self.objects, other));
         let twin = match (&own, &other) {
             (Some(own), Some(other))
                 if other.modified_ns > own.modified_ns && self.objects.chain_len(other.id) < LONGEST_READ =>

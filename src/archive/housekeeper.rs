@@ -129,7 +129,7 @@ impl Housekeeper<'_> {
         }
         let unreadable = |entry: &Entry| matches!(&entry.state, State::Resident(why) if why.hides_an_object());
         if !self.archive.catalog().entries().any(|(_, entry)| unreadable(entry)) {
-            self.archive.objects.thaw();
+            self.archive.objects.freeze(false);
         }
     }
 

@@ -155,7 +155,7 @@ impl Merger<'_> {
         let first = merge.heirs.first().copied().filter(|first| self.archive.objects.can_follow(heir, *first, merge));
         // The others are to follow the first, and no chain is to become longer than it is.
         let is_first = merge.heirs.len() > 1 && merge.heirs.first() == Some(&heir);
-        let deepest = if is_first { self.archive.objects.roof(merge).checked_sub(1) } else { Some(u32::MAX) };
+        let deepest = if is_first { merge.roof.checked_sub(1) } else { Some(u32::MAX) };
         let siblings = deepest.map(|deepest| self.archive.objects.siblings(heir, deepest, &self.keep));
         for sibling in first.into_iter().chain(siblings.into_iter().flatten()) {
             if sibling == heir || merge.above == Some(sibling) || merge.dying.contains(&sibling) {

@@ -81,7 +81,7 @@ pub(super) fn enter(found: Found, objects: &Objects, catalog: &mut Catalog) {
         match state {
             State::Released(id) => objects.name(id),
             // Which object it named is not known; that one must not go.
-            State::Resident(ref why) if why.hides_an_object() => objects.freeze(),
+            State::Resident(ref why) if why.hides_an_object() => objects.freeze(true),
             _ => {}
         }
         catalog.found(path, state);

@@ -60,6 +60,9 @@ pub(super) struct Entry {
     pub(super) chain_len: u32,
     /// Largest error of any element of any tensor.
     pub(super) max_abs_error: f64,
+    /// Largest error of a weight, in root mean squares of its update to the next newer state. `None` if none is lossy, or
+    /// it is unknown.
+    pub(super) error_updates: Option<f64>,
     /// Bytes of the weights, of the whole optimizer state, of other tensors, and of the skeleton.
     pub(super) roles: BTreeMap<&'static str, Weight>,
     /// Bytes per role of the tensors; the optimizer's by kind.
@@ -133,6 +136,7 @@ fn entry(tree: &Tree, parents: &mut Parents, local: &Local, path: &Path) -> Resu
         note: String::new(),
         chain_len: 0,
         max_abs_error: 0.0,
+        error_updates: None,
         roles: BTreeMap::new(),
         kinds: BTreeMap::new(),
         damage: None,
@@ -186,6 +190,7 @@ fn add_object(store: &Store, parents: &mut Parents, id: Id, entry: &mut Entry) {
     entry.lossy = lossy_words(&object);
     entry.original = Some(hex(&header.original));
     entry.generations = Some(object.index().generations);
+    entry.error_updates = Some(object.index().error_updates).filter(|error| *error > 0.0);
     entry.note = object.index().note.clone();
     // Chains of published systems have no super-steps, whatever place a state has in them.
     let published = object.index().tensors.iter().any(|tensor| tensor.coding.is_external());

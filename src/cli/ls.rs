@@ -5,8 +5,6 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use crate::archive::rounded_up;
-
 use super::format::{name, percent, size, table};
 use super::listing::{UNKNOWN, survey};
 use super::say_json;
@@ -20,6 +18,9 @@ use super::source::Source;
 /// Kinds: a keyframe depends on no other object. A delta is the difference to the state before. Every eighth state is a
 /// super-step: the difference to the super-step before, so a read applies at most 12 objects (chain). With --json,
 /// `note` gives the predicted size of a super-step and of a keyframe in its place.
+///
+/// An error is the largest of a weight, in updates: 1 is as far as training moved that weight's tensor, in root mean
+/// square, to the next newer checkpoint.
 ///
 /// LOSSY before an error: the name, a profile or the checkpoint's own files ask for more than the file holds. It is a
 /// copy of a released file, or was released before that request. With --json, `lossy` gives the error of each kind of
@@ -42,7 +43,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         say_json(&entries)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let head = ["state", "size", "stored", "", "weights", "kind", "chain", "max error", "path"];
+    let head = ["state", "size", "stored", "", "weights", "kind", "chain", "error", "path"];
     let mut rows = vec![head.map(String::from).to_vec()];
     let (mut logical, mut stored) = (0, 0);
     for entry in &entries {
@@ -55,7 +56,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
             None if entry.lossy == UNKNOWN => "unknown".into(),
             None if entry.state == "remote" => "lossy".into(),
             None if entry.chain_len == 0 => "as read".into(),
-            None => rounded_up(entry.max_abs_error),
+            None => entry.error_updates.map_or_else(|| "lossy".into(), in_updates),
         };
         let error = if entry.is_less_than_asked { format!("LOSSY {error}") } else { error };
         rows.push(vec![
@@ -79,4 +80,21 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     rows.push(total.map(String::clone).to_vec());
     say_part!("{}", table(&rows, &[false, true, true, true, true, false, true, true, false]));
     Ok(ExitCode::SUCCESS)
+}
+
+/// An error with one digit, never too small.
+fn in_updates(error: f64) -> String {
+    let tenths = (error * 10.0).ceil();
+    format!("{:.1} update{}", tenths / 10.0, if tenths > 10.0 { "s" } else { "" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_is_shown_in_updates() {
+        let shown = [0.001, 0.51, 1.0, 2.41].map(in_updates);
+        assert_eq!(shown, ["0.1 update", "0.6 update", "1.0 update", "2.5 updates"]);
+    }
 }

@@ -58,6 +58,10 @@ pub(super) fn encode(job: &Job, workers: &Workers, writer: &mut ObjectWriter) ->
     let changed: Vec<_> =
         done.iter().enumerate().filter_map(|(at, done)| done.get().and_then(|done| done.changed(job, at))).collect();
     let differs = done.iter().filter_map(OnceLock::get).any(|done| done.differs);
+    let in_updates = |(plan, done): (&Plan, &OnceLock<Done>)| {
+        Some(done.get()?.entry.max_abs_error / plan.update).filter(|error| error.is_finite())
+    };
+    let error_updates = job.plans.iter().zip(&done).filter_map(in_updates).fold(0.0, f64::max);
     let tensors: Vec<TensorEntry> = done.into_iter().filter_map(OnceLock::into_inner).map(|done| done.entry).collect();
     let mut patches = job.description.patches(job.source, &changed)?;
     patches.sort_by_key(|patch| patch.offset);
@@ -70,6 +74,7 @@ pub(super) fn encode(job: &Job, workers: &Workers, writer: &mut ObjectWriter) ->
         container: job.description.kind.name().to_string(),
         note: job.note.to_string(),
         generations: 0,
+        error_updates,
         tensors,
         skeleton,
     };

@@ -32,8 +32,7 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// An empty cache in `directory`. Removes the files of a former process: a crash may have cut them short, and
-    /// nothing in them shows it.
+    /// An empty cache in `directory`. Removes what a former process left where files without a name need one at first.
     pub fn new(directory: &Path, limit: u64) -> io::Result<Cache> {
         for entry in fs::read_dir(directory)? {
             scratch::remove(&entry?.path())?;
@@ -48,15 +47,13 @@ impl Cache {
         inside.files.get(&id).map(|(file, _)| Arc::clone(file))
     }
 
-    /// A file to be filled with `len` decoded bytes. It has no name, so it is freed with its last handle. `None` if it
-    /// would not fit, or the device has no room.
-    pub fn begin(&self, id: Id, len: u64) -> Option<File> {
+    /// A file to be filled with `len` decoded bytes. It has no name, so it is freed with its last handle, and nobody else
+    /// changes it. `None` if it would not fit, or the device has no room.
+    pub fn begin(&self, len: u64) -> Option<File> {
         if len > self.limit || !self.make_room(len) {
             return None;
         }
-        let path = self.directory.join(id.to_string());
-        let file = scratch::create_new(&path).ok()?;
-        scratch::remove(&path).ok()?;
+        let file = tempfile::tempfile_in(&self.directory).ok()?;
         file.set_len(len).ok()?;
         Some(file)
     }
@@ -122,12 +119,12 @@ mod tests {
         let device = rustix::fs::statvfs(directory.path()).unwrap();
         let free = device.f_bavail * device.f_frsize;
         // Without a byte in it, such a file takes no room.
-        assert!(cache.begin(Id([1; 16]), free / 4 * 3).is_none());
-        let file = Arc::new(cache.begin(Id([2; 16]), free / 8 * 3).unwrap());
+        assert!(cache.begin(free / 4 * 3).is_none());
+        let file = Arc::new(cache.begin(free / 8 * 3).unwrap());
         cache.keep(Id([2; 16]), file, free / 8 * 3);
         assert!(cache.make_room(0) && cache.get(Id([2; 16])).is_some());
         // Another one of this size takes its place.
-        assert!(cache.begin(Id([3; 16]), free / 8 * 3).is_some());
+        assert!(cache.begin(free / 8 * 3).is_some());
         assert!(cache.get(Id([2; 16])).is_none() && cache.bytes() == 0);
     }
 
@@ -136,7 +133,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let cache = Cache { most_files: 3, ..Cache::new(directory.path(), 1 << 20).unwrap() };
         for id in 1..=5u8 {
-            let file = cache.begin(Id([id; 16]), 10).unwrap();
+            let file = cache.begin(10).unwrap();
             cache.keep(Id([id; 16]), Arc::new(file), 10);
         }
         assert_eq!((cache.bytes(), cache.inside.lock().unwrap().files.len()), (30, 3));

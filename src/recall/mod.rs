@@ -4,7 +4,6 @@
 //! decoded once, into a file of the cache. Later opens read that file by passthrough. Every checksum is verified: bytes
 //! that differ from the archived ones are an error, never an answer.
 
-mod beside;
 mod cache;
 mod chain;
 mod error;

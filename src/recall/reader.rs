@@ -58,7 +58,7 @@ impl Reader {
         let whole = recall.cache.get(header.id);
         let progress = if whole.is_some() { Progress::Present } else { Progress::Missing };
         let missing = if whole.is_some() { 0 } else { layout.units.len() };
-        let file = whole.or_else(|| recall.cache.begin(header.id, header.logical_len).map(Arc::new));
+        let file = whole.or_else(|| recall.cache.begin(header.logical_len).map(Arc::new));
         Arc::new_cyclic(|me| Reader {
             recall,
             file,

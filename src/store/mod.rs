@@ -3,7 +3,6 @@
 //! Each commit is one rename. Published files are never modified in place: new content gets a new file. A crash at any
 //! instant leaves a store that [`Store::open`] repairs: unfinished work is in `tmp/`, and open finishes or undoes it.
 
-mod access;
 pub mod beneath;
 pub(crate) mod bytes;
 pub mod durable;
@@ -17,7 +16,6 @@ mod parallel;
 mod profile;
 mod record;
 mod release;
-mod replace;
 mod restores;
 pub mod retention;
 mod settings;
@@ -28,7 +26,6 @@ mod stub;
 mod transfer;
 mod walk;
 
-pub use access::exposed;
 pub use error::{Damage, Error};
 pub use marks::{
     PIN, PLAIN, PROFILE, RECALLED, REMOTE, has_pin, is_of_remote, is_pinned, is_recalled, mark_recalled, profile_mark,
@@ -36,14 +33,15 @@ pub use marks::{
 };
 pub use name_bytes::{name_bytes, names_bytes};
 pub use object::Id;
-pub use objects::{Elsewhere, Hold, MAX_CHAIN, Merge, Objects};
+pub use objects::{Elsewhere, Hold, MAX_CHAIN, Merge, Objects, first_of_twins};
 pub use parallel::{in_parallel, side_by_side};
 pub use profile::{Profile, Profiles};
-pub use release::{Committed, Prepared, StubNote, copy_attributes, copy_but_owner, copy_to_new_bytes};
-pub use replace::{replace_stub, sync_replaced};
+pub use release::{
+    Committed, Prepared, StubNote, copy_attributes, copy_but_owner, copy_to_new_bytes, replace_stub, sync_replaced,
+};
 pub use restores::{Lineage, Restores};
 pub use settings::{FORMAT, Newest, RemoteSettings, Settings, Wait};
-pub use store::{DAEMON_LOG, Store};
+pub use store::{DAEMON_LOG, Store, exposed};
 pub use stub::{MIN_RELEASE_BYTES, STUB_BYTES, Stub};
 pub use transfer::{export_file, import_file, part_of, remove_part, write_beside};
 pub use walk::{files_below, open_aside};

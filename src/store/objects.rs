@@ -1,25 +1,25 @@
 //! All objects of a store: which exist, which need which, and which nothing needs.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::HashSet;
+use std::fmt::Debug;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::sync::{AtomicBool, Mutex, MutexGuard};
 
-use super::durable::{CrashPoint, Io};
+use super::beneath;
+use super::durable::{CrashPoint, DeviceFile, Io, parent};
 use super::object::{Header, Id, Object, ObjectWriter, path_of};
 use super::parallel::in_parallel;
+use graph::Graph;
 
-mod elsewhere;
 mod graph;
-#[cfg(test)]
-mod tests;
 
-pub use elsewhere::Elsewhere;
 pub use graph::Merge;
 
 /// Longest chain of objects in a read: a published system's. All others have at most 12. A new chain also begins after
@@ -29,52 +29,33 @@ pub const MAX_CHAIN: u32 = 32;
 
 /// Objects removed in one go, so that the archive can do other work in between.
 const COLLECT_AT_ONCE: usize = 256;
+/// A removal takes as long as its names' fsyncs; after a failure it is tried again within ten seconds.
+const REMOVAL: Duration = Duration::from_secs(15);
+const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-#[derive(Debug)]
-struct Known {
-    header: Header,
-    stored: u64,
-    /// Number of files that name it.
-    names: u32,
-    /// Objects that are differences to it.
-    children: Vec<Id>,
-    /// The object, if it is open.
-    open: Weak<Object>,
-}
+/// Where objects may be that the store has not.
+pub trait Elsewhere: Send + Sync + Debug {
+    /// True if the object and all its ancestors can be brought. Answers at once.
+    fn has(&self, id: Id) -> bool;
 
-/// The table behind the lock.
-#[derive(Debug, Default)]
-struct Inside {
-    known: HashMap<Id, Known>,
-    /// Objects that no file names.
-    unnamed: BTreeSet<Id>,
-    /// States of a lineage, and of files with the same tensors, by modification time.
-    lineages: HashMap<u64, BTreeSet<(i64, Id)>>,
-    signatures: HashMap<u64, BTreeSet<(i64, Id)>>,
-    /// Missing or unreadable objects, with the number of files that name each.
-    lost: HashMap<Id, u32>,
-    /// Objects whose parent is missing or unreadable.
-    orphans: HashSet<Id>,
-    /// Objects that no file names, but whose removal would make the objects that depend on them larger in total.
-    shared: HashSet<Id>,
-    /// Objects that no file names, where a merge would free too little for the bytes it writes: more must go first.
-    deferred: HashSet<Id>,
-    /// Parents from replacements that failed: the file on the device may already name one of them.
-    tried: HashMap<Id, Vec<Id>>,
-    /// Objects that were taken out, and that [`Objects::remove`] has not removed yet.
-    going: HashSet<Id>,
-}
+    /// True if nobody can tell yet, because the remote's names were not read since the start. Answers at once.
+    fn may_have(&self, id: Id) -> bool;
 
-impl Inside {
-    /// Counts a file that names the object; false if the object is missing.
-    fn name(&mut self, id: Id) -> bool {
-        let Some(known) = self.known.get_mut(&id) else { return false };
-        known.names += 1;
-        self.unnamed.remove(&id);
-        self.shared.remove(&id);
-        self.deferred.remove(&id);
-        true
-    }
+    /// True if the object decodes to other bytes than were written. Answers at once; false for an unknown one.
+    fn is_lossy(&self, id: Id) -> bool;
+
+    /// Opens the object and its ancestors, the object first, to be read piece by piece. `None` if they are so small
+    /// that it is better to bring them. Blocks on the network.
+    ///
+    /// # Errors
+    /// As of [`Elsewhere::bring`].
+    fn open(&self, objects: &Arc<Objects>, id: Id) -> io::Result<Option<Vec<Arc<Object>>>>;
+
+    /// Brings the object and its missing ancestors with [`Objects::receive`]. Blocks on the network.
+    ///
+    /// # Errors
+    /// The remote does not answer, or its bytes are not the object's.
+    fn bring(&self, objects: &Arc<Objects>, id: Id) -> io::Result<()>;
 }
 
 /// Keeps an object, and all objects that it is a difference to, from being removed.
@@ -109,7 +90,7 @@ pub struct Objects {
     /// An object lost a name since somebody last asked.
     unnamed: AtomicBool,
     /// Held only for single look-ups and changes, never during I/O.
-    inside: Mutex<Inside>,
+    graph: Mutex<Graph>,
 }
 
 impl Objects {
@@ -142,24 +123,24 @@ impl Objects {
                 ids.push(id);
             }
         }
-        let mut inside = Inside::default();
+        let mut graph = Graph::default();
         let headers = in_parallel(&ids, |id| Object::header_of(&io, directory, *id));
         for (id, found) in ids.into_iter().zip(headers) {
             match found {
-                Ok((header, stored)) => inside.insert(header, stored),
+                Ok((header, stored)) => graph.insert(header, stored),
                 // Removed since its name was read.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => damaged(id, error),
             }
         }
-        inside.connect();
+        graph.connect();
         let (frozen, unnamed) = (AtomicBool::new(false), AtomicBool::new(false));
         let elsewhere = OnceLock::new();
-        Ok(Objects { io, directory: directory.to_path_buf(), frozen, unnamed, elsewhere, inside: Mutex::new(inside) })
+        Ok(Objects { io, directory: directory.to_path_buf(), frozen, unnamed, elsewhere, graph: Mutex::new(graph) })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inside> {
-        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Graph> {
+        self.graph.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Opens an object; shares one that is already open.
@@ -167,18 +148,13 @@ impl Objects {
     /// # Errors
     /// `InvalidData` if the object is damaged, `NotFound` if it is missing.
     pub fn open(&self, id: Id) -> io::Result<Arc<Object>> {
-        let open = self.lock().known.get(&id).and_then(|known| known.open.upgrade());
+        let open = self.lock().open(id);
         // If a user removed an object by hand, an open handle must not hide that.
         if let Some(object) = open.filter(|object| object.has_its_name(&self.directory)) {
             return Ok(object);
         }
         let object = Arc::new(Object::open_on(&self.io, &self.directory, id)?);
-        if let Some(known) = self.lock().known.get_mut(&id) {
-            // Do not share one that was re-parented since it was opened: its parent may be removed at any moment.
-            if known.header == *object.header() {
-                known.open = Arc::downgrade(&object);
-            }
-        }
+        self.lock().opened(&object);
         Ok(object)
     }
 
@@ -188,15 +164,11 @@ impl Objects {
     /// `NotFound` if its parent is gone. After any error the object does not exist.
     pub fn add(&self, writer: ObjectWriter, header: Header, stored: u64) -> io::Result<()> {
         // The caller holds the parent. Without the parent the object would be unreadable, so it is not added.
-        if header.parent.is_some_and(|parent| !self.lock().known.contains_key(&parent)) {
+        if header.parent.is_some_and(|parent| !self.lock().has(parent)) {
             return Err(io::Error::new(io::ErrorKind::NotFound, "the parent object is gone"));
         }
         writer.finish(&header, &self.directory)?;
-        let mut inside = self.lock();
-        inside.adopt(header.parent, header.id);
-        let id = header.id;
-        inside.insert(header, stored);
-        inside.name(id);
+        self.lock().add(header, stored);
         Ok(())
     }
 
@@ -206,37 +178,15 @@ impl Objects {
     /// # Errors
     /// Device errors; the object then has either encoding, and both decode to the same bytes.
     pub fn replace(&self, writer: ObjectWriter, header: Header, stored: u64) -> io::Result<()> {
-        let id = header.id;
-        // Before the rename: if it succeeds and a later step fails, the new parent is needed, and perhaps the old one
-        // too.
-        {
-            let mut inside = self.lock();
-            inside.adopt(header.parent, id);
-            inside.tried.entry(id).or_default().extend(header.parent);
-        }
+        self.lock().try_parent(&header);
         writer.finish(&header, &self.directory)?;
-        let mut inside = self.lock();
-        let tried = inside.tried.remove(&id).unwrap_or_default();
-        let Some(known) = inside.known.get_mut(&id) else { return Ok(()) };
-        known.open = Weak::new();
-        known.stored = stored;
-        let parent = header.parent;
-        let former = std::mem::replace(&mut known.header, header).parent;
-        tried
-            .into_iter()
-            .map(Some)
-            .chain([former])
-            .filter(|other| *other != parent)
-            .for_each(|other| inside.disown(other, id));
+        self.lock().replace(header, stored);
         Ok(())
     }
 
     /// Counts a file that names the object.
     pub fn name(&self, id: Id) {
-        let mut inside = self.lock();
-        if !inside.name(id) {
-            *inside.lost.entry(id).or_default() += 1;
-        }
+        self.lock().name_or_lose(id);
     }
 
     /// Names the object for a caller that just found it, if it still exists: it may have been collected since.
@@ -252,22 +202,9 @@ impl Objects {
 
     /// Counts a file that no longer names the object.
     pub fn unname(&self, id: Id) {
-        let mut inside = self.lock();
-        match inside.known.get_mut(&id) {
-            Some(known) => {
-                known.names = known.names.saturating_sub(1);
-                if known.names > 0 {
-                    return;
-                }
-                inside.unnamed.insert(id);
-            }
-            None => {
-                if let Some(names) = inside.lost.get_mut(&id) {
-                    *names = names.saturating_sub(1);
-                }
-            }
+        if self.lock().unname(id) {
+            self.unnamed.store(true, Ordering::Relaxed);
         }
-        self.unnamed.store(true, Ordering::Relaxed);
     }
 
     /// True if an object lost a name since the last call.
@@ -277,14 +214,12 @@ impl Objects {
 
     /// The object's header and size.
     pub fn get(&self, id: Id) -> Option<(Header, u64)> {
-        self.lock().known.get(&id).map(|known| (known.header.clone(), known.stored))
+        self.lock().get(id)
     }
 
     /// True if an object remains after all garbage is removed.
     pub fn stays(&self, id: Id, keep: &HashSet<Id>) -> bool {
-        let inside = self.lock();
-        let named = inside.known.get(&id).map(|known| known.names > 0);
-        named.is_some_and(|named| named || keep.contains(&id) || inside.shared.contains(&id))
+        self.lock().stays(id, keep)
     }
 
     /// Number of objects that a read of this one applies, including itself, as far as its ancestors exist.
@@ -294,45 +229,37 @@ impl Objects {
 
     /// Headers of all objects, in no order.
     pub fn all(&self) -> Vec<Header> {
-        self.lock().known.values().map(|known| known.header.clone()).collect()
+        self.lock().all()
     }
 
     /// Headers of the states of a lineage, by modification time.
     pub fn of_lineage(&self, lineage: u64) -> Vec<Header> {
-        let inside = self.lock();
-        inside.headers(inside.lineages.get(&lineage))
+        self.lock().of_lineage(lineage)
     }
 
     /// Headers of the states that have the same tensors, by modification time.
     pub fn of_signature(&self, signature: u64) -> Vec<Header> {
-        let inside = self.lock();
-        inside.headers(inside.signatures.get(&signature))
+        self.lock().of_signature(signature)
     }
 
     /// The newest state of a lineage.
     pub fn newest(&self, lineage: u64) -> Option<Id> {
-        self.lock().lineages.get(&lineage)?.last().map(|(_, id)| *id)
+        self.lock().newest(lineage)
     }
 
     /// Total size of all objects.
     pub fn stored(&self) -> u64 {
-        self.lock().known.values().map(|known| known.stored).sum()
+        self.lock().stored()
     }
 
     /// Total size of the objects that no file names but that others are differences to.
     pub fn stored_unnamed(&self) -> u64 {
-        let inside = self.lock();
-        inside.unnamed.iter().filter_map(|id| inside.known.get(id)).map(|known| known.stored).sum()
+        self.lock().stored_unnamed()
     }
 
-    /// Stops all removals: some data may need an object without naming it.
-    pub fn freeze(&self) {
-        self.frozen.store(true, Ordering::Relaxed);
-    }
-
-    /// Permits removals again: no such data is left.
-    pub fn thaw(&self) {
-        self.frozen.store(false, Ordering::Relaxed);
+    /// Stops all removals, because some data may need an object without naming it; or permits them again.
+    pub fn freeze(&self, frozen: bool) {
+        self.frozen.store(frozen, Ordering::Relaxed);
     }
 
     /// The reason if nothing may be removed: damaged or missing data may need an object without naming it. This ends
@@ -341,11 +268,7 @@ impl Objects {
         if self.frozen.load(Ordering::Relaxed) {
             return Some("a stub is damaged or unreadable, and the object that it needs is unknown");
         }
-        let (lost, is_orphaned) = {
-            let inside = self.lock();
-            let lost = inside.lost.iter().filter(|(_, names)| **names > 0).map(|(id, _)| *id);
-            (lost.collect::<Vec<Id>>(), inside.orphans.iter().any(|id| inside.is_live(*id)))
-        };
+        let (lost, is_orphaned) = self.lock().missing();
         // Without the lock: the remote's thread may hold its own for a while.
         let away = |id: &Id| self.elsewhere.get().is_some_and(|elsewhere| elsewhere.has(*id));
         let words = "an object that files need is missing or damaged, and the objects that it needs are unknown";
@@ -354,9 +277,8 @@ impl Objects {
 
     /// Lossy objects that no file names.
     pub fn unnamed_lossy(&self) -> Vec<Id> {
-        let inside = self.lock();
-        let is_lossy = |id: &&Id| inside.known.get(id).is_some_and(|known| known.header.lossy);
-        inside.unnamed.iter().filter(is_lossy).copied().collect()
+        let graph = self.lock();
+        graph.unnamed().filter(|id| graph.get(*id).is_some_and(|(header, _)| header.lossy)).collect()
     }
 
     /// Takes garbage out of the table: objects that no file names, no object is a difference to, and `keep` does not
@@ -373,8 +295,153 @@ impl Objects {
     /// readable.
     pub fn remove(&self, garbage: &[Id]) {
         garbage.iter().for_each(|id| self.io.discard(&path_of(&self.directory, *id), CrashPoint::ObjectRemoved));
-        let mut inside = self.lock();
         // One that the device refuses to remove stays until `Io::sweep` has removed it.
-        inside.going.retain(|id| !garbage.contains(id) || path_of(&self.directory, *id).exists());
+        let gone = garbage.iter().filter(|id| !path_of(&self.directory, **id).exists());
+        self.lock().gone(gone.copied().collect::<Vec<_>>());
+    }
+
+    /// Names where missing objects may be. Only the first call counts.
+    pub fn look_elsewhere(&self, elsewhere: Arc<dyn Elsewhere>) {
+        let _ = self.elsewhere.set(elsewhere);
+    }
+
+    /// True if only a remote has the object, or may have it: nobody can tell before the remote's names are read.
+    pub fn is_elsewhere(&self, id: Id) -> bool {
+        let Some(elsewhere) = self.elsewhere.get() else { return false };
+        let is_here = self.lock().has(id);
+        !is_here && (elsewhere.has(id) || elsewhere.may_have(id))
+    }
+
+    /// True if a known object, here or on a remote, decodes to other bytes than were written.
+    pub fn is_lossy(&self, id: Id) -> bool {
+        match self.get(id) {
+            Some((header, _)) => header.lossy,
+            None => self.elsewhere.get().is_some_and(|elsewhere| elsewhere.is_lossy(id)),
+        }
+    }
+
+    /// Brings an object that only a remote has. Does nothing for any other object.
+    pub fn bring(self: &Arc<Self>, id: Id) -> io::Result<()> {
+        match self.elsewhere.get() {
+            Some(elsewhere) if self.is_elsewhere(id) => elsewhere.bring(self, id),
+            _ => Ok(()),
+        }
+    }
+
+    /// Opens an object that only a remote has, with its ancestors, to be read piece by piece. `None` for any other
+    /// object, and for a small one: [`Objects::bring`] does for these.
+    ///
+    /// # Errors
+    /// As of [`Elsewhere::open`].
+    pub fn open_elsewhere(self: &Arc<Self>, id: Id) -> io::Result<Option<Vec<Arc<Object>>>> {
+        match self.elsewhere.get() {
+            Some(elsewhere) if self.is_elsewhere(id) => elsewhere.open(self, id),
+            _ => Ok(None),
+        }
+    }
+
+    /// Adds an object that `write` writes into an empty file in `tmp`. The object is durable on return, and stays as
+    /// long as the result exists or a file names it. The caller has verified the bytes that `write` writes.
+    ///
+    /// # Errors
+    /// Those of `write`; `InvalidData` if it is another object; device errors.
+    pub fn receive(
+        self: &Arc<Self>,
+        tmp: &Path,
+        id: Id,
+        write: impl FnOnce(&DeviceFile) -> io::Result<()>,
+    ) -> io::Result<Hold> {
+        if let Some(hold) = self.hold(id) {
+            return Ok(hold);
+        }
+        wait_until_removed(self, id)?;
+        const WRITTEN: CrashPoint = CrashPoint::ObjectWritten;
+        let part = tmp.join(format!("received-{id}"));
+        self.io.remove(&part, WRITTEN)?;
+        let file = self.io.create(&part, WRITTEN)?;
+        let receive = || -> io::Result<()> {
+            write(&file)?;
+            file.sync(CrashPoint::ObjectCompleted)?;
+            let target = path_of(&self.directory, id);
+            let shard = parent(&target);
+            self.io.make_dirs(shard, 0o700, CrashPoint::ShardMade)?;
+            self.io.sync_dir(&self.directory, CrashPoint::ShardMade)?;
+            // Never through a symlink.
+            let name = Path::new(shard.file_name().unwrap_or_default());
+            beneath::open(&self.directory, name, libc::O_PATH | libc::O_DIRECTORY)?;
+            self.io.publish(&part, &target, CrashPoint::ObjectInPlace)
+        };
+        receive().inspect_err(|_| {
+            self.io.discard(&part, WRITTEN);
+        })?;
+        let (header, stored) = Object::header_of(&self.io, &self.directory, id)?;
+        let received = self.lock().receive(header, stored);
+        if let Err(damage) = received {
+            self.io.discard(&path_of(&self.directory, id), CrashPoint::ObjectRemoved);
+            return Err(damage.into());
+        }
+        Ok(Hold { objects: Arc::clone(self), id })
+    }
+
+    /// The next merge, and the number of heirs in all waiting merges.
+    pub fn next_merge(&self, keep: &HashSet<Id>) -> (Option<Merge>, usize) {
+        if self.frozen().is_some() { (None, 0) } else { self.lock().next_merge(keep) }
+    }
+
+    /// Other possible parents of a state, with chains no longer than its present parent's and at most `deepest` objects
+    /// below them. These are the nearest older states of its lineage, and of the same tensors. After a keyframe was
+    /// removed, one of them has its K.
+    pub fn siblings(&self, child: Id, deepest: u32, keep: &HashSet<Id>) -> Vec<Id> {
+        self.lock().siblings(child, deepest, keep)
+    }
+
+    /// True if an object may become a difference to another heir of the same merge. Both must exist, the heir must not
+    /// need the object, and the object's chain must not become longer. An heir that is not merged yet will have the
+    /// chain of the merge's `above`.
+    pub fn can_follow(&self, child: Id, heir: Id, merge: &Merge) -> bool {
+        self.lock().can_follow(child, heir, merge)
+    }
+
+    /// Number of objects that are differences to this one.
+    pub fn children(&self, id: Id) -> usize {
+        self.lock().children(id).len()
+    }
+
+    /// Postpones the merge of these objects until others beside them lose their names too.
+    pub fn defer(&self, ids: &[Id]) {
+        self.lock().defer(ids);
+    }
+
+    /// Keeps these objects although no file names them: a merge would take more space.
+    pub fn share(&self, ids: &[Id]) {
+        self.lock().share(ids);
     }
 }
+
+/// Waits until an object that was garbage is off the device: its removal must not take the new one's name.
+fn wait_until_removed(objects: &Objects, id: Id) -> io::Result<()> {
+    let until = Instant::now() + REMOVAL;
+    while objects.lock().is_going(id) {
+        if !path_of(&objects.directory, id).exists() {
+            objects.lock().gone([id]);
+            break;
+        }
+        if Instant::now() > until {
+            return Err(io::Error::other("the object is being removed; try again"));
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+    Ok(())
+}
+
+/// The first of identical states that many ranks saved; the others become differences to it. Otherwise a chain of twins
+/// would be as long as the number of ranks. Bounded: a damaged store may have a cycle.
+pub fn first_of_twins(objects: &Objects, state: Header) -> Header {
+    let position = state.position;
+    let parent = |state: &Header| objects.get(state.parent?).map(|(header, _)| header);
+    let twins = std::iter::successors(Some(state.clone()), parent).take(MAX_CHAIN as usize);
+    twins.take_while(|twin| twin.position == position).last().unwrap_or(state)
+}
+
+#[cfg(test)]
+mod tests;

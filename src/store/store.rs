@@ -1,10 +1,10 @@
 //! The directories of a store, its lock, and the recovery at open.
 
 use std::collections::HashMap;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::durable::{self, CrashPoint, DeviceFile, Io};
 use super::object::{Id, path_of};
 use super::settings::{self, Settings};
-use super::{Error, Profile, Profiles, Stub, access, beneath, files_below, profile_mark, release};
+use super::{Error, Profile, Profiles, Stub, beneath, files_below, profile_mark, release};
 
 const DIRECTORIES: [&str; 4] = ["tree", "objects", "tmp", "cache"];
 const SETTINGS: &str = "stepfs.toml";
@@ -277,7 +277,7 @@ fn number(file: &File) -> io::Result<(u64, u64)> {
 /// the owner. None may be a symlink: `tmp/` and `cache/` are emptied, and objects are removed. Syncs the store's
 /// directory if one was missing, since nothing else does before the names are needed.
 fn make_directories(io: &Io, root: &Path) -> Result<(), Error> {
-    access::close(root, false).map_err(Error::io(root))?;
+    close(root, false).map_err(Error::io(root))?;
     let mut missing = false;
     for name in DIRECTORIES {
         let (path, is_tree) = (root.join(name), name == "tree");
@@ -286,9 +286,50 @@ fn make_directories(io: &Io, root: &Path) -> Result<(), Error> {
             io.make_dir(&path, if is_tree { 0o755 } else { 0o700 }, CrashPoint::StoreMade).map_err(Error::io(&path))?;
         }
         real_directory(&path)?;
-        access::close(&path, is_tree).map_err(Error::io(path))?;
+        close(&path, is_tree).map_err(Error::io(path))?;
     }
     if missing { io.sync_dir(root, CrashPoint::StoreMade).map_err(Error::io(root)) } else { Ok(()) }
+}
+
+/// The default ACL, which new files in a directory inherit. The mount only knows modes: an ACL that lets in one user
+/// would look like a mode that lets in a whole group.
+const INHERITED: &str = "system.posix_acl_default";
+
+/// Restricts a directory of the store to its owner, whatever its mode was. The tree's own mode belongs to the
+/// applications.
+fn close(directory: &Path, is_tree: bool) -> io::Result<()> {
+    let held = beneath::hold(directory, Path::new(""))?;
+    let path = beneath::by_descriptor(&held);
+    match xattr::remove_deref(&path, INHERITED) {
+        Err(error) if !matches!(error.raw_os_error(), Some(libc::ENODATA | libc::EOPNOTSUPP | libc::EPERM)) => {
+            return Err(error);
+        }
+        _ => {}
+    }
+    let mode = held.metadata()?.mode() & 0o7777;
+    if is_tree || mode & 0o077 == 0 {
+        return Ok(());
+    }
+    match fs::set_permissions(&path, Permissions::from_mode(mode & 0o700)) {
+        // Another user's directory: `exposed` reports the consequence.
+        Err(error) if error.raw_os_error() == Some(libc::EPERM) => Ok(()),
+        result => result,
+    }
+}
+
+/// The first directory at or above `root` (absolute, without links) where a user other than root and this process's
+/// user can replace the store. `None` if there is none.
+pub fn exposed(root: &Path) -> io::Result<Option<PathBuf>> {
+    let own = rustix::process::geteuid().as_raw();
+    for directory in root.ancestors() {
+        let metadata = fs::symlink_metadata(directory)?;
+        let mode = metadata.mode();
+        let strangers = mode & 0o022 != 0 && mode & libc::S_ISVTX == 0;
+        if ![0, own].contains(&metadata.uid()) || strangers {
+            return Ok(Some(directory.to_path_buf()));
+        }
+    }
+    Ok(None)
 }
 
 /// Checks that no symlink or file is in the place of a store's directory. The next open creates a missing directory.

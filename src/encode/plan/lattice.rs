@@ -257,6 +257,19 @@ fn next_update(material: &Material, tensor: &Tensor, twin: &Tensor) -> io::Resul
     Ok((next, weights.sqrt()))
 }
 
+/// Root mean square of a tensor's update to the state after this one, of the elements that move. In a table most rows
+/// rest, and the others have the errors.
+pub(super) fn update(material: &Material, tensor: &Tensor, twin: &Tensor) -> io::Result<f64> {
+    let mut updates = Vec::new();
+    sample(tensor, |range| {
+        let (now, then) = (read(material.source, tensor, &range)?, read(material.newer.0, twin, &range)?);
+        updates.extend(lattice::updates(tensor.dtype, &then, &now));
+        Ok(())
+    })?;
+    updates.retain(|update| *update != 0.0);
+    Ok(mean_square(&updates).sqrt())
+}
+
 /// Mean square of an update, limited by [`MOST_OF_QUARTILE`], and its root in units of the third quartile of the
 /// moving elements.
 fn power_and_tail(updates: &[f64]) -> (f64, f64) {

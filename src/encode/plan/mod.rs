@@ -64,6 +64,8 @@ pub(super) struct Plan {
     pub(super) system: Option<SystemId>,
     /// Besides its codec's bound: the least and the largest of its elements, beyond which none may come back.
     pub(super) limits: Option<Limits>,
+    /// Of a lossy weight: the root mean square of its update to the state after. 0 for all others.
+    pub(super) update: f64,
 }
 
 impl Plan {
@@ -79,6 +81,7 @@ impl Plan {
             outward: 0.0,
             system: None,
             limits: None,
+            update: 0.0,
         }
     }
 
@@ -302,7 +305,12 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
             Some(limits) => Some(limits),
             None => Some(limits::limits(material.source, tensor)?),
         };
-        Ok((Plan { index, tensor: tensor.clone(), coding, alone, parent, row_step, outward, system, limits }, bits))
+        let update = match &twins[index] {
+            Some(twin) if coding.is_lossy() && tensor.role == Role::Weight => lattice::update(material, tensor, twin)?,
+            _ => 0.0,
+        };
+        let tensor = tensor.clone();
+        Ok((Plan { index, tensor, coding, alone, parent, row_step, outward, system, limits, update }, bits))
     };
     // Each decodes some tiles of the base.
     let chosen: io::Result<Vec<(Plan, (f64, f64))>> = planned.par_iter().map(choose).collect();

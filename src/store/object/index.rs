@@ -92,6 +92,9 @@ pub struct Index {
     pub note: String,
     /// Lossy generations: the number of restores from quantized states behind this one.
     pub generations: u32,
+    /// Largest error of a weight, in root mean squares of its update to the next newer state; as an f32, rounded up. 0 if
+    /// all weights are exact, or the update is unknown.
+    pub error_updates: f64,
     /// Tensors by ascending, disjoint extents.
     pub tensors: Vec<TensorEntry>,
     /// All other bytes of the file, concatenated, in chunks of [`TILE_BYTES`].

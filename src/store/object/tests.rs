@@ -129,6 +129,7 @@ prop_compose! {
         tensors in vec((tensor(), any::<u8>()), 0..4),
         texts in any::<[String; 4]>(),
         generations: u32,
+        error in 0f32..1e9,
         rest in 0u64..2 * TILE_BYTES as u64,
         seed: u64,
     ) -> (Index, u64) {
@@ -143,7 +144,7 @@ prop_compose! {
         });
         let tensors = tensors.collect();
         let [origin, profile, container, note] = texts;
-        (Index { origin, profile, container, note, generations, tensors, skeleton: tiles(skeleton, seed) }, end + rest)
+        (Index { origin, profile, container, note, generations, error_updates: error.into(), tensors, skeleton: tiles(skeleton, seed) }, end + rest)
     }
 }
 
@@ -294,9 +295,9 @@ fn a_later_field_is_skipped_or_refused() {
 fn counts_beyond_what_follows_are_refused() {
     let (index, len) = one_tensor();
     let bytes = index.encode();
-    // The four texts are empty. The bytes are their lengths, the generations, the number of tensors, and the first
-    // tensor's path.
-    for at in [0, 1, 2, 3, 5] {
+    // The four texts are empty. The bytes are their lengths, the generations, four of the error, the number of tensors,
+    // and the first tensor's path.
+    for at in [0, 1, 2, 3, 9] {
         for lie in [&[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1][..], &[0xff, 0xff, 3], &[0xe8, 7]] {
             let changed = [&bytes[..at], lie, &bytes[at + 1..]].concat();
             assert!(Index::decode(&changed, len, PAYLOAD_END).is_err(), "{lie:?} at {at}");
@@ -336,8 +337,8 @@ fn an_unfinished_object_leaves_nothing_and_is_none() {
 #[test]
 fn a_number_of_tensors_that_no_file_has_is_not_believed() {
     let count = index::MAX_TENSORS + 1;
-    // Four texts, no restores.
-    let mut bytes = vec![0; 5];
+    // Four texts, no restores, no error.
+    let mut bytes = vec![0; 9];
     crate::entropy::varint::put(count as u64, &mut bytes);
     bytes.resize(bytes.len() + 12 * count, 0);
     let refused = Index::decode(&bytes, 1 << 40, 1 << 40);

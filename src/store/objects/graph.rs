@@ -1,10 +1,11 @@
-//! Parents and children: finds garbage, and finds states to merge over ancestors that no file names.
+//! The graph of a store's objects: which are differences to which, which files name, and which nothing needs.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
-use super::{Inside, Known, MAX_CHAIN, Objects};
-use crate::store::object::{Header, Id};
+use super::MAX_CHAIN;
+use crate::store::Damage;
+use crate::store::object::{Header, Id, Object};
 
 /// Candidates examined for another parent: a run may have thousands of states.
 const SIBLINGS_LOOKED_AT: usize = 64;
@@ -20,98 +21,138 @@ pub struct Merge {
     pub heirs: Vec<Id>,
     /// True if each object of the group has only one child: a merge then always saves space.
     pub is_line: bool,
+    /// Maximum number of objects below the first heir such that all other heirs can follow it.
+    pub roof: u32,
 }
 
-impl Objects {
-    /// The next merge, and the number of heirs in all waiting merges.
-    pub fn next_merge(&self, keep: &HashSet<Id>) -> (Option<Merge>, usize) {
-        if self.frozen().is_some() {
-            return (None, 0);
+#[derive(Debug)]
+struct Known {
+    header: Header,
+    stored: u64,
+    /// Number of files that name it.
+    names: u32,
+    /// Objects that are differences to it.
+    children: Vec<Id>,
+    /// The object, if it is open.
+    open: Weak<Object>,
+}
+
+/// All known objects.
+#[derive(Debug, Default)]
+pub(super) struct Graph {
+    known: HashMap<Id, Known>,
+    /// Objects that no file names.
+    unnamed: BTreeSet<Id>,
+    /// States of a lineage, and of files with the same tensors, by modification time.
+    lineages: HashMap<u64, BTreeSet<(i64, Id)>>,
+    signatures: HashMap<u64, BTreeSet<(i64, Id)>>,
+    /// Missing or unreadable objects, with the number of files that name each.
+    lost: HashMap<Id, u32>,
+    /// Objects whose parent is missing or unreadable.
+    orphans: HashSet<Id>,
+    /// Objects that no file names, but whose removal would make the objects that depend on them larger in total.
+    shared: HashSet<Id>,
+    /// Objects that no file names, where a merge would free too little for the bytes it writes: more must go first.
+    deferred: HashSet<Id>,
+    /// Parents from replacements that failed: the file on the device may already name one of them.
+    tried: HashMap<Id, Vec<Id>>,
+    /// Objects that were taken out, and that [`super::Objects::remove`] has not removed yet.
+    going: HashSet<Id>,
+}
+
+impl Graph {
+    /// Whether the object is known.
+    pub(super) fn has(&self, id: Id) -> bool {
+        self.known.contains_key(&id)
+    }
+
+    pub(super) fn get(&self, id: Id) -> Option<(Header, u64)> {
+        self.known.get(&id).map(|known| (known.header.clone(), known.stored))
+    }
+
+    pub(super) fn all(&self) -> Vec<Header> {
+        self.known.values().map(|known| known.header.clone()).collect()
+    }
+
+    pub(super) fn of_lineage(&self, lineage: u64) -> Vec<Header> {
+        self.headers(self.lineages.get(&lineage))
+    }
+
+    pub(super) fn of_signature(&self, signature: u64) -> Vec<Header> {
+        self.headers(self.signatures.get(&signature))
+    }
+
+    fn headers(&self, of: Option<&BTreeSet<(i64, Id)>>) -> Vec<Header> {
+        of.into_iter().flatten().filter_map(|(_, id)| self.known.get(id)).map(|known| known.header.clone()).collect()
+    }
+
+    pub(super) fn newest(&self, lineage: u64) -> Option<Id> {
+        self.lineages.get(&lineage)?.last().map(|(_, id)| *id)
+    }
+
+    pub(super) fn stored(&self) -> u64 {
+        self.known.values().map(|known| known.stored).sum()
+    }
+
+    pub(super) fn stored_unnamed(&self) -> u64 {
+        self.unnamed.iter().filter_map(|id| self.known.get(id)).map(|known| known.stored).sum()
+    }
+
+    /// The object, if it is open.
+    pub(super) fn open(&self, id: Id) -> Option<Arc<Object>> {
+        self.known.get(&id).and_then(|known| known.open.upgrade())
+    }
+
+    /// Shares an object that was opened. Not one that was re-parented since: its parent may be removed at any moment.
+    pub(super) fn opened(&mut self, object: &Arc<Object>) {
+        let known = self.known.get_mut(&object.header().id);
+        if let Some(known) = known.filter(|known| known.header == *object.header()) {
+            known.open = Arc::downgrade(object);
         }
-        let inside = self.lock();
-        let dies = |id: &Id| !keep.contains(id) && !inside.shared.contains(id);
-        let dying: HashSet<Id> = inside.unnamed.iter().copied().filter(dies).collect();
-        // Deferred objects join the merge of a neighbour that is not deferred.
-        let mut rest: BTreeSet<Id> = dying.difference(&inside.deferred).copied().collect();
-        let (mut next, mut pending) = (None, 0);
-        while let Some(first) = rest.pop_first() {
-            let merge = inside.merge_around(first, &dying);
-            rest.retain(|id| !merge.dying.contains(id));
-            // Without heirs the group is plain garbage, or a cycle.
-            pending += merge.heirs.len();
-            if next.is_none() && !merge.heirs.is_empty() {
-                next = Some(merge);
+    }
+
+    /// Counts a file that names the object; false if the object is missing.
+    pub(super) fn name(&mut self, id: Id) -> bool {
+        let Some(known) = self.known.get_mut(&id) else { return false };
+        known.names += 1;
+        self.unnamed.remove(&id);
+        self.shared.remove(&id);
+        self.deferred.remove(&id);
+        true
+    }
+
+    /// Counts a file that names an object, also a missing one.
+    pub(super) fn name_or_lose(&mut self, id: Id) {
+        if !self.name(id) {
+            *self.lost.entry(id).or_default() += 1;
+        }
+    }
+
+    /// Counts a file that no longer names the object; true if none does any more.
+    pub(super) fn unname(&mut self, id: Id) -> bool {
+        match self.known.get_mut(&id) {
+            Some(known) => {
+                known.names = known.names.saturating_sub(1);
+                if known.names > 0 {
+                    return false;
+                }
+                self.unnamed.insert(id);
+            }
+            None => {
+                if let Some(names) = self.lost.get_mut(&id) {
+                    *names = names.saturating_sub(1);
+                }
             }
         }
-        (next, pending)
+        true
     }
 
-    /// Other possible parents of a state, with chains no longer than its present parent's and at most `deepest` objects
-    /// below them. These are the nearest older states of its lineage, and of the same tensors. After a keyframe was
-    /// removed, one of them has its K.
-    pub fn siblings(&self, child: Id, deepest: u32, keep: &HashSet<Id>) -> Vec<Id> {
-        let inside = self.lock();
-        let Some(known) = inside.known.get(&child) else { return Vec::new() };
-        let header = &known.header;
-        let deepest = inside.deepest_parent(child).min(deepest);
-        let stays = |id: &Id| inside.known[id].names > 0 || keep.contains(id) || inside.shared.contains(id);
-        let fits = |id: &Id| stays(id) && inside.depth(*id) <= deepest && !inside.is_below(*id, child);
-        let nearest = |of: Option<&BTreeSet<(i64, Id)>>| -> Option<Id> {
-            let older = of?.range(..(header.modified_ns, child)).rev();
-            older.map(|(_, id)| *id).take(SIBLINGS_LOOKED_AT).find(fits)
-        };
-        let own = nearest(inside.lineages.get(&header.lineage));
-        let same = nearest(inside.signatures.get(&header.signature)).filter(|same| own != Some(*same));
-        own.into_iter().chain(same).collect()
+    /// True if an object remains after all garbage is removed.
+    pub(super) fn stays(&self, id: Id, keep: &HashSet<Id>) -> bool {
+        let named = self.known.get(&id).map(|known| known.names > 0);
+        named.is_some_and(|named| named || keep.contains(&id) || self.shared.contains(&id))
     }
 
-    /// True if an object may become a difference to another heir of the same merge. Both must exist, the heir must not
-    /// need the object, and the object's chain must not become longer. An heir that is not merged yet will have the
-    /// chain of the merge's `above`.
-    pub fn can_follow(&self, child: Id, heir: Id, merge: &Merge) -> bool {
-        let inside = self.lock();
-        let Some(known) = inside.known.get(&heir).filter(|_| inside.known.contains_key(&child)) else { return false };
-        let depth = match known.header.parent {
-            Some(parent) if merge.dying.contains(&parent) => merge.above.map_or(0, |above| inside.depth(above) + 1),
-            _ => inside.depth(heir),
-        };
-        depth <= inside.deepest_parent(child) && !inside.is_below(heir, child)
-    }
-
-    /// Maximum number of objects below the first heir such that all other heirs can follow it.
-    pub fn roof(&self, merge: &Merge) -> u32 {
-        let inside = self.lock();
-        merge.heirs.iter().map(|heir| inside.deepest_parent(*heir)).min().unwrap_or(0)
-    }
-
-    /// The first of identical states that many ranks saved; the others become differences to it. Otherwise a chain of
-    /// twins would be as long as the number of ranks. Bounded: a damaged store may have a cycle.
-    pub fn first_of_twins(&self, state: Header) -> Header {
-        let inside = self.lock();
-        let position = state.position;
-        let parent =
-            |state: &Header| state.parent.and_then(|parent| inside.known.get(&parent)).map(|k| k.header.clone());
-        let twins = std::iter::successors(Some(state.clone()), parent).take(MAX_CHAIN as usize);
-        twins.take_while(|twin| twin.position == position).last().unwrap_or(state)
-    }
-
-    /// Number of objects that are differences to this one.
-    pub fn children(&self, id: Id) -> usize {
-        self.lock().known.get(&id).map_or(0, |known| known.children.len())
-    }
-
-    /// Postpones the merge of these objects until others beside them lose their names too.
-    pub fn defer(&self, ids: &[Id]) {
-        self.lock().deferred.extend(ids);
-    }
-
-    /// Keeps these objects although no file names them: a merge would take more space.
-    pub fn share(&self, ids: &[Id]) {
-        self.lock().shared.extend(ids);
-    }
-}
-
-impl Inside {
     pub(super) fn insert(&mut self, header: Header, stored: u64) {
         let (id, order) = (header.id, (header.modified_ns, header.id));
         self.lineages.entry(header.lineage).or_default().insert(order);
@@ -126,7 +167,54 @@ impl Inside {
         edges.into_iter().for_each(|(parent, child)| self.adopt(parent, child));
     }
 
-    pub(super) fn adopt(&mut self, parent: Option<Id>, child: Id) {
+    /// Adds an object that a file names.
+    pub(super) fn add(&mut self, header: Header, stored: u64) {
+        let id = header.id;
+        self.adopt(header.parent, id);
+        self.insert(header, stored);
+        self.name(id);
+    }
+
+    /// Adds an object that came from a remote. The names that waited for it are its own now, and one of the caller.
+    ///
+    /// # Errors
+    /// Its parent is unknown.
+    pub(super) fn receive(&mut self, header: Header, stored: u64) -> Result<(), Damage> {
+        let id = header.id;
+        if header.parent.is_some_and(|parent| !self.has(parent)) {
+            return Err(Damage("its parent was not brought before it"));
+        }
+        if !self.has(id) {
+            self.adopt(header.parent, id);
+            self.insert(header, stored);
+        }
+        let names = self.lost.remove(&id).unwrap_or_default() + 1;
+        (0..names).for_each(|_| {
+            self.name(id);
+        });
+        Ok(())
+    }
+
+    /// Another encoding of an object is about to take its name. If the rename succeeds and a later step fails, the new
+    /// parent is needed, and perhaps the old one too.
+    pub(super) fn try_parent(&mut self, header: &Header) {
+        self.adopt(header.parent, header.id);
+        self.tried.entry(header.id).or_default().extend(header.parent);
+    }
+
+    /// Another encoding has taken an object's name.
+    pub(super) fn replace(&mut self, header: Header, stored: u64) {
+        let (id, parent) = (header.id, header.parent);
+        let tried = self.tried.remove(&id).unwrap_or_default();
+        let Some(known) = self.known.get_mut(&id) else { return };
+        known.open = Weak::new();
+        known.stored = stored;
+        let former = std::mem::replace(&mut known.header, header).parent;
+        let others = tried.into_iter().map(Some).chain([former]).filter(|other| *other != parent);
+        others.for_each(|other| self.disown(other, id));
+    }
+
+    fn adopt(&mut self, parent: Option<Id>, child: Id) {
         let Some(parent) = parent else { return };
         // Earlier decisions about the parent assumed other children.
         self.shared.remove(&parent);
@@ -141,7 +229,7 @@ impl Inside {
         }
     }
 
-    pub(super) fn disown(&mut self, parent: Option<Id>, child: Id) {
+    fn disown(&mut self, parent: Option<Id>, child: Id) {
         self.orphans.remove(&child);
         let Some(parent) = parent else { return };
         self.shared.remove(&parent);
@@ -149,10 +237,6 @@ impl Inside {
         if let Some(known) = self.known.get_mut(&parent) {
             known.children.retain(|other| *other != child);
         }
-    }
-
-    pub(super) fn headers(&self, of: Option<&BTreeSet<(i64, Id)>>) -> Vec<Header> {
-        of.into_iter().flatten().filter_map(|(_, id)| self.known.get(id)).map(|known| known.header.clone()).collect()
     }
 
     /// Number of objects below this one. Bounded: a damaged store may have a cycle.
@@ -172,8 +256,14 @@ impl Inside {
         std::iter::successors(Some(id), parent).take(MAX_CHAIN as usize + 1).any(|id| id == ancestor)
     }
 
+    /// Missing objects that files name, and whether a file needs an object whose parent is missing.
+    pub(super) fn missing(&self) -> (Vec<Id>, bool) {
+        let lost = self.lost.iter().filter(|(_, names)| **names > 0).map(|(id, _)| *id);
+        (lost.collect(), self.orphans.iter().any(|id| self.is_live(*id)))
+    }
+
     /// True if a file needs this object.
-    pub(super) fn is_live(&self, id: Id) -> bool {
+    fn is_live(&self, id: Id) -> bool {
         let (mut rest, mut seen) = (vec![id], HashSet::new());
         while let Some(id) = rest.pop() {
             let Some(known) = self.known.get(&id).filter(|_| seen.insert(id)) else { continue };
@@ -187,8 +277,8 @@ impl Inside {
 
     /// Takes at most `most` objects out that no file names and no object needs.
     pub(super) fn take_garbage(&mut self, keep: &HashSet<Id>, most: usize) -> Vec<Id> {
-        let is_garbage = |inside: &Inside, id: &Id| {
-            !keep.contains(id) && inside.known.get(id).is_some_and(|k| k.names == 0 && k.children.is_empty())
+        let is_garbage = |graph: &Graph, id: &Id| {
+            !keep.contains(id) && graph.known.get(id).is_some_and(|k| k.names == 0 && k.children.is_empty())
         };
         let mut rest: Vec<Id> = self.unnamed.iter().copied().filter(|id| is_garbage(self, id)).take(most).collect();
         let mut taken = Vec::new();
@@ -214,6 +304,80 @@ impl Inside {
         taken
     }
 
+    /// Whether an object was taken out, and is not removed yet.
+    pub(super) fn is_going(&self, id: Id) -> bool {
+        self.going.contains(&id)
+    }
+
+    /// Objects that were taken out are off the device.
+    pub(super) fn gone(&mut self, ids: impl IntoIterator<Item = Id>) {
+        ids.into_iter().for_each(|id| {
+            self.going.remove(&id);
+        });
+    }
+
+    /// The next merge, and the number of heirs in all waiting merges.
+    pub(super) fn next_merge(&self, keep: &HashSet<Id>) -> (Option<Merge>, usize) {
+        let dies = |id: &Id| !keep.contains(id) && !self.shared.contains(id);
+        let dying: HashSet<Id> = self.unnamed.iter().copied().filter(dies).collect();
+        // Deferred objects join the merge of a neighbour that is not deferred.
+        let mut rest: BTreeSet<Id> = dying.difference(&self.deferred).copied().collect();
+        let (mut next, mut pending) = (None, 0);
+        while let Some(first) = rest.pop_first() {
+            let merge = self.merge_around(first, &dying);
+            rest.retain(|id| !merge.dying.contains(id));
+            // Without heirs the group is plain garbage, or a cycle.
+            pending += merge.heirs.len();
+            if next.is_none() && !merge.heirs.is_empty() {
+                next = Some(merge);
+            }
+        }
+        (next, pending)
+    }
+
+    /// See [`super::Objects::siblings`].
+    pub(super) fn siblings(&self, child: Id, deepest: u32, keep: &HashSet<Id>) -> Vec<Id> {
+        let Some(known) = self.known.get(&child) else { return Vec::new() };
+        let header = &known.header;
+        let deepest = self.deepest_parent(child).min(deepest);
+        let fits = |id: &Id| self.stays(*id, keep) && self.depth(*id) <= deepest && !self.is_below(*id, child);
+        let nearest = |of: Option<&BTreeSet<(i64, Id)>>| -> Option<Id> {
+            let older = of?.range(..(header.modified_ns, child)).rev();
+            older.map(|(_, id)| *id).take(SIBLINGS_LOOKED_AT).find(fits)
+        };
+        let own = nearest(self.lineages.get(&header.lineage));
+        let same = nearest(self.signatures.get(&header.signature)).filter(|same| own != Some(*same));
+        own.into_iter().chain(same).collect()
+    }
+
+    /// See [`super::Objects::can_follow`].
+    pub(super) fn can_follow(&self, child: Id, heir: Id, merge: &Merge) -> bool {
+        let Some(known) = self.known.get(&heir).filter(|_| self.known.contains_key(&child)) else { return false };
+        let depth = match known.header.parent {
+            Some(parent) if merge.dying.contains(&parent) => merge.above.map_or(0, |above| self.depth(above) + 1),
+            _ => self.depth(heir),
+        };
+        depth <= self.deepest_parent(child) && !self.is_below(heir, child)
+    }
+
+    /// Objects that no file names.
+    pub(super) fn unnamed(&self) -> impl Iterator<Item = Id> {
+        self.unnamed.iter().copied()
+    }
+
+    /// The objects that are differences to this one.
+    pub(super) fn children(&self, id: Id) -> &[Id] {
+        self.known.get(&id).map_or(&[], |known| &known.children)
+    }
+
+    pub(super) fn defer(&mut self, ids: &[Id]) {
+        self.deferred.extend(ids);
+    }
+
+    pub(super) fn share(&mut self, ids: &[Id]) {
+        self.shared.extend(ids);
+    }
+
     /// The group of dying objects that are connected with `id`, and its heirs.
     fn merge_around(&self, id: Id, dying: &HashSet<Id>) -> Merge {
         let parent = |id: Id| self.known.get(&id).and_then(|known| known.header.parent);
@@ -232,7 +396,8 @@ impl Inside {
             going.push(id);
         }
         heirs.sort_by_key(|id| (self.known[id].header.modified_ns, *id));
-        Merge { above: parent(top), dying: going, heirs, is_line }
+        let roof = heirs.iter().map(|heir| self.deepest_parent(*heir)).min().unwrap_or(0);
+        Merge { above: parent(top), dying: going, heirs, is_line, roof }
     }
 }
 

@@ -3,7 +3,6 @@
 //!
 //! Whatever the rules say, the newest complete checkpoint of a series and everything pinned stay.
 
-mod complete;
 mod plan;
 mod rules;
 

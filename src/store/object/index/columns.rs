@@ -80,6 +80,7 @@ pub(super) fn encode(index: &Index) -> Vec<u8> {
         put_short_text(&mut out, text);
     }
     varint::put(index.generations.into(), &mut out);
+    out.extend_from_slice(&round_up(index.error_updates).to_le_bytes());
     let tensors = &index.tensors;
     varint::put(tensors.len() as u64, &mut out);
     tensors.iter().for_each(|tensor| put_short_text(&mut out, &tensor.path));
@@ -133,6 +134,7 @@ pub(super) fn decode(bytes: &[u8], logical_len: u64) -> Result<Index, Damage> {
     let (origin, profile, container, note) =
         (fields.short_text()?, fields.short_text()?, fields.short_text()?, fields.short_text()?);
     let generations = u32::try_from(fields.varint()?).map_err(|_| Damage("its generations are not a number"))?;
+    let error_updates = fields.f32()?.into();
     let count = believed(fields.varcount(LEAST_TENSOR)?)?;
     let paths = (0..count).map(|_| fields.short_text()).collect::<Result<Vec<_>, _>>()?;
     let dtypes = fields.take(count)?.iter().map(|&code| Dtype::from_code(code));
@@ -195,7 +197,7 @@ pub(super) fn decode(bytes: &[u8], logical_len: u64) -> Result<Index, Damage> {
             tiles: tiles.by_ref().take(tiles_of(lens[own]) as usize).collect(),
         });
     }
-    Ok(Index { origin, profile, container, note, generations, tensors, skeleton: tiles.collect() })
+    Ok(Index { origin, profile, container, note, generations, error_updates, tensors, skeleton: tiles.collect() })
 }
 
 /// Fields from later versions stand at the end, each with its length. A reader may skip a field with an even number,
