@@ -8,9 +8,7 @@
 mod base;
 mod difference;
 mod error;
-mod factors;
 pub(crate) mod fingerprint;
-mod job;
 pub(crate) mod original;
 pub(crate) mod plan;
 mod published;
@@ -26,7 +24,7 @@ mod workers;
 pub(crate) use base::{Base, LONGEST_READ, Place};
 pub(crate) use difference::{Difference, Facts, Written};
 pub(crate) use error::{StepError, StepResult};
-pub(crate) use job::BATCH;
+pub(crate) use skeleton::BATCH;
 pub(crate) use workers::Workers;
 
 /// Target of the notes, at level trace, that name the stage of encoding that a file ended. `examples/speed` takes

@@ -10,8 +10,7 @@ use crate::published::{self, Fit, Tensor, Tile, tile};
 use crate::recall::walk;
 use crate::store::object::rows_and_width;
 
-use super::job::Job;
-use super::plan::{self, read_tile, tiles};
+use super::plan::{self, Job, read_tile, tiles};
 
 /// The systems' parameters for the tensors of a file.
 pub(super) struct Fits {

@@ -9,19 +9,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rayon::prelude::*;
 
 use crate::codec::TILE_BYTES;
-use crate::container::Patch;
+use crate::codec::log::{self as log_codec, Factors, FactorsBuilder};
+use crate::container::{Patch, ReadAt, Tensor};
+use crate::entropy::scratch;
 use crate::store::object::{Index, ObjectWriter, TensorEntry, gaps};
 use crate::tile::Coding;
 
 use super::STAGES;
 use super::error::{StepError, StepResult};
-use super::job::Job;
-use super::plan::{Plan, tiles};
+use super::plan::{self, Job, Plan, has_factors, read, read_tile, sample, tiles};
 use super::published::Fits;
+use super::skeleton;
 use super::tensor_writer::{Done, EncodedFactors, EncodedTile, TensorWriter};
 use super::tile_encoder::Encoder;
 use super::workers::Workers;
-use super::{factors, skeleton};
 
 /// So many tiles of a second moment are written, then as many of its first moment. Neighbouring tiles need no
 /// offsets, so the index is smaller.
@@ -94,7 +95,7 @@ impl Part {
 
     fn find_factors(&mut self, job: &Job) -> io::Result<()> {
         if self.coding.has_factors() {
-            let found = factors::factors(job.source, &job.plans[self.at].tensor, self.coding)?;
+            let found = factors(job.source, &job.plans[self.at].tensor, self.coding)?;
             self.factors = Some(EncodedFactors::new(found));
         }
         Ok(())
@@ -260,4 +261,43 @@ fn first_moments(job: &Job) -> HashMap<usize, usize> {
         _ => None,
     };
     job.plans.iter().enumerate().filter_map(|(at, first)| Some((second(first)?, at))).collect()
+}
+
+/// Elements of each sample that centres a prediction. All samples together give the level to a hundredth of an
+/// octave.
+const PIECE: u64 = 1024;
+
+/// The rank-1 prediction of a tensor, or of the size of its elements.
+fn factors(source: &dyn ReadAt, tensor: &Tensor, coding: Coding) -> io::Result<Factors> {
+    let unit = match coding {
+        Coding::Log { unit, .. } | Coding::LogKey { unit } => unit,
+        _ => 0,
+    };
+    let of_sizes = matches!(coding, Coding::Sized { .. });
+    let middle = || read_tile(source, tensor, tiles(tensor) / 2);
+    let found = match has_factors(&tensor.shape) {
+        None if of_sizes => Factors::size_of(tensor.dtype, &middle()?),
+        None => Factors::flat_of(tensor.dtype, &middle()?),
+        Some((rows, width)) => {
+            let builder = if of_sizes { FactorsBuilder::of_sizes } else { FactorsBuilder::new };
+            let mut builder = builder(rows, width);
+            for number in 0..tiles(tensor) {
+                let data = read_tile(source, tensor, number)?;
+                builder.add(tensor.dtype, plan::rows(tensor, number).first, &data);
+                scratch::give_bytes(data.into());
+            }
+            builder.finish(unit)
+        }
+    };
+    // Shorter steps leave nothing to correct.
+    if unit < log_codec::LONG {
+        return Ok(found);
+    }
+    let (mut pieces, first, size) = (Vec::new(), plan::rows(tensor, 0).first, tensor.dtype.size() as u64);
+    sample(tensor, |range| {
+        let range = range.start..range.end.min(range.start + PIECE * size);
+        pieces.push((first + range.start / size, read(source, tensor, &range)?));
+        Ok(())
+    })?;
+    Ok(log_codec::centred(found, tensor.dtype, &pieces, unit))
 }
