@@ -9,7 +9,6 @@ mod base;
 mod difference;
 mod error;
 pub(crate) mod fingerprint;
-mod job;
 pub(crate) mod original;
 pub(crate) mod plan;
 mod published;
@@ -26,7 +25,7 @@ mod workers;
 pub(crate) use base::{Base, LONGEST_READ, Place};
 pub(crate) use difference::{Difference, Facts, Written};
 pub(crate) use error::{StepError, StepResult};
-pub(crate) use job::BATCH;
+pub(crate) use skeleton::BATCH;
 pub use series::{SeriesFile, encode_series};
 pub(crate) use workers::Workers;
 

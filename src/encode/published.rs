@@ -10,13 +10,15 @@ use crate::published::{self, Fit, Tensor, Tile, tile};
 use crate::recall::walk;
 use crate::store::object::rows_and_width;
 
-use super::job::Job;
-use super::plan::{self, read_tile, tiles};
+use super::plan::{self, Job, read_tile, tiles};
+
+/// A tensor's system, its parameters, and the tensor's first moment.
+type Fitted = (SystemId, Arc<dyn Fit>, Option<usize>);
 
 /// The systems' parameters for the tensors of a file.
 pub(super) struct Fits {
-    /// By number of the plan: the system, its parameters, and the tensor's first moment.
-    of: HashMap<usize, (SystemId, Arc<dyn Fit>, Option<usize>)>,
+    /// By number of the plan.
+    of: HashMap<usize, Fitted>,
 }
 
 /// An encoded tile: payload, bytes as written and as decoded.

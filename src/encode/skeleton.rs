@@ -10,7 +10,11 @@ use crate::hash::xxh3_64;
 use crate::store::object::{ObjectWriter, Tile};
 
 use super::error::{StepError, StepResult};
-use super::job::{BATCH, Job};
+use super::plan::Job;
+
+/// Tiles encoded at once: a tile takes about 3 MB while it is encoded (its bytes, K, A, R and payload), so 16 take 50
+/// MB.
+pub(crate) const BATCH: usize = 16;
 
 /// zstd level: pickles and headers, or whole files that are not understood.
 pub(crate) const LEVEL: i32 = 3;

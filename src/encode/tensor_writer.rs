@@ -10,8 +10,7 @@ use crate::hash::xxh3_64;
 use crate::store::object::{ObjectWriter, TensorEntry, Tile};
 use crate::tile::{Checked, Coding};
 
-use super::job::Job;
-use super::plan::tiles;
+use super::plan::{Job, tiles};
 
 /// An encoded tile.
 pub(super) struct EncodedTile {

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rayon::prelude::*;
 
 use crate::codec::TILE_BYTES;
-use crate::codec::log::{self as logarithmic, Factors, FactorsBuilder};
+use crate::codec::log::{self as log_codec, Factors, FactorsBuilder};
 use crate::container::{Patch, ReadAt, Tensor};
 use crate::entropy::scratch;
 use crate::store::object::{Index, ObjectWriter, TensorEntry, gaps};
@@ -17,8 +17,7 @@ use crate::tile::{Codec, Coding};
 
 use super::STAGES;
 use super::error::{StepError, StepResult};
-use super::job::Job;
-use super::plan::{self, Plan, has_factors, read_tile, tiles};
+use super::plan::{self, Job, Plan, has_factors, read, read_tile, sample, tiles};
 use super::published::Fits;
 use super::skeleton;
 use super::tensor_writer::{Done, EncodedFactors, EncodedTile, TensorWriter};
@@ -292,14 +291,14 @@ fn factors(source: &dyn ReadAt, tensor: &Tensor, coding: Coding) -> io::Result<F
         }
     };
     // Shorter steps leave nothing to correct.
-    if unit < logarithmic::LONG {
+    if unit < log_codec::LONG {
         return Ok(found);
     }
     let (mut pieces, first, size) = (Vec::new(), plan::rows(tensor, 0).first, tensor.dtype.size() as u64);
-    plan::sample(tensor, |range| {
+    sample(tensor, |range| {
         let range = range.start..range.end.min(range.start + PIECE * size);
-        pieces.push((first + range.start / size, plan::read(source, tensor, &range)?));
+        pieces.push((first + range.start / size, read(source, tensor, &range)?));
         Ok(())
     })?;
-    Ok(logarithmic::centred(found, tensor.dtype, &pieces, unit))
+    Ok(log_codec::centred(found, tensor.dtype, &pieces, unit))
 }

@@ -10,8 +10,7 @@ use crate::entropy::scratch;
 use crate::recall::walk;
 use crate::tile::{self, Around, Check, Checked, Coding, Companion, State};
 
-use super::job::Job;
-use super::plan::{self, read_tile};
+use super::plan::{self, Job, read_tile};
 use super::published::Fits;
 use super::tensor_writer::{Done, EncodedTile, with_crc};
 

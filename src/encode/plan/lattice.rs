@@ -9,10 +9,9 @@ use crate::recall::walk;
 use crate::store::object::rows_and_width;
 use crate::tile::{self, Around, Codec, Coding, State};
 
-use super::archived::Archived;
 use super::phase;
 use super::rates::VECTOR;
-use super::{Choice, Material, Subject, read_tile, tiles};
+use super::subject::{Archived, Choice, Material, Subject, read_tile, tiles};
 
 /// Elements taken from each of `SAMPLES` places to measure a tensor's update. The root mean square of 65,536 is good
 /// to 1% even where a few rows move a hundred times more than the others.
@@ -161,7 +160,7 @@ fn row_updates(subject: &Subject, twin: &Tensor) -> io::Result<Option<Vec<f64>>>
     let now = read_tile(subject.material.source, tensor, middle)?;
     let then = read_tile(subject.material.newer.0, twin, middle)?;
     // Whole rows, from the first that begins in the tile.
-    let cut = (width - super::rows(tensor, middle).first % width) % width;
+    let cut = (width - super::subject::rows(tensor, middle).first % width) % width;
     let from = (cut as usize).saturating_mul(tensor.dtype.size()).min(now.len());
     let (now, then) = (&now[from..], &then[from.min(then.len())..]);
     if rows::changed_share(tensor.dtype, now, then, width) > MOST_CHANGED {
@@ -190,7 +189,7 @@ fn bits(subject: &Subject, coding: Coding, alone: Coding) -> io::Result<Option<(
     let data = Arc::new(read_tile(subject.material.source, subject.tensor, middle)?);
     let base = walk::state(chain, parent as usize, middle)?;
     let bits = |coding: Coding, base: Option<&State>| -> io::Result<Option<f64>> {
-        let spec = super::spec(subject.tensor, coding, middle);
+        let spec = super::subject::spec(subject.tensor, coding, middle);
         let around = Around { parent: base, row_step: subject.rates.row, ..Around::default() };
         let Some((state, _)) = tile::quantize(spec, &data, around, None) else {
             return Ok(None);

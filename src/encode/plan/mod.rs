@@ -1,48 +1,45 @@
 //! Chooses how each tensor of a file is encoded, from samples of it, of the state after it and of the base.
+//!
+//! `proof` and `limits` say what may be lossy; `casts` finds copies. `pace`, `rates` and `steep` give the steps of
+//! the profile. `lattice` (with `phase`) and `moments` choose the coding of one `subject`.
 
-mod archived;
 mod casts;
 mod lattice;
 mod limits;
-mod memory;
-mod met;
 mod moments;
 pub(super) mod pace;
 mod phase;
 mod proof;
 mod rates;
 mod steep;
+mod subject;
 
 use std::collections::HashMap;
 use std::io;
+use std::path::Path;
 
 use rayon::prelude::*;
 
-use crate::codec::Rows;
 use crate::codec::floor::{Keep, Limits};
 use crate::codec::{TILE_BYTES, lossless};
 use crate::container::{Description, ReadAt, Role, Tensor, Use};
-use crate::entropy::scratch;
 use crate::published;
 use crate::published::registry::SystemId;
 use crate::recall::{Chain, walk};
-use crate::store::Profiles;
-use crate::store::object::{self, HEAD_BYTES, TAIL_BYTES, rows_and_width};
-use crate::tile::{Codec, Coding, TileSpec};
+use crate::tile::{Codec, Coding};
 
 pub(super) use lattice::{read, sample};
-pub(super) use met::is_met_by;
 pub(super) use moments::has_factors;
+pub(super) use subject::{Material, rows, spec, tiles};
+pub(crate) use subject::{read_tile, without_edges};
 
-use archived::{Archived, Tensors};
 use rates::{Kind, Rates};
+use subject::{Choice, Subject, Tensors};
 
 /// Lossless tensors below this many bytes go into the skeleton, where they are compressed together.
 const MIN_LOSSLESS_BYTES: u64 = 4096;
 /// Smaller tensors are not quantized: an entry in the index and a payload's own fields take some 40 bytes.
 const MIN_LOSSY_BYTES: u64 = 128;
-/// Tensors of at least this many bytes have edges in the skeleton: 12 KiB are 0.15% of them.
-const MIN_EDGES_BYTES: u64 = 8 << 20;
 
 /// The encoding of one tensor.
 #[derive(Clone, Debug)]
@@ -107,30 +104,22 @@ impl Plan {
     }
 }
 
-/// The input of a plan.
-pub(super) struct Material<'a> {
+/// A file to encode, with all that was decided about it.
+pub(super) struct Job<'a> {
+    /// The file, with its tables in order.
     pub(super) source: &'a (dyn ReadAt + Sync),
+    pub(super) len: u64,
+    pub(super) origin: &'a Path,
+    pub(super) profile: &'a str,
     pub(super) description: &'a Description,
-    /// The state after this one, as written, with its tensors. With `ahead`, the state before it, as written.
-    pub(super) newer: (&'a (dyn ReadAt + Sync), &'a Description),
-    /// No state after this one is known. The proofs of the state before hold, and the plan expects its update again.
-    pub(super) ahead: bool,
-    /// The archived state that this one becomes a difference to.
     pub(super) base: Option<&'a Chain>,
-    /// The archived state before this one: the base, or for a super-step a state between it and its base.
-    pub(super) previous: Option<&'a Chain>,
-    /// The base is the super-step before this one. Only here a keyframe may win.
-    pub(super) super_step: bool,
-    /// Iterations to the state after it, as the two names count them: for files that count none.
-    pub(super) apart: Option<f64>,
-    pub(super) profiles: &'a Profiles,
-}
-
-impl Material<'_> {
-    /// The numbers for a tensor of this role; `None`: lossless.
-    fn rates(&self, role: Role) -> Option<Rates> {
-        rates::rates(self.profiles.of(role))
-    }
+    pub(super) plans: &'a [Plan],
+    /// States since its chain began.
+    pub(super) position: u32,
+    /// For people, see [`crate::store::object::Index::note`].
+    pub(super) note: &'a str,
+    /// Asked between batches: the file was opened for writing, or the store is being closed.
+    pub(super) cancelled: &'a (dyn Fn() -> bool + Sync),
 }
 
 /// The encoding of a file.
@@ -165,30 +154,6 @@ impl Forecast {
             false => format!("super-step: {kib:.0} KiB expected, {other:.0} KiB as keyframe"),
         }
     }
-}
-
-/// A tensor's coding with the base and without, and the bits of its middle tile in both.
-struct Choice {
-    coding: Coding,
-    alone: Coding,
-    bits: (f64, f64),
-}
-
-/// The input for the coding of one tensor.
-struct Subject<'a> {
-    material: &'a Material<'a>,
-    tensor: &'a Tensor,
-    /// The tensor in the state after this one.
-    twin: Option<&'a Tensor>,
-    /// The tensor in the base.
-    parent: Option<Archived<'a>>,
-    /// The tensor in the state before.
-    previous: Option<Archived<'a>>,
-    rates: Rates,
-    /// Factor on the step of a weight or of its second moment, at most 1, see [`steep::cautions`].
-    caution: f64,
-    /// Its other moment, and that one's place among the plans.
-    partner: Option<(&'a Tensor, u32)>,
 }
 
 /// Chooses the coding of each tensor.
@@ -280,10 +245,7 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
             lossy = match kind {
                 Kind::Weight => lattice::weight(&subject)?,
                 Kind::FirstMoment => moments::first(&subject)?,
-                Kind::SecondMoment if is_of_adam(tensor) => {
-                    let unit = memory::unit(&subject)?;
-                    moments::second_up_to(&subject, unit, rates.second_moment)?
-                }
+                Kind::SecondMoment if is_of_adam(tensor) => moments::second_of_adam(&subject)?,
                 Kind::SecondMoment => moments::second(&subject, rates.square_sum)?,
                 Kind::SquareSum => moments::second(&subject, rates.square_sum)?,
                 Kind::Norm => moments::second(&subject, rates.square_sum / 2)?,
@@ -323,7 +285,7 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
         forecast.keyframe += bits.1 / 8.0 * share;
         plans.push(plan);
     }
-    moments::keep_together(&all, &mut plans);
+    keep_together(&all, &mut plans);
     let forecast = Some(forecast).filter(|_| material.super_step && material.base.is_some());
     if forecast.is_some_and(|forecast| forecast.wants_keyframe()) {
         plans.iter_mut().for_each(Plan::begin_anew);
@@ -388,42 +350,17 @@ fn lossless_choice(source: &dyn ReadAt, tensor: &Tensor, parent: Option<(&Chain,
     })
 }
 
-/// A tensor without its first and last pages, which stay in the skeleton, if it is so large that this costs nothing.
-pub(crate) fn without_edges(tensor: &Tensor) -> Tensor {
-    let mut tensor = tensor.clone();
-    if tensor.extent.end - tensor.extent.start >= MIN_EDGES_BYTES {
-        // A container may have left a part of the last page out.
-        let rest = TAIL_BYTES.saturating_sub(tensor.tail());
-        tensor.extent = tensor.extent.start + HEAD_BYTES..tensor.extent.end - rest;
+/// The update is made of both moments, so the second of a pair is lossy only if the first is in units of it. Then its
+/// error cancels, and the update cannot grow.
+fn keep_together(tensors: &[Tensor], plans: &mut [Plan]) {
+    // Indexes of the description, as plans have them.
+    let firsts: Vec<usize> =
+        plans.iter().filter(|plan| matches!(plan.coding.codec, Codec::Moment { .. })).map(|plan| plan.index).collect();
+    for plan in plans {
+        let tensor = &tensors[plan.index];
+        let partner = tensor.partner.filter(|_| tensor.role == Role::SecondMoment);
+        if partner.is_some_and(|first| firsts.binary_search(&first).is_err()) {
+            (plan.coding, plan.alone, plan.parent) = (Coding::LOSSLESS, Coding::LOSSLESS, None);
+        }
     }
-    tensor
-}
-
-pub(super) fn tiles(tensor: &Tensor) -> usize {
-    (tensor.extent.end - tensor.extent.start).div_ceil(TILE_BYTES as u64) as usize
-}
-
-/// Number of the first element of a tile in its tensor.
-fn first_element(tensor: &Tensor, tile: usize) -> u64 {
-    object::first_element(&tensor.shape, tensor.dtype, tensor.extent.end - tensor.extent.start, tile)
-}
-
-/// Where a tile's elements lie in the rows of its tensor.
-pub(super) fn rows(tensor: &Tensor, tile: usize) -> Rows {
-    Rows { width: rows_and_width(&tensor.shape).1, first: first_element(tensor, tile) }
-}
-
-/// A tile of a tensor, and how it is to be encoded.
-pub(super) fn spec(tensor: &Tensor, coding: Coding, tile: usize) -> TileSpec {
-    let start = tile as u64 * TILE_BYTES as u64;
-    let len = (tensor.extent.end - tensor.extent.start - start).min(TILE_BYTES as u64) as usize;
-    TileSpec { dtype: tensor.dtype, coding, len, rows: rows(tensor, tile) }
-}
-
-/// Reads a tile of a tensor as written.
-pub(crate) fn read_tile(source: &dyn ReadAt, tensor: &Tensor, tile: usize) -> io::Result<Vec<u8>> {
-    let start = tensor.extent.start + tile as u64 * TILE_BYTES as u64;
-    let mut data = scratch::bytes((tensor.extent.end - start).min(TILE_BYTES as u64) as usize);
-    source.read_exact_at(&mut data, start)?;
-    Ok(data)
 }

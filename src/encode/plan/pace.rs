@@ -20,9 +20,8 @@ use crate::container::{Description, Kind, ReadAt, Role, Tensor};
 use crate::recall::walk;
 use crate::tile::{Codec, Coding};
 
-use super::archived::Archived;
 use super::rates::{BALANCED, Rates};
-use super::{Material, read_tile, tiles};
+use super::subject::{Archived, Material, read_tile, tiles};
 
 /// The interval that the profiles' steps were measured at. Shorter ones have longer steps.
 const USUAL: f64 = 20.0;
@@ -129,23 +128,9 @@ fn cosine<'a>(material: &Material, weights: impl Iterator<Item = Weight<'a>>) ->
 /// What the trainer counts in this file. It may be iterations.
 pub(in super::super) fn trainer_step(description: &Description) -> Option<f64> {
     /// The trainer's counts of iterations. It counts epochs as well.
-    const NAMES: [&str; 13] = [
-        "global_step",
-        "global_steps",
-        "step",
-        "steps",
-        "iteration",
-        "iterations",
-        "iter",
-        "iter_num",
-        "it",
-        "current_step",
-        "num_updates",
-        "updates",
-        "update",
-    ];
+    const NAMES: &str = "global_step global_steps step steps iteration iterations iter iter_num it current_step num_updates updates update";
     let counters = &description.progress.counters;
-    let found = NAMES.iter().find_map(|known| counters.iter().find(|(name, _)| name == known));
+    let found = NAMES.split(' ').find_map(|known| counters.iter().find(|(name, _)| *name == known));
     found.map(|(_, count)| *count as f64)
 }
 

@@ -13,7 +13,7 @@ use crate::codec::lattice::{short_step, updates, values};
 use crate::recall::walk;
 use crate::tile::{Codec, Coding, State};
 
-use super::{Subject, read_tile, tiles};
+use super::subject::{Subject, read_tile, tiles};
 
 /// Elements looked at. The mean of so many cosines of random places is 0 within .011.
 const ELEMENTS: usize = 4096;

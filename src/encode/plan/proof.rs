@@ -12,8 +12,8 @@ use rayon::prelude::*;
 use crate::codec::lattice::{updates, values};
 use crate::container::{Role, Tensor, is_of_layer};
 
-use super::Material;
 use super::lattice::{mean_square, read, sample};
+use super::subject::Material;
 
 /// Smaller tensors are never proven by two states: the shares here would be chance, and lossless costs little.
 const LEAST_ELEMENTS: u64 = 4096;
@@ -257,15 +257,14 @@ struct Statistics<'a> {
 impl<'a> Statistics<'a> {
     fn of(tensors: &'a [Tensor]) -> Statistics<'a> {
         /// Words in the names of such statistics.
-        const WORDS: [&str; 12] =
-            ["ema", "cluster", "avg", "average", "mean", "cov", "count", "counts", "usage", "stats", "size", "sum"];
+        const WORDS: &str = "ema cluster avg average mean cov count counts usage stats size sum";
         let is_statistic = |tensor: &Tensor| {
             let (_, name) = module(&tensor.path);
             tensor.role.group() != Role::Optimizer
                 && !is_of_layer(name)
                 // Batch normalization's, which stand beside parameters.
                 && !name.starts_with("running_")
-                && name.split(|c: char| !c.is_alphanumeric()).any(|word| WORDS.contains(&word.to_ascii_lowercase().as_str()))
+                && name.split(|c: char| !c.is_alphanumeric()).any(|word| WORDS.split(' ').any(|known| word.eq_ignore_ascii_case(known)))
         };
         let found = tensors.iter().filter(|tensor| is_statistic(tensor));
         let modules = found.map(|tensor| module(&tensor.path).0).collect();
@@ -274,25 +273,21 @@ impl<'a> Statistics<'a> {
 
     /// Whether a tensor stands in a mapping that keeps a statistic of each parameter under the parameter's own name.
     fn is_mean(&self, path: &str) -> bool {
-        const MEANS: [&str; 14] = [
-            "vq", "mean", "means", "sq", "square", "squares", "var", "variance", "cov", "covariance", "fisher",
-            "importance", "omega", "hessian",
-        ];
+        const MEANS: &str =
+            "vq mean means sq square squares var variance cov covariance fisher importance omega hessian";
         let own = module(path).0.to_ascii_lowercase();
-        own.split(|c: char| !c.is_alphanumeric()).any(|word| MEANS.contains(&word))
+        own.split(|c: char| !c.is_alphanumeric()).any(|word| MEANS.split(' ').any(|mean| mean == word))
     }
 
     /// Whether a tensor is a statistic, by its name or by its module's other tensors, or those of the module
     /// above.
     fn contains(&self, path: &str) -> bool {
         /// Parts of the names of modules that keep data, or means of data, as their weight.
-        const KEEPERS: [&str; 13] = [
-            "codebook", "quantiz", "centroid", "cluster", "prototype", "bank", "memory", "queue", "kmeans", "center",
-            "centre", "whiten", "cache",
-        ];
+        const KEEPERS: &str =
+            "codebook quantiz centroid cluster prototype bank memory queue kmeans center centre whiten cache";
         let (own, name) = module(path);
         let lower = path.to_ascii_lowercase();
-        KEEPERS.iter().any(|keeper| lower.contains(keeper))
+        KEEPERS.split(' ').any(|keeper| lower.contains(keeper))
             || self.is_mean(path)
             || !self.weights && name.ends_with("_proj")
             || self.modules.contains(own)

@@ -34,7 +34,7 @@ pub(super) struct Rates {
     /// stored.
     pub(super) second_moment: u32,
     /// Change of second moments to the next checkpoint, in octaves, below which their steps are finer
-    /// ([`super::memory`]).
+    /// ([`super::moments`]).
     pub(super) full_change: f64,
     /// Momentum buffers: root mean squares of the buffer, or of its row and column where small elements count as much.
     pub(super) momentum: f64,

@@ -19,8 +19,8 @@ use rayon::prelude::*;
 use crate::codec::lattice::{updates, values};
 use crate::container::{Role, Tensor};
 
-use super::Material;
 use super::lattice::{read, sample};
+use super::subject::Material;
 
 /// The weighted root mean square counts so many times. For GPT's matrices it is .5 to 1.3 of the plain one once
 /// training has settled. In the first states it is .3: a mean of few batches is a noisy curvature.
