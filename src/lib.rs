@@ -4,7 +4,7 @@
 //!
 //! - [`cli`]: one file per command; text for people, `--json` for programs.
 //! - [`fs`]: the interface to the kernel: operations, handles, errno. The only user of `fuser`.
-//! - [`tools`]: what the daemon does not need: compares and tunes ways of storing a series of checkpoints.
+//! - [`tools`]: compares ways of storing a series of checkpoints, and reshards one. Nothing but [`cli`] uses it.
 //! - [`archive`]: the life of a file after the last close: seal, choose a base, archive, release, remove.
 //! - [`remote`]: keeps a store and a bucket, or a shared directory, in step.
 //! - [`encode`]: from a file to its object: plans, encodes, reads back, compares.
@@ -16,8 +16,8 @@
 //! - [`published`]: other systems, as their papers describe them; only [`tile`] decodes with them (pure).
 //! - [`entropy`]: symbols to bits and back (pure).
 //!
-//! [`cli`] and [`tools`] speak through [`terminal`]. All layers use three more modules. `sync` has locks and threads, so that a test can replace the scheduler. [`clock`]
-//! has the time, and `hash` the checksums of everything on the device.
+//! [`cli`] and [`tools`] speak through [`terminal`]. All layers use three more modules. `sync` has locks and threads, so
+//! that a test can replace the scheduler. [`clock`] has the time, and `hash` the checksums of everything on the device.
 //!
 //! `docs/DESIGN.md` gives the reasons, `docs/FORMAT.md` describes every durable byte, and `docs/SEMANTICS.md` lists the
 //! guarantees for programs that use the mount.
