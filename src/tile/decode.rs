@@ -40,7 +40,8 @@ pub fn decode(spec: TileSpec, payload: &[u8], inputs: Inputs) -> Result<State, C
             Ok(State::Bytes(Arc::new(bytes)))
         }
         Coding::Lattice { step, .. } => {
-            let (keyframe, mut accumulators) = base(inputs.parent.ok_or(NO_BASE)?, step, elements)?;
+            let (keyframe, mut accumulators) =
+                base(inputs.parent, elements, |a, from| lattice::rescale(a, from, step))?;
             lattice::decode_tile_add(payload, &mut accumulators, &mut exceptions)?;
             Ok(State::Lattice { keyframe, accumulators: Integers::Wide(accumulators), step, exceptions })
         }
@@ -56,7 +57,7 @@ pub fn decode(spec: TileSpec, payload: &[u8], inputs: Inputs) -> Result<State, C
         }
         Coding::Rows { step, .. } | Coding::RowsKey { step } => {
             let (keyframe, mut accumulators) = match coding.parent() {
-                Some(_) => base(inputs.parent.ok_or(NO_BASE)?, step, elements)?,
+                Some(_) => base(inputs.parent, elements, |a, from| rows::restate(a, from, step))?,
                 None => (None, scratch::zeros(elements)),
             };
             rows::decode_tile_add(payload, &mut accumulators, rows, &mut exceptions)?;
@@ -93,15 +94,21 @@ pub fn decode(spec: TileSpec, payload: &[u8], inputs: Inputs) -> Result<State, C
     }
 }
 
-/// K of a difference to `parent`, and the accumulators that the difference is added to.
-fn base(parent: Arc<State>, step: f64, elements: usize) -> Result<(Option<Bytes>, Vec<i32>), Corrupt> {
+/// K of a difference to `parent`, and the accumulators that the difference is added to. `restate` brings those of a
+/// parent's step to this one's.
+fn base(
+    parent: Option<Arc<State>>,
+    elements: usize,
+    restate: impl FnOnce(&mut [i32], f64) -> Result<(), Corrupt>,
+) -> Result<(Option<Bytes>, Vec<i32>), Corrupt> {
+    let parent = parent.ok_or(NO_BASE)?;
     if let Some(bytes) = parent.plain_bytes() {
         return Ok((Some(Arc::clone(bytes)), scratch::zeros(elements)));
     }
     match parent.into_owned() {
         State::Lattice { keyframe, accumulators, step: from, .. } => {
             let mut accumulators = accumulators.into_wide();
-            lattice::rescale(&mut accumulators, from, step)?;
+            restate(&mut accumulators, from)?;
             Ok((keyframe, accumulators))
         }
         _ => Err(NO_BASE),
