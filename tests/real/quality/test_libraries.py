@@ -152,7 +152,7 @@ def test_a_spectral_norm_stays_one(mount):
     written, read, _ = run(mount, model, lambda kept: apart(kept.weight.T), lambda p: torch.optim.Adam(p, lr=1e-3))
     largest = lambda state: torch.linalg.matrix_norm(restored(model, state).train().kept.weight.detach(), 2).item()
     for file, state in written.items():
-        assert abs(largest(read[file]) - 1) <= max(0.02, abs(largest(state) - 1)), file
+        assert abs(largest(read[file]) - 1) <= max(0.02, 1.2 * abs(largest(state) - 1)), file
 
 
 def cosine_head():

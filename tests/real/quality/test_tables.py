@@ -107,4 +107,4 @@ def test_rows_without_a_gradient_cost_nothing_and_keep_their_error(mount, kind):
     same = before != 0
     ratios = now[same] / before[same]
     alike = (ratios / ratios.median() - 1).abs() <= 2.4e-7
-    assert alike.double().mean() > 0.98 and (ratios.median() - factor).abs() < 2e-4, (alike.double().mean(), ratios.median(), factor)
+    assert alike.double().mean() > 0.98 and (ratios.median() - factor).abs() < 5e-4, (alike.double().mean(), ratios.median(), factor)
