@@ -69,6 +69,7 @@ packages=(safetensors transformers accelerate pytest pytest-xdist "moto[s3,serve
 writers=(lion-pytorch schedulefree galore-torch pytorch_optimizer
     rsl-rl-lib stable-baselines3 gymnasium Farama-Notifications cloudpickle skrl pytorch-lightning lightning-utilities torchmetrics
     peft vector-quantize-pytorch einops einx frozendict loguru torch-einops-utils
+    geoopt optuna colorlog
     h5py keras absl-py namex optree ml_dtypes rich
     joblib scikit-learn narwhals scipy threadpoolctl)
 if [ -n "${STEPFS_VENV:-}" ]; then

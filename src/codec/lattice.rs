@@ -414,6 +414,12 @@ pub fn short_step(dtype: Dtype, g: f64) -> Option<f64> {
     is_step(g).then_some(g)
 }
 
+/// The step nearest to `g`; `None` if there is none.
+pub fn nearest_step(g: f64) -> Option<f64> {
+    let g = round_bits(g, STEP_BITS);
+    is_step(g).then_some(g)
+}
+
 /// Significant bits of a chosen step. It is within 6% of the requested one, which shifts the balance of rate and error
 /// only as a slightly different `c` would.
 const SHORT_STEP_BITS: u32 = 4;

@@ -5,6 +5,10 @@
 //! changes. A change is stored from P, the parent's A rounded to a multiple of 2^e: **A = P + a * 2^e**. A row that is
 //! still within its stored bound is left alone and costs a flag.
 //!
+//! Weight decay multiplies every row by one factor, used or not. Then the child's g is the parent's times that factor,
+//! and A means the same in both: without K, an unused row still costs a flag. So [`restate`] follows only the power of
+//! two between two steps. [`factor`] finds the rest.
+//!
 //! Rows belong to a tile: a row that a tile's border cuts counts as two rows.
 //!
 //! Encoding a tile: [`quantize`], then [`encode_tile`], which takes any A and parent, so that changes of several states
@@ -18,11 +22,16 @@ pub use tile::{decode_tile_add, encode_tile};
 use super::Dtype;
 use super::float::{Float, for_float};
 use super::geometry::Rows;
-use super::lattice::{Exception, MAX_A, ROUNDER, Unfit, is_step};
+use super::lattice::{Exception, MAX_A, ROUNDER, Unfit, is_step, predict};
+use crate::entropy::Corrupt;
 use crate::entropy::simd::{Level, multiversion};
 
 /// Largest e: a row may move 2^24 times as much as the step of its table.
 pub const MAX_E: u32 = 24;
+
+/// How far a row at rest may be from its points, in its steps. Half a step is what rounding leaves. The rest is for the
+/// roundings of a decay: a row at its bound would else be chosen anew for each of them, in ever finer steps.
+const AT_REST: f64 = 9.0 / 16.0;
 
 /// From this many elements on, a row's A show its e. In a shorter row all may by chance be multiples of more.
 const TELLING: usize = 8;
@@ -43,7 +52,7 @@ pub struct Base<'a> {
 /// Quantizes the tile `w`. The step of a changed row is `c` times the root mean square of W - R_parent in it, rounded
 /// to g * 2^e; its bound is half of that. Let p be the largest power of two (at most 2^[`MAX_E`]) that divides the
 /// row's parent A. If the A are all 0 or the row has fewer than 8 elements, p is 1. A row whose elements are all within
-/// half of g * p stays as it is. Appends the elements that would miss the bound to `exceptions`; `r_out` has their
+/// 9/16 of g * p stays as it is. Appends the elements that would miss the bound to `exceptions`; `r_out` has their
 /// exact bits. Returns the largest |R - W|.
 ///
 /// # Errors
@@ -130,8 +139,27 @@ fn look<F: Float>(w: &[F::Bytes], k: Option<&[F::Bytes]>, a: Option<&[i32]>, g: 
 /// The e whose step is nearest, as a ratio, to this many steps of the table.
 #[inline(always)]
 fn nearest_e(steps: f64) -> u32 {
-    let exponent = ((steps * std::f64::consts::SQRT_2).to_bits() >> 52) as i32 - 1023;
+    let exponent = (nearest_power(steps).to_bits() >> 52) as i32 - 1023;
     exponent.clamp(0, MAX_E as i32) as u32
+}
+
+/// The power of two that is nearest to a positive number, as a ratio.
+#[inline(always)]
+pub fn nearest_power(number: f64) -> f64 {
+    f64::from_bits((number * std::f64::consts::SQRT_2).to_bits() & !((1 << 52) - 1))
+}
+
+/// Restates the parent's accumulators for a child with step `to`: A becomes A times the power of two that is nearest to
+/// `from / to`, rounded, ties to even.
+///
+/// # Errors
+/// A value leaves the range of A.
+pub fn restate(a: &mut [i32], from: f64, to: f64) -> Result<(), Corrupt> {
+    if !is_step(from) || !is_step(to) {
+        return Err(Corrupt("step of the lattice"));
+    }
+    let power = nearest_power(from / to);
+    if power == 1.0 { Ok(()) } else { predict(a, power) }
 }
 
 multiversion! {
@@ -157,7 +185,7 @@ multiversion! {
                 return None;
             }
             let told = if row.bits == 0 || length < TELLING { 0 } else { row.bits.trailing_zeros().min(MAX_E) };
-            if row.largest <= base.g * 0.5 * f64::from(1 << told) {
+            if row.largest <= base.g * AT_REST * f64::from(1 << told) {
                 match parent {
                     Some(parent) => a.copy_from_slice(parent),
                     None => a.fill(0),
@@ -243,14 +271,50 @@ pub fn base_step(row_rms: &[f64]) -> Option<f64> {
     is_step(g).then_some(g)
 }
 
-/// Share of the rows of `width` elements that differ in any bit. 1 if the lengths differ, 0 for no data.
-pub fn changed_share(dtype: Dtype, now: &[u8], then: &[u8], width: u64) -> f64 {
-    let row = usize::try_from(width).unwrap_or(usize::MAX).saturating_mul(dtype.size()).max(1);
-    if now.len() != then.len() {
+/// The factor by which rows moved from `from` to `to`, if all that count moved by one: else 1. `from` may be known with
+/// a random error. Rows have `width` elements.
+pub fn factor(from: &[f64], to: &[f64], width: usize, counts: impl Fn(usize) -> bool) -> f64 {
+    /// Standard errors that a factor must differ from 1.
+    const SURE: f64 = 5.0;
+    /// Least error of an element, as a share of it, squared: the roundings of f32 in some steps of a training.
+    const LEAST: f64 = 1e-13;
+    if width < TELLING {
         return 1.0;
     }
-    let changed = now.chunks(row).zip(then.chunks(row)).filter(|(now, then)| now != then).count();
-    changed as f64 / now.len().div_ceil(row).max(1) as f64
+    let (mut sum, mut weights, mut variance) = (0.0, 0.0, 0.0);
+    let rows = from.chunks(width).zip(to.chunks(width)).enumerate();
+    for (_, (from, to)) in rows.filter(|(number, _)| counts(*number)) {
+        let product = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+        let (before, both, after) = (product(from, from), product(from, to), product(to, to));
+        // The errors are in `from`, so they do not correlate with `to`.
+        let factor = after / both;
+        // No child's step can follow more.
+        if !(0.75..1.33).contains(&factor) {
+            continue;
+        }
+        // What the factor leaves of the row. It counts twice, for rows that moved by themselves leave more than others.
+        let rest = (1.0 - both / before * (both / after)).max(LEAST);
+        let weight = 1.0 / (rest * rest);
+        sum += weight * (factor - 1.0);
+        weights += weight;
+        variance += weight / rest;
+    }
+    let (off, error) = (sum / weights, (variance / width as f64).sqrt() / weights);
+    if off.abs() > SURE * error { 1.0 + off } else { 1.0 }
+}
+
+/// Root mean squares by which rows move from `now` to `then`, besides the factor that all rows share: 0 for a row that
+/// moves by nothing else. Also returns that factor.
+pub fn moves(now: &[f64], then: &[f64], width: usize) -> (Vec<f64>, f64) {
+    /// A row's own move is at least this share of the whole, as squares. In a small rest the factor has its roundings.
+    const LEAST: f64 = 0.25;
+    let factor = factor(now, then, width, |_| true);
+    let of_row = |(now, then): (&[f64], &[f64])| {
+        let square = |factor: f64| now.iter().zip(then).map(|(a, b)| (b - factor * a).powi(2)).sum::<f64>();
+        let own = square(factor);
+        if own <= LEAST * square(1.0) { 0.0 } else { (own / width as f64).sqrt() }
+    };
+    (now.chunks(width).zip(then.chunks(width)).map(of_row).collect(), factor)
 }
 
 #[cfg(test)]

@@ -42,7 +42,11 @@ pub fn decode(spec: TileSpec, payload: &[u8], inputs: Inputs) -> Result<State, C
         Codec::Lattice { step } | Codec::Rows { step } => {
             let (keyframe, mut accumulators, payload) = match coding.parent {
                 Some(_) => {
-                    let (keyframe, accumulators) = base(inputs.parent.ok_or(NO_BASE)?, step, elements)?;
+                    let restate = |a: &mut [i32], from| match coding.is_by_rows() {
+                        true => rows::restate(a, from, step),
+                        false => lattice::rescale(a, from, step),
+                    };
+                    let (keyframe, accumulators) = base(inputs.parent, elements, restate)?;
                     (keyframe, accumulators, payload)
                 }
                 None => {
@@ -86,15 +90,21 @@ pub fn decode(spec: TileSpec, payload: &[u8], inputs: Inputs) -> Result<State, C
     }
 }
 
-/// K of a difference to `parent`, and the accumulators that the difference is added to.
-fn base(parent: Arc<State>, step: f64, elements: usize) -> Result<(Option<Bytes>, Vec<i32>), Corrupt> {
+/// K of a difference to `parent`, and the accumulators that the difference is added to. `restate` brings those of a
+/// parent's step to this one's.
+fn base(
+    parent: Option<Arc<State>>,
+    elements: usize,
+    restate: impl FnOnce(&mut [i32], f64) -> Result<(), Corrupt>,
+) -> Result<(Option<Bytes>, Vec<i32>), Corrupt> {
+    let parent = parent.ok_or(NO_BASE)?;
     if let Some(bytes) = parent.plain_bytes() {
         return Ok((Some(Arc::clone(bytes)), scratch::zeros(elements)));
     }
     match parent.into_owned() {
         State::Lattice { keyframe, accumulators, step: from, .. } => {
             let mut accumulators = accumulators.into_wide();
-            lattice::rescale(&mut accumulators, from, step)?;
+            restate(&mut accumulators, from)?;
             Ok((keyframe, accumulators))
         }
         _ => Err(NO_BASE),

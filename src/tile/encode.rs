@@ -111,6 +111,6 @@ pub fn estimate(spec: TileSpec, state: &State, parent: Option<&State>) -> Result
 /// that step.
 fn restated(state: &State, parent: &State) -> Option<Option<Vec<i32>>> {
     let State::Lattice { keyframe, step, .. } = state else { return None };
-    let (other, accumulators) = parent.on_lattice(*step).ok()?;
+    let (other, accumulators) = parent.by_rows(*step).ok()?;
     (keyframe.as_ref() == other).then_some(accumulators)
 }

@@ -64,7 +64,7 @@ pub fn quantize(spec: TileSpec, data: &Bytes, around: Around, mut check: Option<
         Codec::Rows { step } => {
             let keyframe = keyframe(coding, around.parent);
             let before = match around.parent {
-                Some(parent @ State::Lattice { .. }) => parent.on_lattice(step).ok()?.1,
+                Some(parent @ State::Lattice { .. }) => parent.by_rows(step).ok()?.1,
                 _ => None,
             };
             let (mut accumulators, mut decoded, mut exceptions) = (vec![0; elements], vec![0; data.len()], Vec::new());

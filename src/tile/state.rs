@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::codec::lattice::Exception;
 use crate::codec::log::{Factors, Grid};
 use crate::codec::moment::Rule;
-use crate::codec::{Corrupt, Dtype, Integers, lattice, log, moment};
+use crate::codec::{Corrupt, Dtype, Integers, lattice, log, moment, rows};
 use crate::entropy::scratch;
 use crate::hash::{Xxh3, xxh3_64};
 use crate::published::tile::{Before, Decoded};
@@ -95,17 +95,17 @@ impl State {
         }
     }
 
-    /// This state as the parent of a lattice: the keyframe, and the accumulators in steps of `step`. `None` for
+    /// This state as the parent of a table by rows: the keyframe, and the accumulators in steps of `step`. `None` for
     /// accumulators that are all 0.
     ///
     /// # Errors
     /// No lattice can be a difference to this state, or the accumulators do not fit 32 bits in that step.
-    pub(super) fn on_lattice(&self, step: f64) -> Result<(Option<&Bytes>, Option<Vec<i32>>), Corrupt> {
+    pub(super) fn by_rows(&self, step: f64) -> Result<(Option<&Bytes>, Option<Vec<i32>>), Corrupt> {
         match self {
             State::Bytes(bytes) | State::External { bytes, .. } => Ok((Some(bytes), None)),
             State::Lattice { keyframe, accumulators, step: from, .. } => {
                 let mut accumulators = accumulators.values();
-                lattice::rescale(&mut accumulators, *from, step)?;
+                rows::restate(&mut accumulators, *from, step)?;
                 Ok((keyframe.as_ref(), Some(accumulators)))
             }
             _ => Err(super::NO_BASE),

@@ -51,15 +51,16 @@ const FINER: f64 = 4.0;
 /// The coding of a weight. `None` for lossless: nothing moves, or its update is unknown.
 pub(super) fn weight(subject: &Subject) -> io::Result<Option<Choice>> {
     let Some(twin) = subject.twin else { return Ok(None) };
-    let coding = match by_rows(subject, twin)? {
+    let table = Table::of(subject, twin)?;
+    let coding = match table.as_ref().map(|table| table.coding(subject)).transpose()?.flatten() {
         Some(coding) => Some(coding),
         None => phase::off_lattice(subject, on_lattice(subject, twin)?)?,
     };
     let Some(coding) = coding else { return Ok(None) };
     // The keyframe of a table uses the plain lattice, since its rows have no update yet.
-    let step = match coding.is_by_rows() {
-        true => row_keyframe(subject, &row_updates(subject, twin)?.unwrap_or_default()),
-        false => coding.step(),
+    let step = match table {
+        Some(table) if coding.is_by_rows() => table.keyframe(subject),
+        _ => coding.step(),
     };
     let alone = step.map_or(Coding::LOSSLESS, |step| Codec::Lattice { step }.alone());
     let bits = if subject.material.super_step { bits(subject, coding, alone)? } else { None };
@@ -127,57 +128,87 @@ fn step(subject: &Subject, rms: f64) -> Option<f64> {
     lattice::choose_g(tensor.dtype, &[rms], subject.rates.weight * share * subject.caution)
 }
 
-/// By rows, if most of them do not move.
-fn by_rows(subject: &Subject, twin: &Tensor) -> io::Result<Option<Coding>> {
-    let Some(rms) = row_updates(subject, twin)? else { return Ok(None) };
-    let Some(parent) = subject.parent else {
-        let most = MOST_OF_WEIGHTS * root_mean_square(subject)?;
-        return Ok(row_keyframe(subject, &rms)
-            .filter(|step| *step <= most)
-            .map(|step| Codec::Lattice { step }.alone()));
-    };
-    let wanted = rows::base_step(&rms);
-    let previous = subject.previous.map(|previous| previous.entry.coding);
-    let before = previous.filter(|coding| coding.is_by_rows()).and_then(Coding::step);
-    let step = match (before, wanted) {
-        (Some(before), Some(wanted)) if wanted * FINER < before => wanted,
-        (Some(before), _) => before,
-        (None, Some(wanted)) => wanted,
-        (None, None) => return Ok(None),
-    };
-    Ok(Some(Codec::Rows { step }.on(parent.number)))
+/// Rows in the middle of a table of which most rest, but for a factor that all share.
+struct Table {
+    /// The tile that has them, and the place of the first one in it, bytes.
+    tile: usize,
+    from: usize,
+    width: usize,
+    values: Vec<f64>,
+    /// Root mean squares of their updates to the state after this one, besides the shared factor.
+    moves: Vec<f64>,
+    factor: f64,
 }
 
-/// Root mean squares of the updates to the state after this one, of rows in the middle of a table. `None` if it is no
-/// table, or most of its rows move.
-fn row_updates(subject: &Subject, twin: &Tensor) -> io::Result<Option<Vec<f64>>> {
-    let tensor = subject.tensor;
-    let (rows, width) = rows_and_width(&tensor.shape);
-    if tensor.shape.len() != 2 || rows < LEAST_ROWS || width == 0 {
-        return Ok(None);
+impl Table {
+    /// `None` if it is no table, or most of its rows move.
+    fn of(subject: &Subject, twin: &Tensor) -> io::Result<Option<Table>> {
+        let tensor = subject.tensor;
+        let (rows, width) = rows_and_width(&tensor.shape);
+        if tensor.shape.len() != 2 || rows < LEAST_ROWS || width == 0 {
+            return Ok(None);
+        }
+        let tile = tiles(tensor) / 2;
+        let now = read_tile(subject.material.source, tensor, tile)?;
+        let then = read_tile(subject.material.newer.0, twin, tile)?;
+        // Whole rows, from the first that begins in the tile.
+        let cut = (width - super::rows(tensor, tile).first % width) % width;
+        let from = (cut as usize).saturating_mul(tensor.dtype.size()).min(now.len());
+        let values = lattice::values(tensor.dtype, &now[from..]);
+        let then = lattice::values(tensor.dtype, &then[from.min(then.len())..]);
+        let (moves, factor) = rows::moves(&values, &then, width as usize);
+        let moving = moves.iter().filter(|rms| **rms != 0.0).count();
+        let rests = moving as f64 <= MOST_CHANGED * moves.len() as f64;
+        Ok(rests.then_some(Table { tile, from, width: width as usize, values, moves, factor }))
     }
-    let middle = tiles(tensor) / 2;
-    let now = read_tile(subject.material.source, tensor, middle)?;
-    let then = read_tile(subject.material.newer.0, twin, middle)?;
-    // Whole rows, from the first that begins in the tile.
-    let cut = (width - super::subject::rows(tensor, middle).first % width) % width;
-    let from = (cut as usize).saturating_mul(tensor.dtype.size()).min(now.len());
-    let (now, then) = (&now[from..], &then[from.min(then.len())..]);
-    if rows::changed_share(tensor.dtype, now, then, width) > MOST_CHANGED {
-        return Ok(None);
-    }
-    let updates = lattice::updates(tensor.dtype, then, now);
-    Ok(Some(updates.chunks(width as usize).map(|row| mean_square(row).sqrt()).collect()))
-}
 
-/// The step of a table's keyframe: that of the median among the moving rows. It is a power of two, as in every later
-/// state, so that unmoved rows stay as they are.
-fn row_keyframe(subject: &Subject, row_rms: &[f64]) -> Option<f64> {
-    let mut moving: Vec<f64> = row_rms.iter().copied().filter(|rms| *rms > 0.0 && rms.is_finite()).collect();
-    moving.sort_by(f64::total_cmp);
-    let middle = moving.get(moving.len() / 2)?;
-    // Choosing for a type of 16 bits gives a power of two.
-    lattice::choose_g(crate::codec::Dtype::Bf16, &[*middle], subject.rates.row)
+    fn coding(&self, subject: &Subject) -> io::Result<Option<Coding>> {
+        let anew = || -> io::Result<Option<Coding>> {
+            let most = MOST_OF_WEIGHTS * root_mean_square(subject)?;
+            Ok(self.keyframe(subject).filter(|step| *step <= most).map(|step| Codec::Lattice { step }.alone()))
+        };
+        let Some(base) = subject.parent else { return anew() };
+        let wanted = rows::base_step(&self.moves);
+        let previous = subject.previous.map(|previous| previous.entry.coding);
+        let before = previous.filter(|coding| coding.is_by_rows()).and_then(Coding::step);
+        let wanted = match (before, wanted) {
+            (Some(before), Some(wanted)) if wanted * FINER < before => wanted,
+            (Some(before), _) => before,
+            (None, Some(wanted)) => wanted,
+            (None, None) => return Ok(None),
+        };
+        let step = match &*walk::state(base.chain, base.number as usize, self.tile)? {
+            State::Lattice { keyframe: None, step, .. } => step * self.since(subject.tensor, base)?,
+            // No step shrinks K.
+            _ if self.factor != 1.0 => return anew(),
+            State::Lattice { step, .. } => *step,
+            _ => wanted,
+        };
+        // Rows that rest keep their integers if the steps differ by a power of two besides the factor.
+        let step = lattice::nearest_step(step * rows::nearest_power(wanted / step));
+        Ok(step.map(|step| Codec::Rows { step }.on(base.number)))
+    }
+
+    /// The factor that rows share since the base. Those that rest now did so before, most of them.
+    fn since(&self, tensor: &Tensor, base: Archived) -> io::Result<f64> {
+        // A step of a 16-bit type is a power of two.
+        if tensor.dtype.size() == 2 {
+            return Ok(1.0);
+        }
+        let decoded = walk::decode(base.chain, base.number as usize, self.tile)?;
+        let former = lattice::values(tensor.dtype, &decoded[self.from.min(decoded.len())..]);
+        Ok(rows::factor(&former, &self.values, self.width, |row| self.moves[row] == 0.0))
+    }
+
+    /// The step of a table's keyframe: that of the median among the moving rows. It is a power of two, so that later
+    /// states differ by nothing else in rows that rest.
+    fn keyframe(&self, subject: &Subject) -> Option<f64> {
+        let mut moving: Vec<f64> = self.moves.iter().copied().filter(|rms| *rms > 0.0 && rms.is_finite()).collect();
+        moving.sort_by(f64::total_cmp);
+        let middle = moving.get(moving.len() / 2)?;
+        // Choosing for a type of 16 bits gives a power of two.
+        lattice::choose_g(crate::codec::Dtype::Bf16, &[*middle], subject.rates.row)
+    }
 }
 
 /// Bits of the middle tile, as a difference to the base and without it.

@@ -72,6 +72,8 @@ struct Seen {
     limits: Limits,
     /// How often the least and the largest element occur.
     at_limits: [u64; 2],
+    /// Elements of the diagonal that are 1 or -1.
+    signs: u64,
     /// Of rows: sum of squares, sum, and sum of magnitudes.
     of_rows: Vec<[f64; 3]>,
     /// The same of the first columns.
@@ -88,6 +90,7 @@ impl Seen {
             every: rows.div_ceil(MOST_ROWS).max(1),
             limits: Limits::OF_NONE,
             at_limits: [0; 2],
+            signs: 0,
             of_rows: Vec::new(),
             of_columns: vec![[0.0; 3]; width.min(COLUMNS)],
         }
@@ -122,6 +125,9 @@ impl Seen {
             if is_taken {
                 self.of_rows.push(values.iter().fold([0.0; 3], |sums, value| with(sums, *value)));
             }
+            let on_diagonal =
+                row.chunks(size).nth(self.row as usize).map(|element| self::values(self.dtype, element)[0]);
+            self.signs += u64::from(on_diagonal.is_some_and(|value| value.abs() == 1.0));
             self.row += 1;
         }
     }
@@ -164,6 +170,11 @@ impl Seen {
         }
         if crowd_at_the_edge(&norms) {
             return Some("its rows stay inside a ball, and many lie at its edge");
+        }
+        // Signs beside Householder's reflections (torch's `parametrizations.orthogonal`), which keeps integers of them.
+        let diagonal = self.rows.min(self.width as u64);
+        if diagonal >= LEAST_ALIKE && self.signs == diagonal {
+            return Some("its diagonal consists of 1 and -1");
         }
         // The ends of what training leaves free belong to one element, or to a few where 16 bits round.
         let many = (self.rows * self.width as u64 / if of_16_bits { 25 } else { 100 }).max(8);
@@ -260,6 +271,9 @@ mod tests {
         assert_eq!(constraint(&simplex, &[200, 64]), Some("its rows all have one sum"));
         let ball = rows(&free, 64, |row| row.iter().map(|x| x / norm(row).max(7.9) * 0.999).collect());
         assert_eq!(constraint(&ball, &[200, 64]), Some("its rows stay inside a ball, and many lie at its edge"));
+        let mut signs = free.clone();
+        (0..64).for_each(|at| signs[65 * at] = 1.0f32.copysign(free[65 * at]));
+        assert_eq!(constraint(&signs, &[200, 64]), Some("its diagonal consists of 1 and -1"));
         let clamped: Vec<f32> = free.iter().map(|x| x.clamp(-1.5, 9.0)).collect();
         assert_eq!(constraint(&clamped, &[200, 64]), Some("many elements share its least value"));
         let clamped: Vec<f32> = free.iter().map(|x| x.clamp(-9.0, 1.5)).collect();

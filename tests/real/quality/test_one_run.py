@@ -203,9 +203,20 @@ def text():
         return torch.frombuffer(bytearray(f.read()), dtype=torch.uint8).long()
 
 
-def test_optunas_faq_loads_the_best_trial_as_it_was_trained(mount):
+def study_of(objective, trials):
+    """A study of Optuna itself, with settings that depend on the seed alone."""
+    optuna = pytest.importorskip("optuna")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.RandomSampler(seed=0))
+    study.optimize(objective, n_trials=trials)
+    return study
+
+
+@pytest.mark.parametrize("name", ["{}.pt", "{}.pickle", "trial_{}.pickle"])
+def test_optunas_faq_loads_the_best_trial_as_it_was_trained(mount, name):
     """Each trial saves its finished model under its number. The best one's is loaded at the end. All start alike."""
     code = text()
+    pickled = name.endswith(".pickle")
 
     def some(count, generator):
         parts = code[torch.randint(0, len(code) - 17, (count,), generator=generator)[:, None] + torch.arange(17)]
@@ -216,26 +227,55 @@ def test_optunas_faq_loads_the_best_trial_as_it_was_trained(mount):
         return nn.Sequential(nn.Embedding(256, 16), nn.Flatten(), nn.Linear(256, 128), nn.GELU(), nn.Linear(128, 256))
 
     x, y = some(2048, torch.Generator().manual_seed(9))
-    saved, said, right = Saved(mount), [], []
-    for number, lr in enumerate([1e-3, 3e-4, 3e-3, 2e-3, 5e-4]):
-        trial = model()
-        optimizer, generator = adamw(trial, lr), torch.Generator().manual_seed(number)
+    saved, said = Saved(mount), []
+
+    def objective(trial):
+        made = model()
+        optimizer = adamw(made, trial.suggest_float("lr", 3e-4, 3e-3, log=True))
+        generator = torch.Generator().manual_seed(trial.number)
         for _ in range(80):
             batch, target = some(64, generator)
-            loss = nn.functional.cross_entropy(trial(batch), target)
+            loss = nn.functional.cross_entropy(made(batch), target)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        saved.save(f"trial_{number}.pt", whole(trial, optimizer))
+        save = (lambda state, f: pickle.dump(state, f)) if pickled else torch.save
+        saved.save(name.format(trial.number), whole(made, optimizer), save)
         with torch.no_grad():
-            said.append(trial(x).argmax(1))
-        right.append((said[-1] == y).float().mean().item())
+            said.append(made(x).argmax(1))
+        return (said[-1] == y).float().mean().item()
+
+    best, number = model(), study_of(objective, 5).best_trial.number
     mount.sync()
-    best, number = model(), right.index(max(right))
-    best.load_state_dict(torch.load(mount / f"trial_{number}.pt")["model"])
+    file = mount / name.format(number)
+    best.load_state_dict((pickle.loads(file.read_bytes()) if pickled else torch.load(file))["model"])
     with torch.no_grad():
         assert torch.equal(best(x).argmax(1), said[number])
     saved.require(exact=list(saved.sums))
+
+
+def test_an_optuna_trial_that_was_pruned_leaves_its_own_steps_alone(mount):
+    """Trials that report as they train, and are pruned, save each step below their own number. Each is a run of its own."""
+    optuna, saved, lost = pytest.importorskip("optuna"), Saved(mount), []
+
+    def objective(trial):
+        model, data = net(trial.number), batches(trial.number)
+        optimizer = adamw(model, trial.suggest_float("lr", 3e-4, 3e-3, log=True))
+        for step in range(3):
+            loss = fit(model, optimizer, data, 20)
+            saved.save(f"trial_{trial.number}/epoch_{step + 1}.pt", whole(model, optimizer))
+            trial.report(-loss, step)
+            if trial.number % 2 and step == 1:
+                lost.append(trial.number)
+                raise optuna.TrialPruned
+        return -loss
+
+    best = study_of(objective, 4).best_trial.number
+    mount.sync()
+    last = {trial: 2 if trial in lost else 3 for trial in range(4)}
+    assert lost == [1, 3] and best not in lost
+    newest = [f"trial_{trial}/epoch_{epoch}.pt" for trial, epoch in last.items()]
+    saved.require(exact=newest, lossy=[file for file in saved.sums if file not in newest])
 
 
 def test_optunas_faq_with_scikit_learn_keeps_each_classifier(mount):
