@@ -60,12 +60,20 @@ impl State {
     }
 
     /// Whether it counts as one of the files of its checkpoint.
-    pub(super) fn counts_as_file(&self) -> bool {
+    pub(in crate::archive) fn counts_as_file(&self) -> bool {
         self.is_durable() && !matches!(self, State::Resident(ResidentReason::Empty | ResidentReason::CutShort(_)))
     }
 
+    /// What is known of a state of a lineage.
+    pub(in crate::archive) fn sealed(&self) -> Option<&Sealed> {
+        match self {
+            State::Sealed(sealed) | State::Archived(sealed, _) => Some(sealed),
+            State::Staged | State::Closed | State::Durable(_) | State::Released(_) | State::Resident(_) => None,
+        }
+    }
+
     /// What a run needs of the file, once it was examined.
-    pub(super) fn part(&self) -> Option<Part> {
+    pub(in crate::archive) fn part(&self) -> Option<Part> {
         match self {
             State::Staged | State::Closed | State::Durable(_) => None,
             State::Sealed(sealed) | State::Archived(sealed, _) => Some(sealed.part),
@@ -161,13 +169,15 @@ pub(in crate::archive) struct Entry {
     /// The failed attempt may be repeated now.
     pub(super) due: bool,
     /// When it was found, or last opened or closed for writing; nanoseconds since 1970.
-    pub(super) seen_ns: i64,
+    pub(in crate::archive) seen_ns: i64,
+    /// A user wanted its checkpoint released, unless something of it was modified after this time.
+    pub(in crate::archive) asked_ns: i64,
     /// See [`Turn`].
     pub(super) turn: Turn,
 }
 
 impl Entry {
-    pub(super) fn new(state: State, number: u64) -> Entry {
+    pub(in crate::archive) fn new(state: State, number: u64) -> Entry {
         let seen_ns = wall_ns();
         Entry {
             state,
@@ -183,8 +193,14 @@ impl Entry {
             unsound: false,
             due: false,
             seen_ns,
+            asked_ns: i64::MIN,
             turn: Turn::new(number),
         }
+    }
+
+    /// An attempt failed, and no repetition mends that.
+    pub(in crate::archive) fn is_given_up(&self) -> bool {
+        self.failed.as_ref().is_some_and(|failed| failed.retry.is_none())
     }
 
     pub(super) fn forget_failure(&mut self) {

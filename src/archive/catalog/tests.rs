@@ -5,9 +5,11 @@ use std::time::Instant;
 
 use proptest::prelude::*;
 
+use super::index::Next;
 use super::turn::tests::check_together;
 use super::*;
 use crate::archive::FileId;
+use crate::archive::decide::{Checkpoint, Decision, File, Now, Verdict, Why, Work, decide};
 use crate::archive::resident::ResidentReason;
 use crate::store::step_pattern;
 
@@ -328,6 +330,66 @@ pub(super) fn claim_seal(catalog: &mut Catalog, now: Instant) -> Option<Task> {
     })
 }
 
+/// The decision about all files against the index.
+#[track_caller]
+fn check_decision(catalog: &Catalog, claims: &[Task], now: Now) {
+    let settle = catalog.entries.index().settle_ns;
+    let mut checkpoints: HashMap<Checkpoint, Arc<Checkpoint>> = HashMap::new();
+    let mut entries: Vec<_> = catalog.entries().collect();
+    entries.sort_by_key(|(_, entry)| entry.sequence);
+    let of_files: Vec<_> = entries
+        .iter()
+        .map(|(path, entry)| {
+            let checkpoint = Checkpoint::of(path, &entry.state)?;
+            Some(Arc::clone(checkpoints.entry(checkpoint.clone()).or_insert(Arc::new(checkpoint))))
+        })
+        .collect();
+    let files: Vec<_> = entries
+        .iter()
+        .zip(&of_files)
+        .map(|((path, entry), checkpoint)| File { path, entry, checkpoint: checkpoint.as_ref() })
+        .collect();
+    let answer = decide(&files, settle, now);
+    let index = catalog.entries.index();
+    let is_sealing = |decision: &&Decision| {
+        decision.verdict.is_queued()
+            && matches!(decision.verdict.work(), Some(Work::Seal | Work::Together | Work::Compare))
+    };
+    let sealing = answer.files.iter().filter(is_sealing).count();
+    assert_eq!((answer.queued + sealing, answer.settling), index.queued());
+    for (file, decision) in files.iter().zip(&answer.files) {
+        let (path, entry) = (file.path, file.entry);
+        let shown = || format!("{}: {entry:?} {decision:?}", path.display());
+        assert_eq!(index.is_queued(entry.sequence), decision.verdict.is_queued(), "{}", shown());
+        // The index lets no time pass for a checkpoint without steps.
+        let waits = decision.verdict != Verdict::Stay;
+        assert!(!waits || index.held_up_since(entry).is_some() == decision.held_up_since.is_some(), "{}", shown());
+        if let (Some(at), Why::HeldUpBy(by)) = (index.held_up_by(entry), decision.why) {
+            assert_eq!(at, files[by].path, "{}", shown());
+        }
+        if decision.why == Why::Fullest {
+            assert!(index.is_of_fullest(entry), "{}", shown());
+        }
+        if let Some(sealed) = entry.state.sealed() {
+            assert_eq!(catalog.has_newer(path, sealed), decision.has_newer, "{}", shown());
+            assert_eq!(catalog.is_history(path, sealed), decision.is_history, "{}", shown());
+            assert!(!waits || catalog.may_go(path, sealed) == decision.may_go, "{}", shown());
+        }
+    }
+    if claims.is_empty() {
+        let next = answer.releases.first().or(answer.archives.first()).map(|at| files[*at].path.to_path_buf());
+        match index.next_step() {
+            Some(Next::Release(path)) => assert_eq!(Some(path), next),
+            Some(Next::Archive(path, after)) => {
+                assert_eq!(Some(path), next);
+                let work = answer.files[answer.archives[0]].verdict.work();
+                assert!(matches!(work, Some(Work::Archive(at)) if files[at].path == after), "{work:?}");
+            }
+            _ => {}
+        }
+    }
+}
+
 #[track_caller]
 fn check(catalog: &mut Catalog, claims: &[Task], now: Instant, wall_ns: i64, (groups, waits): (bool, bool)) {
     for seals in [true, false] {
@@ -347,6 +409,7 @@ fn check(catalog: &mut Catalog, claims: &[Task], now: Instant, wall_ns: i64, (gr
             scan.next(now, seals).map(|(urgency, path, newer)| (urgency, path.to_path_buf(), newer.cloned()));
         assert_eq!(found, expected);
     }
+    check_decision(catalog, claims, Now { instant: now, wall_ns });
     check_together(catalog, claims, now);
     let scan = Scan { catalog, claims, groups, waits };
     let tasks = scan.tasks();

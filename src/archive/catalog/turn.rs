@@ -131,7 +131,7 @@ impl Entry {
     }
 
     /// Until when the file waits for others.
-    pub(super) fn waits_until(&self) -> Option<Instant> {
+    pub(in crate::archive) fn waits_until(&self) -> Option<Instant> {
         self.turn.at.filter(|_| matches!(self.state, State::Staged | State::Closed))
     }
 }
