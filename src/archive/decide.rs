@@ -14,6 +14,7 @@
 //! without a limit, for any other of a directory `settle` nanoseconds. A directory with more files than each newer one of
 //! the run waits, too: a crash may have cut that one short.
 
+use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use std::time::Instant;
 
 use crate::store::step_pattern;
 
-use super::catalog::{Entry, Held, Part, Sealed, State};
+use super::catalog::{Entry, Held, Part, State};
 
 /// The two clocks at one moment.
 #[derive(Clone, Copy, Debug)]
@@ -32,12 +33,14 @@ pub(super) struct Now {
     pub(super) wall_ns: i64,
 }
 
-/// What is asked of one file. Files of one checkpoint share one [`Checkpoint`].
-#[derive(Clone, Copy, Debug)]
-pub(super) struct File<'a> {
-    pub(super) path: &'a Path,
-    pub(super) entry: &'a Entry,
-    pub(super) checkpoint: Option<&'a Arc<Checkpoint>>,
+/// A file of the tree. Those of one checkpoint share one [`Checkpoint`].
+#[derive(Clone, Debug)]
+pub(super) struct File {
+    pub(super) path: Arc<Path>,
+    /// See [`step_pattern::run`].
+    pub(super) run: Arc<Path>,
+    pub(super) checkpoint: Option<Arc<Checkpoint>>,
+    pub(super) entry: Entry,
 }
 
 /// The checkpoint of a file.
@@ -148,10 +151,9 @@ pub(super) struct Decision {
     pub(super) is_history: bool,
     /// An archived file may become a stub.
     pub(super) may_go: bool,
-    /// Its checkpoint waits: when a file of it or a newer state was last modified.
-    pub(super) held_up_since: Option<i64>,
-    /// When its checkpoint was last modified.
+    /// When a file of its checkpoint, or a newer state of one, was last modified; and whether the file waits for it.
     pub(super) newest: Option<i64>,
+    pub(super) is_held_up: bool,
 }
 
 /// The decision about a run, in the order of its files.
@@ -172,21 +174,28 @@ pub(super) struct Answer {
     pub(super) settles: Option<i64>,
 }
 
-/// Decides about the files of one run. `settle`: how long a directory waits for the rest of its checkpoint, in
-/// nanoseconds; 0: there are no checkpoints.
-pub(super) fn decide(files: &[File<'_>], settle: i64, now: Now) -> Answer {
+impl Answer {
+    /// Whether the time has come to decide again.
+    pub(super) fn is_due(&self, now: Now) -> bool {
+        self.retry.is_some_and(|at| at <= now.instant) || self.settles.is_some_and(|at| at <= now.wall_ns)
+    }
+}
+
+/// Decides about the files of one run, given in the order of sealing. `settle`: how long a directory waits for the rest
+/// of its checkpoint, in nanoseconds; 0: there are no checkpoints.
+pub(super) fn decide(files: &[Arc<File>], settle: i64, now: Now) -> Answer {
     let places = places(files);
     let (groups, of_file) = if settle > 0 { groups(files, &places) } else { (Vec::new(), vec![None; files.len()]) };
     let group = |at: usize| of_file[at].map(|group: usize| &groups[group]);
     let is_open = |group: &Group| group.is_open(settle, now.wall_ns);
-    let is_unexamined = files.iter().any(|file| matches!(work(file, None), Some(Work::Seal | Work::Compare)));
+    let is_unexamined = files.iter().any(|file| matches!(work(&file.entry, None), Some(Work::Seal | Work::Compare)));
     let mut archiving = vec![false; groups.len()];
     let mut answer = Answer { files: Vec::with_capacity(files.len()), ..Answer::default() };
     for (at, file) in files.iter().enumerate() {
         let place = places[at];
         let closed = group(at).filter(|group| !is_open(group));
         let retry = file.entry.failed.as_ref().and_then(|failed| failed.retry).filter(|at| *at > now.instant);
-        let verdict = match (work(file, place.after.filter(|_| place.is_history)), closed, retry) {
+        let verdict = match (work(&file.entry, place.after.filter(|_| place.is_history)), closed, retry) {
             (None, ..) => Verdict::Stay,
             (Some(work @ (Work::Archive(_) | Work::Release)), Some(_), _) => Verdict::Settle(work),
             (Some(work), _, Some(retry)) => Verdict::At(work, retry),
@@ -198,12 +207,12 @@ pub(super) fn decide(files: &[File<'_>], settle: i64, now: Now) -> Answer {
         let is_copy = matches!(&file.entry.state, State::Archived(sealed, _) if sealed.copy);
         answer.files.push(Decision {
             verdict,
-            why: why(file, place, closed, is_unexamined),
+            why: why(&file.entry, place, closed, is_unexamined),
             has_newer: place.has_newer,
             is_history: place.is_history,
             may_go: is_copy || place.stays_history && closed.is_none(),
-            held_up_since: closed.map(|group| group.newest),
             newest: group(at).map(|group| group.newest),
+            is_held_up: closed.is_some(),
         });
     }
     for (at, decision) in answer.files.iter_mut().enumerate() {
@@ -229,7 +238,7 @@ pub(super) fn decide(files: &[File<'_>], settle: i64, now: Now) -> Answer {
         }
     }
     for list in [&mut answer.archives, &mut answer.releases] {
-        list.sort_by_key(|at| rank(files[*at].entry));
+        list.sort_by_cached_key(|at| rank(&files[*at].entry));
     }
     answer
 }
@@ -244,8 +253,7 @@ pub(super) fn rank(entry: &Entry) -> (i64, &[u64], u64) {
 }
 
 /// The step of a file, if other files allow it. `after`: the place of the state after it, if it is history.
-fn work(file: &File<'_>, after: Option<usize>) -> Option<Work> {
-    let entry = file.entry;
+pub(super) fn work(entry: &Entry, after: Option<usize>) -> Option<Work> {
     if entry.is_given_up() {
         return None;
     }
@@ -260,8 +268,7 @@ fn work(file: &File<'_>, after: Option<usize>) -> Option<Work> {
     }
 }
 
-fn why(file: &File<'_>, place: Place, closed: Option<&Group>, is_unexamined: bool) -> Why {
-    let entry = file.entry;
+fn why(entry: &Entry, place: Place, closed: Option<&Group>, is_unexamined: bool) -> Why {
     match &entry.state {
         State::Released(_) => Why::Released,
         State::Resident(_) => Why::Resident,
@@ -296,61 +303,88 @@ struct Place {
     since: i64,
 }
 
-fn places(files: &[File<'_>]) -> Vec<Place> {
+/// What orders the states of a lineage, beside each other in memory: a decision goes through all of a run several times.
+#[derive(Clone, Copy)]
+struct Fact<'a> {
+    lineage: u64,
+    modified_ns: i64,
+    /// The first of the steps decides most often.
+    step: Option<u64>,
+    steps: &'a [u64],
+    sequence: u64,
+    print: (u64, u64),
+    /// It counts as a newer state of others.
+    is_newer: bool,
+    touched: i64,
+    at: usize,
+}
+
+impl<'a> Fact<'a> {
+    fn of((at, file): (usize, &'a Arc<File>)) -> Option<Fact<'a>> {
+        let entry = &file.entry;
+        let sealed = entry.state.sealed()?;
+        Some(Fact {
+            lineage: sealed.lineage,
+            modified_ns: sealed.modified_ns,
+            step: sealed.steps.first().copied(),
+            steps: &sealed.steps,
+            sequence: entry.sequence,
+            print: sealed.print(),
+            is_newer: entry.counts_as_newer(),
+            touched: touched(entry),
+            at,
+        })
+    }
+
+    fn steps(&self, other: &Fact<'_>) -> Ordering {
+        self.step.cmp(&other.step).then_with(|| self.steps.cmp(other.steps))
+    }
+
+    fn by_time(&self, other: &Fact<'_>) -> Ordering {
+        let modified = self.lineage.cmp(&other.lineage).then(self.modified_ns.cmp(&other.modified_ns));
+        modified.then_with(|| self.steps(other)).then(self.sequence.cmp(&other.sequence))
+    }
+
+    fn by_steps(&self, other: &Fact<'_>) -> Ordering {
+        self.steps(other).then(self.modified_ns.cmp(&other.modified_ns)).then(self.sequence.cmp(&other.sequence))
+    }
+}
+
+fn places(files: &[Arc<File>]) -> Vec<Place> {
     let mut places = vec![Place { since: i64::MIN, ..Place::default() }; files.len()];
-    let mut states: Vec<(&Sealed, usize)> =
-        files.iter().enumerate().filter_map(|(at, file)| Some((file.entry.state.sealed()?, at))).collect();
-    states.sort_by_key(|(sealed, _)| sealed.lineage);
-    for lineage in states.chunk_by_mut(|a, b| a.0.lineage == b.0.lineage) {
-        let sequence = |at: &usize| files[*at].entry.sequence;
-        lineage.sort_by(|(a, at), (b, bt)| {
-            (a.modified_ns, &a.steps, sequence(at)).cmp(&(b.modified_ns, &b.steps, sequence(bt)))
-        });
-        later(files, lineage, |at, later| {
+    let mut states: Vec<Fact<'_>> = files.iter().enumerate().filter_map(Fact::of).collect();
+    states.sort_by(Fact::by_time);
+    for lineage in states.chunk_by_mut(|a, b| a.lineage == b.lineage) {
+        later(lineage, |at, after, stays| {
             let place = &mut places[at];
-            (place.has_newer, place.after, place.stays_history) = (later.after.is_some(), later.after, later.stays);
+            (place.has_newer, place.stays_history) = (after.is_some(), stays);
+            (place.after, place.since) = (after.map(|after| after.at), after.map_or(i64::MIN, |after| after.touched));
         });
-        lineage.sort_by(|(a, at), (b, bt)| {
-            (&a.steps, a.modified_ns, sequence(at)).cmp(&(&b.steps, b.modified_ns, sequence(bt)))
-        });
-        later(files, lineage, |at, later| {
+        lineage.sort_by(Fact::by_steps);
+        later(lineage, |at, after, stays| {
             let place = &mut places[at];
-            place.stays_history &= later.stays;
-            if let Some((newer, higher)) = place.after.zip(later.after) {
-                place.is_history = true;
-                place.since = touched(files[newer].entry).max(touched(files[higher].entry));
-            }
+            place.stays_history &= stays;
+            place.is_history = place.has_newer && after.is_some();
+            let higher = after.filter(|_| place.is_history).map(|after| after.touched);
+            place.since = higher.map_or(i64::MIN, |higher| place.since.max(higher));
         });
     }
     places
 }
 
-/// What comes after a state in one order.
-#[derive(Clone, Copy, Debug)]
-struct Later {
-    /// The first sealed state with other bytes.
-    after: Option<usize>,
-    /// A sealed state, and a sealed or archived one with other bytes.
-    stays: bool,
-}
-
-/// Tells of each state of a lineage what comes after it.
-fn later(files: &[File<'_>], order: &[(&Sealed, usize)], mut tell: impl FnMut(usize, Later)) {
-    let print = |sealed: &Sealed| (sealed.len, sealed.sample);
+/// Tells of each state of a lineage, given in one order: its place, the first later sealed state with other bytes, and
+/// whether a later state is sealed, and one with other bytes sealed or archived.
+fn later<'a>(order: &[Fact<'a>], mut tell: impl FnMut(usize, Option<&Fact<'a>>, bool)) {
     // The next sealed state, and the first after it with other bytes; the bytes of the next, and whether any differ.
-    let (mut next, mut other): (Option<(&Sealed, usize)>, Option<usize>) = (None, None);
+    let (mut next, mut other): (Option<&Fact<'_>>, Option<&Fact<'_>>) = (None, None);
     let (mut last, mut differ) = (None, false);
-    for &(sealed, at) in order.iter().rev() {
-        let own = print(sealed);
-        let after = next.and_then(|(next, at)| if print(next) == own { other } else { Some(at) });
-        let stays = next.is_some() && last.is_some_and(|last| differ || last != own);
-        tell(at, Later { after, stays });
-        differ |= last.is_some_and(|last| last != own);
-        last = Some(own);
-        let entry = files[at].entry;
-        if matches!(entry.state, State::Sealed(_)) && !entry.unsound {
-            other = after;
-            next = Some((sealed, at));
+    for own in order.iter().rev() {
+        let after = next.and_then(|next| if next.print == own.print { other } else { Some(next) });
+        tell(own.at, after, next.is_some() && last.is_some_and(|last| differ || last != own.print));
+        differ |= last.is_some_and(|last| last != own.print);
+        last = Some(own.print);
+        if own.is_newer {
+            (next, other) = (Some(own), after);
         }
     }
 }
@@ -397,14 +431,14 @@ impl Group {
 }
 
 /// The checkpoints of a run, and the one of each file that waits for others.
-fn groups<'a>(files: &[File<'a>], places: &[Place]) -> (Vec<Group>, Vec<Option<usize>>) {
+fn groups(files: &[Arc<File>], places: &[Place]) -> (Vec<Group>, Vec<Option<usize>>) {
     let mut known: HashMap<*const Checkpoint, usize> = HashMap::new();
-    let (mut groups, mut keys): (Vec<Group>, Vec<&'a Arc<Checkpoint>>) = (Vec::new(), Vec::new());
+    let (mut groups, mut keys): (Vec<Group>, Vec<&Arc<Checkpoint>>) = (Vec::new(), Vec::new());
     let mut of_file = vec![None; files.len()];
     // Neighbours are of one checkpoint most often.
     let mut former: Option<(*const Checkpoint, usize)> = None;
     for (at, file) in files.iter().enumerate() {
-        let (Some(key), entry) = (file.checkpoint, file.entry) else { continue };
+        let (Some(key), entry) = (&file.checkpoint, &file.entry) else { continue };
         let address = Arc::as_ptr(key);
         let own = former.filter(|(of, _)| *of == address).map(|(_, own)| own).unwrap_or_else(|| {
             *known.entry(address).or_insert_with(|| {
@@ -425,7 +459,7 @@ fn groups<'a>(files: &[File<'a>], places: &[Place]) -> (Vec<Group>, Vec<Option<u
         let group = &mut groups[own];
         group.asked = group.asked.max(entry.asked_ns);
         let counts = entry.state.counts_as_file() && key.is_directory();
-        group.files += usize::from(counts && !step_pattern::is_temporary(file.path));
+        group.files += usize::from(counts && !step_pattern::is_temporary(&file.path));
         // A copy of an archived file loses nothing, whatever happens to the rest.
         if matches!(&entry.state, State::Archived(sealed, _) if sealed.copy) {
             continue;

@@ -11,7 +11,6 @@ mod catalog;
 mod checkpoints;
 mod companions;
 mod condition;
-#[cfg_attr(not(test), expect(dead_code, reason = "the index is compared with it first"))]
 mod decide;
 mod distributed;
 mod duplicate_files;

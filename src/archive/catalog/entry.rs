@@ -10,7 +10,7 @@ use crate::clock::wall_ns;
 use crate::encode::Facts;
 use crate::store::Id;
 
-use super::turn::Turn;
+use super::queue::Turn;
 
 /// Where a file is in its life.
 #[derive(Clone, Debug)]
@@ -118,6 +118,11 @@ impl Sealed {
         Facts { len, modified_ns, sample, signature, lineage }
     }
 
+    /// Equal for byte-identical files: length and samples.
+    pub(in crate::archive) fn print(&self) -> (u64, u64) {
+        (self.len, self.sample)
+    }
+
     /// Whether this still describes the file with these metadata. Content cannot change without its time.
     pub(in crate::archive) fn describes(&self, metadata: &std::fs::Metadata) -> bool {
         FileId::of(metadata) == self.file && metadata.len() == self.len && modified_ns(metadata) == self.modified_ns
@@ -166,8 +171,6 @@ pub(in crate::archive) struct Entry {
     pub(in crate::archive) found: bool,
     /// Some of its weights are not finite. Nobody goes on from it, so it is no newer state of another file.
     pub(in crate::archive) unsound: bool,
-    /// The failed attempt may be repeated now.
-    pub(super) due: bool,
     /// When it was found, or last opened or closed for writing; nanoseconds since 1970.
     pub(in crate::archive) seen_ns: i64,
     /// A user wanted its checkpoint released, unless something of it was modified after this time.
@@ -191,11 +194,15 @@ impl Entry {
             has_tensors: None,
             found: false,
             unsound: false,
-            due: false,
             seen_ns,
             asked_ns: i64::MIN,
             turn: Turn::new(number),
         }
+    }
+
+    /// Whether it counts as a newer state of others.
+    pub(in crate::archive) fn counts_as_newer(&self) -> bool {
+        matches!(self.state, State::Sealed(_)) && !self.unsound
     }
 
     /// An attempt failed, and no repetition mends that.
@@ -204,7 +211,7 @@ impl Entry {
     }
 
     pub(super) fn forget_failure(&mut self) {
-        (self.failed, self.due) = (None, false);
+        self.failed = None;
     }
 }
 
