@@ -86,26 +86,28 @@ impl Archive {
     /// Those of an archiving.
     pub(super) fn encode_ahead(&self, path: &Path) -> StepResult<Ahead> {
         let (version, sealed) = {
-            let catalog = self.catalog();
+            let mut catalog = self.catalog();
             let Some(entry) = catalog.get(path) else { return Ok(Ahead::Later) };
             let State::Sealed(sealed) = &entry.state else { return Ok(Ahead::Later) };
+            let (version, sealed) = (entry.version, Arc::clone(sealed));
             // It is to stay exact everywhere.
             if entry.held.is_some() || catalog.named_best_by(path).is_some() || catalog.best_result(path).is_some() {
                 return Ok(Ahead::Whole);
             }
             let recent = wall_ns().saturating_sub(sealed.modified_ns) < PATIENCE_NS;
-            if catalog.has_newer(path, sealed) {
+            let Some(decision) = catalog.decision(path) else { return Ok(Ahead::Later) };
+            if decision.has_newer {
                 // A state that is no history, that is open, or whose checkpoint waits, may wait for ever.
                 // While the next checkpoint is being saved, the wait is short.
-                let is_held =
-                    catalog.held_up_since(path).is_some_and(|since| wall_ns().saturating_sub(since) >= PATIENCE_NS);
+                let is_old = |since: i64| wall_ns().saturating_sub(since) >= PATIENCE_NS;
+                let is_held = decision.is_held_up && decision.newest.is_some_and(is_old);
                 let is_soon = catalog.is_to_be_archived(path) && !is_held;
                 return Ok(if is_soon { Ahead::Later } else { Ahead::Whole });
             }
-            if recent && catalog.is_behind_another(path, sealed) {
+            if recent && catalog.is_behind_another(path) {
                 return Ok(Ahead::Later);
             }
-            (entry.version, Arc::clone(sealed))
+            (version, sealed)
         };
         let profiles = self.profiles(path, sealed.lineage)?;
         let exact = profiles.coarsest() == Profile::Exact || profiles.policy().is_some();
@@ -120,10 +122,10 @@ impl Archive {
             return Ok(Ahead::Later);
         }
         let stale = || {
-            let catalog = self.catalog();
+            let mut catalog = self.catalog();
             self.is_stopping()
                 || catalog.get(path).is_none_or(|entry| entry.version != version)
-                || catalog.has_newer(path, &sealed)
+                || catalog.has_newer(path)
         };
         if let Some(made) = self.already_ahead(&sealed, &source, &profiles, &stale)? {
             return Ok(self.objects.hold(made).map_or(Ahead::Later, Ahead::Object));

@@ -221,7 +221,7 @@ impl Archive {
             for best in named {
                 let lossy = |state: &State| matches!(state, State::Released(id) if self.objects.is_lossy(*id));
                 let released = catalog.below(&best).filter(|(_, entry)| lossy(&entry.state));
-                late.extend(released.map(|(file, _)| file.clone()));
+                late.extend(released.map(|(file, _)| file.to_path_buf()));
             }
             late
         };

@@ -1,42 +1,40 @@
 //! The catalog: a map from path to state, for every file. Notes from the file system and the archive's own threads
 //! change it. No I/O happens here.
 
-mod claimed;
 mod claims;
-mod entries;
 mod entry;
-mod fullest;
-mod group;
-mod grouping;
-mod index;
-mod lineage;
-mod member;
+mod files;
 mod named;
 mod naming;
+mod queue;
 mod renaming;
 #[cfg(test)]
 mod tests;
-mod turn;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::store::{Id, Objects, step_pattern};
+use crate::store::{Id, Objects};
 
 pub(super) use crate::store::modified_ns;
+
+use super::decide::{Checkpoint, Decision};
+
+use claims::Claims;
 pub(super) use claims::{Closed, Step, Task};
-use entries::Entries;
 pub(super) use entry::{Entry, Failed, Held, Part, Sealed, State};
-use lineage::{Lineage, Print, Rank, rank};
+use files::Files;
 use named::Named;
 pub(super) use named::{Says, is_torch, is_trainer_state, may_speak};
 
 /// All files of the tree.
 #[derive(Debug)]
 pub(super) struct Catalog {
-    entries: Entries,
+    files: Files,
+    /// Files that threads take steps of.
+    claims: Claims,
     /// The files that checkpoints and links name as the best of a run.
     named: Named,
     /// Names at which a link may have come or gone: to be looked at before anything is released.
@@ -52,7 +50,8 @@ impl Catalog {
     pub(super) fn new(settle: Duration) -> Catalog {
         let settle_ns = i64::try_from(settle.as_nanos()).unwrap_or(i64::MAX);
         Catalog {
-            entries: Entries::new(settle_ns),
+            files: Files::new(settle_ns),
+            claims: Claims::default(),
             named: Named::default(),
             links: BTreeSet::new(),
             links_being_read: 0,
@@ -69,20 +68,20 @@ impl Catalog {
     /// Adds a file that was found in the tree.
     pub(super) fn found(&mut self, path: PathBuf, state: State) {
         let number = self.number();
-        self.entries.insert(path, Entry { found: true, ..Entry::new(state, number) });
+        self.files.insert(&path, Entry { found: true, ..Entry::new(state, number) });
     }
 
     pub(super) fn get(&self, path: &Path) -> Option<&Entry> {
-        self.entries.get(path)
+        self.files.get(path)
     }
 
-    pub(super) fn entries(&self) -> impl Iterator<Item = (&PathBuf, &Entry)> {
-        self.entries.iter()
+    pub(super) fn entries(&self) -> impl Iterator<Item = (&Path, &Entry)> {
+        self.files.iter()
     }
 
     /// The entries at and below a path.
-    pub(super) fn below<'a>(&'a self, path: &'a Path) -> impl Iterator<Item = (&'a PathBuf, &'a Entry)> {
-        self.entries.below(path)
+    pub(super) fn below<'a>(&'a self, path: &'a Path) -> impl Iterator<Item = (&'a Path, &'a Entry)> {
+        self.files.below(path)
     }
 
     /// The file's content may change from now on.
@@ -101,7 +100,7 @@ impl Catalog {
     /// A file's content may have changed. If it was released, the object is kept until it is known whether it has. `closed`:
     /// how many bytes a program left, and when.
     fn succeed(&mut self, path: &Path, mut entry: Entry, closed: Option<(u64, Instant)>, objects: &Objects) {
-        let old = self.entries.remove(path);
+        let old = self.files.remove(path);
         if let Some(old) = &old {
             entry.turn = old.turn.next(&old.state);
         }
@@ -109,7 +108,7 @@ impl Catalog {
             entry.turn = entry.turn.closed(path, len, at);
         }
         let Some(mut old) = old else {
-            self.entries.insert(path.to_path_buf(), entry);
+            self.files.insert(path, entry);
             return;
         };
         if matches!((&old.state, &entry.state), (State::Staged, State::Closed)) {
@@ -122,14 +121,14 @@ impl Catalog {
             entry.keeps = old.keeps.take();
         }
         unname(&old, objects);
-        self.entries.insert(path.to_path_buf(), entry);
+        self.files.insert(path, entry);
     }
 
     /// The last handle is gone: everything that waited for it may go on. `written`: the content may have changed; how
     /// many bytes a program left, and when.
     pub(super) fn closed(&mut self, path: &Path, written: Option<(u64, Instant)>, objects: &Objects) {
         let mut changed = false;
-        self.entries.edit(path, |entry| {
+        self.files.edit(path, |entry| {
             entry.busy = false;
             changed = written.is_some() && !matches!(entry.state, State::Released(_));
         });
@@ -143,7 +142,7 @@ impl Catalog {
     pub(super) fn time_set(&mut self, path: &Path, objects: &Objects) {
         let number = self.number();
         let mut archived = None;
-        self.entries.edit(path, |entry| {
+        self.files.edit(path, |entry| {
             if matches!(entry.state, State::Closed | State::Durable(_) | State::Sealed(_) | State::Archived(..)) {
                 archived = if let State::Archived(_, id) = entry.state { Some(id) } else { None };
                 (entry.state, entry.version) = (State::Closed, number);
@@ -159,7 +158,7 @@ impl Catalog {
             named.removed(path);
             None
         });
-        if let Some(old) = self.entries.remove(path) {
+        if let Some(old) = self.files.remove(path) {
             unname(&old, objects);
         }
         self.may_unfinish(path, objects);
@@ -167,9 +166,9 @@ impl Catalog {
 
     /// Changes the entry of `version`; answers whether it is still that.
     fn edit(&mut self, path: &Path, version: u64, change: impl FnOnce(&mut Entry)) -> bool {
-        let same = self.entries.get(path).is_some_and(|entry| entry.version == version);
+        let same = self.files.get(path).is_some_and(|entry| entry.version == version);
         if same {
-            self.entries.edit(path, change);
+            self.files.edit(path, change);
         }
         same
     }
@@ -196,7 +195,7 @@ impl Catalog {
     pub(super) fn is_unsound(&mut self, path: &Path, was: &Arc<Sealed>) {
         let same = |entry: &Entry| matches!(&entry.state, State::Sealed(sealed) if Arc::ptr_eq(sealed, was));
         if self.get(path).is_some_and(same) {
-            self.entries.edit(path, |entry| entry.unsound = true);
+            self.files.edit(path, |entry| entry.unsound = true);
         }
     }
 
@@ -220,7 +219,7 @@ impl Catalog {
     /// The pin of a file or directory is gone.
     pub(super) fn unpinned(&mut self, path: &Path) {
         let is_pinned = |_: &Path, entry: &Entry| entry.held == Some(Held::Pinned);
-        self.entries.edit_below(path, is_pinned, |entry| entry.held = None);
+        self.files.edit_below(path, is_pinned, |entry| entry.held = None);
     }
 
     /// The profile at and below a path has changed: objects made for the old one are void, as are steps under
@@ -233,7 +232,7 @@ impl Catalog {
             State::Staged | State::Closed | State::Durable(_) | State::Released(_) | State::Resident(_) => false,
         };
         let next = &mut self.next;
-        self.entries.edit_below(path, lossy, |entry| {
+        self.files.edit_below(path, lossy, |entry| {
             *next += 1;
             entry.version = *next;
             entry.forget_failure();
@@ -249,14 +248,14 @@ impl Catalog {
     /// The files in a directory, not below it, of which this holds.
     pub(super) fn beside(&self, directory: &Path, holds: impl Fn(&Entry) -> bool) -> Vec<PathBuf> {
         let found =
-            self.entries.below(directory).filter(|(path, entry)| path.parent() == Some(directory) && holds(entry));
-        found.map(|(path, _)| path.clone()).collect()
+            self.files.below(directory).filter(|(path, entry)| path.parent() == Some(directory) && holds(entry));
+        found.map(|(path, _)| path.to_path_buf()).collect()
     }
 
     /// Lets a file be looked at again, as if it had just been closed. Steps under way are void.
     pub(super) fn close_anew(&mut self, path: &Path) {
         let number = self.number();
-        self.entries.edit(path, |entry| {
+        self.files.edit(path, |entry| {
             (entry.state, entry.version, entry.unsound) = (State::Closed, number, false);
             entry.forget_failure();
         });
@@ -267,7 +266,7 @@ impl Catalog {
         let stuck =
             |_: &Path, entry: &Entry| entry.busy || entry.failed.is_some() || entry.held == Some(Held::Recalled);
         let next = &mut self.next;
-        self.entries.edit_below(path, stuck, |entry| {
+        self.files.edit_below(path, stuck, |entry| {
             entry.forget_failure();
             entry.busy = false;
             if entry.held == Some(Held::Recalled) {
@@ -279,68 +278,38 @@ impl Catalog {
                 }
             }
         });
-        self.entries.hasten(path);
+        self.files.hasten(path);
     }
 
-    /// Whether the file may become a stub now: it is a copy, or a newer state of it and of its whole checkpoint
-    /// is sealed.
-    pub(super) fn may_go(&self, path: &Path, sealed: &Sealed) -> bool {
-        let open = || self.entries.get(path).is_some_and(|entry| self.entries.index().is_open(entry));
-        sealed.copy || (self.stays_history(path, sealed) && open())
+    /// The decision about a file: the step that it may take, and why not another.
+    pub(super) fn decision(&mut self, path: &Path) -> Option<Decision> {
+        self.files.decision(path)
     }
 
-    /// The checkpoint that a file is part of, if its files wait for each other.
-    pub(super) fn group(&self, path: &Path) -> Option<Arc<step_pattern::Group>> {
-        self.entries.index().group(self.get(path)?).cloned()
+    /// The checkpoint of a file that waits for others.
+    pub(super) fn checkpoint(&self, path: &Path) -> Option<Arc<Checkpoint>> {
+        self.files.checkpoint(path)
     }
 
     /// The file of the same checkpoint that has no newer state yet, if the file waits for one.
-    pub(super) fn held_up_by(&self, path: &Path) -> Option<&PathBuf> {
-        self.entries.index().held_up_by(self.get(path)?)
-    }
-
-    /// Whether the file waits until a newer checkpoint has as many files as its own, and for no file without a limit.
-    pub(super) fn is_of_fullest(&self, path: &Path) -> bool {
-        self.get(path).is_some_and(|entry| self.entries.index().is_of_fullest(entry))
-    }
-
-    /// When a file of the checkpoint or a newer state of it was last modified, if the file waits for another;
-    /// nanoseconds since 1970.
-    pub(super) fn held_up_since(&self, path: &Path) -> Option<i64> {
-        self.entries.index().held_up_since(self.get(path)?)
+    pub(super) fn held_up_by(&mut self, path: &Path) -> Option<Arc<Path>> {
+        self.files.held_up_by(path)
     }
 
     /// Whether a newer state of the same lineage is sealed.
-    pub(super) fn has_newer(&self, path: &Path, sealed: &Sealed) -> bool {
-        self.ask(path, sealed, Lineage::has_newer)
-    }
-
-    /// Whether a newer state of the same lineage is sealed, and one with higher steps in its name (mostly the same
-    /// one): only then may this one lose anything.
-    pub(super) fn is_history(&self, path: &Path, sealed: &Sealed) -> bool {
-        self.ask(path, sealed, Lineage::is_history)
-    }
-
-    /// Whether an archived file is history still.
-    fn stays_history(&self, path: &Path, sealed: &Sealed) -> bool {
-        self.ask(path, sealed, Lineage::stays_history)
-    }
-
-    fn ask(&self, path: &Path, sealed: &Sealed, is: fn(&Lineage, &Rank, Print) -> bool) -> bool {
-        let lineage = self.entries.index().lineage(sealed.lineage);
-        let entry = self.get(path).zip(lineage);
-        entry.is_some_and(|(entry, lineage)| is(lineage, &rank(entry), (sealed.len, sealed.sample)))
+    pub(super) fn has_newer(&mut self, path: &Path) -> bool {
+        self.decision(path).is_some_and(|decision| decision.has_newer)
     }
 
     /// Notes that an attempt failed.
     pub(super) fn set_failed(&mut self, path: &Path, version: u64, failed: Failed) {
-        self.edit(path, version, |entry| (entry.failed, entry.due) = (Some(failed), false));
+        self.edit(path, version, |entry| entry.failed = Some(failed));
     }
 
     /// Forgets all failures, and that handles were open.
     pub(super) fn retry(&mut self) {
         let stuck = |_: &Path, entry: &Entry| entry.busy || entry.failed.is_some();
-        self.entries.edit_below(Path::new(""), stuck, |entry| {
+        self.files.edit_below(Path::new(""), stuck, |entry| {
             entry.forget_failure();
             entry.busy = false;
         });
@@ -351,7 +320,7 @@ impl Catalog {
         let same =
             |entry: &Entry| matches!(&entry.state, State::Sealed(sealed) if std::ptr::eq(Arc::as_ptr(sealed), was));
         if self.get(path).is_some_and(same) {
-            self.entries.edit(path, |entry| {
+            self.files.edit(path, |entry| {
                 (entry.state, entry.unsound) = (State::Closed, false);
                 entry.forget_failure();
             });
@@ -359,48 +328,43 @@ impl Catalog {
     }
 
     /// Number of things that can be done now or after a failure has passed, and why one failed.
-    pub(super) fn queued(&self) -> (usize, Option<String>) {
-        let index = self.entries.index();
-        let stalled = |entry: &Entry| {
-            entry
-                .failed
-                .as_ref()
-                .filter(|f| f.retry.is_some() && !f.is_passing && index.is_queued(entry.sequence))
-                .map(|f| f.why.clone())
-        };
-        (index.queued().0, self.entries.iter().find_map(|(_, entry)| stalled(entry)))
+    pub(super) fn queued(&mut self) -> (usize, Option<String>) {
+        let (queued, ..) = self.files.queued();
+        let is_tried_again = |failed: &&Failed| failed.retry.is_some() && !failed.is_passing;
+        let failed = self.files.iter().filter_map(|(path, entry)| {
+            entry.failed.as_ref().filter(is_tried_again).map(|failed| (path.to_path_buf(), failed.why.clone()))
+        });
+        let failed: Vec<_> = failed.collect();
+        let mut is_queued = |path: &Path| self.decision(path).is_some_and(|decision| decision.verdict.is_queued());
+        (queued, failed.into_iter().find(|(path, _)| is_queued(path)).map(|(_, why)| why))
     }
 
     /// Three numbers: of the last change; with which a file was last opened for writing; and the lowest with which a
     /// file in the queue, or at work, was opened. All work queued at change N is finished once the third number
     /// exceeds N.
-    pub(super) fn progress(&self) -> (u64, u64, Option<u64>) {
-        (self.next, self.opened, self.entries.index().oldest())
+    pub(super) fn progress(&mut self) -> (u64, u64, Option<u64>) {
+        let (.., oldest) = self.files.queued();
+        (self.next, self.opened, oldest.into_iter().chain(self.claims.opened()).min())
     }
 
     /// Grows with every change of an entry.
     pub(super) fn changes(&self) -> u64 {
-        self.entries.changes()
+        self.files.changes()
     }
 
     /// Number of files that wait for the rest of their checkpoint.
-    pub(super) fn settling(&self) -> usize {
-        self.entries.index().queued().1
-    }
-
-    /// Whether some file was not examined yet. Files that wait for each other are no checkpoints.
-    pub(super) fn has_unsealed(&self) -> bool {
-        self.entries.index().has_unsealed()
+    pub(super) fn settling(&mut self) -> usize {
+        self.files.queued().1
     }
 
     /// Whether objects may have become garbage since this was asked last, though none lost a name.
     pub(super) fn take_freed(&mut self) -> bool {
-        self.entries.take_freed()
+        self.files.take_freed()
     }
 
     /// Lineages with files that are not released.
-    pub(super) fn lineages(&self) -> impl Iterator<Item = u64> {
-        self.entries.index().lineages()
+    pub(super) fn lineages(&self) -> BTreeSet<u64> {
+        self.files.lineages()
     }
 }
 

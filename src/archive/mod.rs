@@ -11,6 +11,7 @@ mod catalog;
 mod checkpoints;
 mod companions;
 mod condition;
+mod decide;
 mod distributed;
 mod events;
 mod housekeeper;

@@ -45,7 +45,9 @@ impl Archive {
     /// file of the checkpoint had a newer state by then.
     pub(super) fn release(&self, task: &Task) -> StepResult<()> {
         // Files beside other checkpoints are released one by one.
-        let Some(group) = self.catalog().group(&task.path).filter(|group| group.steps.is_none()) else {
+        let checkpoint = self.catalog().checkpoint(&task.path);
+        let Step::Release { sealed, .. } = &task.step else { return Ok(()) };
+        let Some(checkpoint) = checkpoint.filter(|checkpoint| checkpoint.is_directory() && !sealed.copy) else {
             if self.release_together(&[task]).swap_remove(0)? {
                 log::info!("{}: released", task.path.display());
             }
@@ -55,7 +57,7 @@ impl Archive {
         while !self.is_stopping() {
             let mut claimed = Claimed { archive: self, tasks: Vec::new() };
             let room = TOGETHER - usize::from(first.is_some());
-            claimed.tasks.extend(std::iter::from_fn(|| self.catalog().claim_release(&group)).take(room));
+            claimed.tasks.extend(std::iter::from_fn(|| self.catalog().claim_release(&checkpoint)).take(room));
             let tasks: Vec<&Task> = first.into_iter().chain(&claimed.tasks).collect();
             if tasks.is_empty() {
                 break;
@@ -69,7 +71,11 @@ impl Archive {
             own.transpose()?;
         }
         if count > 0 {
-            log::info!("{}: released, {count} file{}", group.directory.display(), if count == 1 { "" } else { "s" });
+            log::info!(
+                "{}: released, {count} file{}",
+                checkpoint.group.directory.display(),
+                if count == 1 { "" } else { "s" }
+            );
         }
         Ok(())
     }
@@ -79,8 +85,6 @@ impl Archive {
     /// one has to find.
     fn release_together(&self, tasks: &[&Task]) -> Vec<StepResult<bool>> {
         let ready = side_by_side(tasks, |task| self.prepare(task));
-        // A closed file may name one of these as the best, so it is examined first.
-        self.wait_for_words();
         let mut results = Vec::with_capacity(tasks.len());
         let mut released: BTreeMap<&Path, Vec<Prepared>> = BTreeMap::new();
         for ready in ready {
@@ -176,7 +180,7 @@ impl Archive {
             };
             if pinned
                 || best.is_some()
-                || !self.catalog().may_go(path, sealed)
+                || !self.catalog().decision(path).is_some_and(|decision| decision.may_go)
                 || loses && !self.is_still_proven(object)
             {
                 let sealed = Sealed { copy: false, ..Sealed::clone(sealed) };

@@ -263,7 +263,7 @@ impl Archive {
             return;
         }
         if !self.catalog().has_unsealed() {
-            let lineages: HashSet<u64> = self.catalog().lineages().collect();
+            let lineages = self.catalog().lineages();
             let lives = |lineage| lineages.contains(&lineage) || self.objects.newest(lineage).is_some();
             self.noticed.known().retain(lives);
         }

@@ -104,7 +104,6 @@ impl Archive {
         self.catalog().examined(path, version, has_tensors);
         // Before the file is known to be sealed: nothing is released while one that may speak is not.
         self.note_best(path, says.map(|says| (says, modified_ns(&metadata))));
-        self.has_spoken(task);
         let State::Sealed(sealed) = &state else {
             use ResidentReason::{CutShort, Incompressible, NotUnderstood};
             if let State::Resident(why @ (Incompressible | NotUnderstood(_) | CutShort(_))) = &state {

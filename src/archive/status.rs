@@ -113,10 +113,10 @@ impl Archive {
             ..Status::default()
         };
         let entries: Vec<_> = {
-            let catalog = self.catalog();
-            (status.queued, status.stalled) = self.count_queue(&catalog);
+            let mut catalog = self.catalog();
+            (status.queued, status.stalled) = self.count_queue(&mut catalog);
             status.settling = catalog.settling() as u64;
-            catalog.entries().map(|(path, entry)| (path.clone(), entry.clone())).collect()
+            catalog.entries().map(|(path, entry)| (path.to_path_buf(), entry.clone())).collect()
         };
         for (path, entry) in entries {
             let Ok(metadata) = fs::symlink_metadata(self.store.tree().join(&path)) else {
@@ -143,8 +143,8 @@ impl Archive {
 
     /// The outstanding steps. Reads no file.
     pub fn queue(&self) -> Queue {
-        let catalog = self.catalog();
-        let (queued, stalled) = self.count_queue(&catalog);
+        let mut catalog = self.catalog();
+        let (queued, stalled) = self.count_queue(&mut catalog);
         let (newest, opened, oldest) = catalog.progress();
         let gone = |entry: &Entry| entry.failed.as_ref().filter(|failed| failed.retry.is_none()).map(|f| f.why.clone());
         let failed = catalog.entries().filter_map(|(_, entry)| gone(entry)).collect();
@@ -153,7 +153,7 @@ impl Archive {
     }
 
     /// Steps to take, and why one could not be taken.
-    fn count_queue(&self, catalog: &Catalog) -> (u64, Option<String>) {
+    fn count_queue(&self, catalog: &mut Catalog) -> (u64, Option<String>) {
         let (queued, stalled) = catalog.queued();
         let working = usize::from(queued == 0 && catalog.is_busy());
         // Objects without a name were not yet examined.
@@ -267,7 +267,10 @@ impl Archive {
             }
             _ => {}
         }
-        let catalog = self.catalog();
+        let mut catalog = self.catalog();
+        if name == "release" {
+            return Some(what_keeps(&mut catalog, path)?.words.into_bytes());
+        }
         let entry = catalog.get(path)?;
         match name {
             "state" => Some(state_name(entry).into()),
@@ -276,10 +279,6 @@ impl Archive {
                 _ => None,
             },
             "best" => catalog.named_best_by(path).map(|by| by.as_os_str().as_encoded_bytes().to_vec()),
-            "release" => Some(match entry.state {
-                State::Released(_) => b"released".to_vec(),
-                _ => what_keeps(&catalog, path, entry).words.into_bytes(),
-            }),
             _ => None,
         }
     }

@@ -39,8 +39,6 @@ pub(super) struct Wake {
     encoders: Condvar,
     /// Something may be garbage, or was asked for.
     pub(super) housekeeper: Condvar,
-    /// It is known of one more file what it names as the best of a run.
-    learned: Condvar,
 }
 
 impl Wake {
@@ -54,7 +52,7 @@ impl Wake {
 
     /// The archive stops.
     fn everybody(&self) {
-        for condition in [&self.sealers, &self.together, &self.encoders, &self.housekeeper, &self.learned] {
+        for condition in [&self.sealers, &self.together, &self.encoders, &self.housekeeper] {
             condition.notify_all();
         }
     }
@@ -154,7 +152,6 @@ impl Archive {
     pub(super) fn take(&self, task: &Task, pause: &mut Pause, step: impl FnOnce() -> StepResult<()>) {
         self.conclude(task, pause, step);
         self.notify();
-        self.wake.learned.notify_all();
     }
 
     /// Takes the step that was claimed, and says how it went. What panics is a defect: its file stays as it was written.
@@ -171,22 +168,6 @@ impl Archive {
             }
         }
         self.catalog().done(task);
-    }
-
-    /// It is known what the file that is being sealed names as the best of its run.
-    pub(super) fn has_spoken(&self, task: &Task) {
-        self.catalog().has_spoken(task);
-        self.wake.learned.notify_all();
-    }
-
-    /// Waits for a moment until it is known of all that was closed what it names as the best. Where programs save all
-    /// the time there is always something: whoever asks looks once more under the file system's lock.
-    pub(super) fn wait_for_words(&self) {
-        let until = Instant::now() + SOON;
-        let mut catalog = self.catalog();
-        while catalog.may_learn() && !self.is_stopping() && Instant::now() < until {
-            catalog = self.wait(&self.wake.learned, catalog, SOON);
-        }
     }
 
     /// The catalog, with all that has happened.

@@ -1,4 +1,4 @@
-//! Makes many closed files durable in one go (`catalog/turn.rs` says which).
+//! Makes many closed files durable in one go (`catalog/queue.rs` says which).
 //!
 //! First the bytes of all are sent to the device. So the first fsync commits the journal for all, and the others only
 //! wait for the device's cache, several at a time. Each file still has an fsync of its own, because only that says

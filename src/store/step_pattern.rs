@@ -199,6 +199,15 @@ pub fn group(path: &Path) -> Option<PathBuf> {
     Some(path.iter().take(outermost + 1).collect())
 }
 
+/// The directory of a file's run: all states of the file, and all files of their checkpoints, have the same. It lies above
+/// the first component that may count training, so it may hold other runs as well.
+pub fn run(path: &Path) -> PathBuf {
+    let folded: Vec<String> = components(path).map(fold).collect();
+    let above = folded.len().saturating_sub(1);
+    let first = (0..above).find(|at| counts(&folded[*at]) || is_version(&folded, *at));
+    path.iter().take(first.unwrap_or(above)).collect()
+}
+
 /// Whether a file's name says that it is being written, or is left of a file that was: it goes, or gets another name.
 pub fn is_temporary(path: &Path) -> bool {
     let name = fold(path.file_name().unwrap_or_default().as_bytes());

@@ -1,13 +1,15 @@
 //! The next step of a thread: it claims a file, and no other thread takes a step of that file before it is done.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::store::{Id, step_pattern};
+use crate::archive::decide::{Checkpoint, File, Work};
+use crate::archive::lineage;
+use crate::store::Id;
 
-use super::index::Next;
-use super::lineage::rank;
+use super::files::Offer;
 use super::{Catalog, Sealed, State};
 
 /// A step of a file's life that one thread takes. No other thread takes a step of the file before [`Catalog::done`].
@@ -18,7 +20,7 @@ pub(in crate::archive) struct Task {
     /// Work on another version is void.
     pub(in crate::archive) version: u64,
     pub(super) sequence: u64,
-    /// See [`super::turn::Turn`].
+    /// See [`super::queue::Turn`].
     pub(super) file: u64,
     pub(in crate::archive) step: Step,
 }
@@ -38,6 +40,29 @@ pub(in crate::archive) enum Step {
     Release { sealed: Arc<Sealed>, object: Id },
 }
 
+impl Step {
+    /// The step of a file in this state.
+    fn of(file: &File, work: Work, after: Option<&File>) -> Step {
+        let sealed = |file: &File| match &file.entry.state {
+            State::Sealed(sealed) => Some((file.path.to_path_buf(), Arc::clone(sealed))),
+            _ => None,
+        };
+        match (work, &file.entry.state) {
+            (Work::Seal, State::Closed) | (Work::Together, State::Closed) => Step::Seal,
+            (Work::Together, State::Staged) => Step::Sync,
+            (Work::Compare, State::Durable(sealed)) => Step::Compare { sealed: Arc::clone(sealed) },
+            (Work::Release, State::Archived(sealed, object)) => {
+                Step::Release { sealed: Arc::clone(sealed), object: *object }
+            }
+            (Work::Archive(_), State::Sealed(own)) => {
+                let newer = after.and_then(sealed).expect("the state after a file is sealed");
+                Step::Archive { sealed: Arc::clone(own), newer }
+            }
+            (work, state) => unreachable!("{work:?} of {state:?}"),
+        }
+    }
+}
+
 /// What a sealer does next.
 #[derive(Debug)]
 pub(in crate::archive) enum Closed {
@@ -47,96 +72,155 @@ pub(in crate::archive) enum Closed {
     File(Task),
 }
 
+/// Files that threads take steps of, by sequence, as they were when they were claimed. As many as there are threads.
+#[derive(Debug, Default)]
+pub(super) struct Claims(BTreeMap<u64, (Arc<File>, Work)>);
+
+impl Claims {
+    /// Whether a thread does such work.
+    fn is_any(&self, holds: impl Fn(Work) -> bool) -> bool {
+        self.0.values().any(|(_, work)| holds(*work))
+    }
+
+    fn has(&self, file: &File) -> bool {
+        self.0.contains_key(&file.entry.sequence)
+    }
+
+    /// Whether a thread works on a former content of a file.
+    fn has_former(&self, file: &File) -> bool {
+        self.0.get(&file.entry.sequence).is_some_and(|(of, _)| of.entry.version != file.entry.version)
+    }
+
+    /// Whether a file is being archived that this one has to wait for. States of one lineage are archived one after the
+    /// other, since each becomes a difference to the one before. So are files that may be the same state, saved twice.
+    fn is_before(&self, file: &File) -> bool {
+        let archived = self.0.values().filter(|(_, work)| matches!(work, Work::Archive(_)));
+        let states = archived.filter_map(|(other, _)| Some((other, other.entry.state.sealed()?)));
+        let Some(own) = file.entry.state.sealed() else { return false };
+        states.into_iter().any(|(other, sealed)| {
+            // A job's ranks have the same tensors too, but other states; their names differ in numbers only. Files
+            // without tensors are no states that were saved twice.
+            let is_kin = || {
+                let is_same = sealed.signature == own.signature && lineage::has_tensors(own.signature);
+                is_same && without_digits(&other.path) != without_digits(&file.path)
+            };
+            sealed.lineage == own.lineage || sealed.print() == own.print() || is_kin()
+        })
+    }
+
+    /// The numbers that the files were opened with which threads work on.
+    pub(super) fn opened(&self) -> impl Iterator<Item = u64> {
+        self.0.values().map(|(file, _)| file.entry.opened)
+    }
+
+    /// Whether a file was claimed that waited for others.
+    #[cfg(test)]
+    pub(super) fn is_together(&self, sequence: u64) -> bool {
+        self.0.get(&sequence).is_some_and(|(_, work)| *work == Work::Together)
+    }
+}
+
+fn without_digits(path: &Path) -> Vec<u8> {
+    let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+    name.iter().copied().filter(|byte| !byte.is_ascii_digit()).collect()
+}
+
 impl Catalog {
+    /// Whether a thread may take a step of a file now, as far as its own attempts go.
+    pub(super) fn is_offered(&self, file: &File) -> bool {
+        let waits = file.entry.failed.as_ref().and_then(|failed| failed.retry).is_some_and(|at| at > self.files.now());
+        !waits && !self.claims.has(file)
+    }
+
+    /// Whether a closed file was not read yet: it may be an older state, or name another file as the best of a run.
+    /// Those that wait for others are neither.
+    fn has_unread(&self) -> bool {
+        let is_sealing = |work: Work| work == Work::Seal;
+        let is_unread = |file: &Arc<File>| self.is_offered(file) || self.claims.has_former(file);
+        self.claims.is_any(is_sealing) || self.files.queue().closed().any(is_unread)
+    }
+
+    /// Whether a closed file or a new link was not yet read for the best of a run.
+    pub(in crate::archive) fn may_learn(&self) -> bool {
+        self.has_links() || self.has_unread()
+    }
+
+    /// The next file to release; if there is none, one that may be a copy; else the oldest one to archive. A release waits
+    /// until all that was closed is read, an archiving until it is sealed.
+    fn next_step(&mut self) -> Option<Offer> {
+        let (may_learn, has_unread) = (self.may_learn(), self.has_unread());
+        // One at a time: each release must find the directory's times as programs left them.
+        if !may_learn && !self.claims.is_any(|work| work == Work::Release) {
+            let claims = &self.claims;
+            if let Some(release) = self.files.release(|file| !claims.has(file)) {
+                return Some(release);
+            }
+        }
+        if let Some(copy) = self.files.queue().copies().find(|file| self.is_offered(file)) {
+            return Some(Offer { file: Arc::clone(copy), work: Work::Compare, after: None });
+        }
+        let claims = &self.claims;
+        if has_unread { None } else { self.files.archive(|file| !claims.has(file) && !claims.is_before(file)) }
+    }
+
     /// Claims the next file of a checkpoint that can be released.
-    pub(in crate::archive) fn claim_release(&mut self, group: &step_pattern::Group) -> Option<Task> {
-        let next = self.entries.index().next_release(group)?;
-        self.claim(Next::Release(next))
+    pub(in crate::archive) fn claim_release(&mut self, of: &Arc<Checkpoint>) -> Option<Task> {
+        if self.may_learn() {
+            return None;
+        }
+        let claims = &self.claims;
+        let is_of = |file: &File| file.checkpoint.as_ref().is_some_and(|own| own == of) && !claims.has(file);
+        let Offer { file, work, .. } = self.files.release(is_of)?;
+        Some(self.claim(&file, work, None))
     }
 
     /// Claims the next file to release, to compare or to archive. Also says after which time there may be one.
     pub(in crate::archive) fn claim_step(&mut self, now: Instant, wall_ns: i64) -> (Option<Task>, Option<Duration>) {
-        let retry = self.retry_in(now);
-        self.entries.expire(wall_ns);
-        let index = self.entries.index();
-        let settles = index.settles().map(|at| Duration::from_nanos(at.saturating_sub(wall_ns).max(0) as u64));
-        let next = index.next_step();
-        (next.and_then(|next| self.claim(next)), retry.into_iter().chain(settles).min())
-    }
-
-    /// After which time a failed attempt may be repeated; those whose time has come may be now.
-    pub(super) fn retry_in(&mut self, now: Instant) -> Option<Duration> {
-        while let Some(path) = self.entries.index().due(now).cloned() {
-            self.entries.edit(&path, |entry| entry.due = true);
+        self.files.pass(now, Some(wall_ns));
+        if let Some(Offer { file, work, after }) = self.next_step() {
+            return (Some(self.claim(&file, work, after.as_deref())), None);
         }
-        self.entries.index().retry().map(|at| at.saturating_duration_since(now))
+        let (retry, settles) = self.files.due();
+        let retry = retry.into_iter().map(|at| at.saturating_duration_since(now)).chain(self.retry_of_queue());
+        let settles = settles.map(|at| Duration::from_nanos(at.saturating_sub(wall_ns).max(0) as u64));
+        (None, retry.chain(settles).min())
     }
 
-    pub(super) fn claim(&mut self, next: Next) -> Option<Task> {
-        let (path, step) = match next {
-            Next::Seal(path) => (path, Step::Seal),
-            Next::Together(path) => {
-                let is_open = matches!(self.get(&path)?.state, State::Staged);
-                (path, if is_open { Step::Sync } else { Step::Seal })
-            }
-            Next::Compare(path) => {
-                let State::Durable(sealed) = &self.get(&path)?.state else { return None };
-                let step = Step::Compare { sealed: Arc::clone(sealed) };
-                (path, step)
-            }
-            Next::Release(path) => {
-                let State::Archived(sealed, object) = &self.get(&path)?.state else { return None };
-                let step = Step::Release { sealed: Arc::clone(sealed), object: *object };
-                (path, step)
-            }
-            Next::Archive(path, newer) => {
-                let sealed = |path: &Path| match &self.get(path)?.state {
-                    State::Sealed(sealed) => Some(Arc::clone(sealed)),
-                    _ => None,
-                };
-                let step = Step::Archive { sealed: sealed(&path)?, newer: (newer.clone(), sealed(&newer)?) };
-                (path, step)
-            }
-        };
-        let entry = self.get(&path)?;
-        let task = Task { version: entry.version, sequence: entry.sequence, file: entry.turn.file, path, step };
-        self.entries.claim(task.sequence);
-        Some(task)
+    pub(super) fn claim(&mut self, file: &Arc<File>, work: Work, after: Option<&File>) -> Task {
+        let entry = &file.entry;
+        self.claims.0.insert(entry.sequence, (Arc::clone(file), work));
+        Task {
+            path: file.path.to_path_buf(),
+            version: entry.version,
+            sequence: entry.sequence,
+            file: entry.turn.file,
+            step: Step::of(file, work, after),
+        }
     }
 
     /// Whether a file is being archived, or will be once its turn comes. A file that is open, held or given up is not.
-    pub(in crate::archive) fn is_to_be_archived(&self, path: &Path) -> bool {
-        self.get(path).is_some_and(|entry| self.entries.index().has_work(entry.sequence))
+    pub(in crate::archive) fn is_to_be_archived(&mut self, path: &Path) -> bool {
+        let has_work = self.files.decision(path).is_some_and(|decision| decision.verdict.work().is_some());
+        has_work || self.get(path).is_some_and(|entry| self.claims.0.contains_key(&entry.sequence))
     }
 
     /// Whether the state before a file waits to be archived.
-    pub(in crate::archive) fn is_behind_another(&self, path: &Path, sealed: &Sealed) -> bool {
-        let Some(entry) = self.get(path) else { return false };
-        let index = self.entries.index();
-        let lineage = index.lineage(sealed.lineage);
-        let before = lineage.and_then(|lineage| lineage.before(&rank(entry), (sealed.len, sealed.sample)));
-        let before = before.and_then(|rank| self.get(&index.path(rank)?));
-        before.is_some_and(|before| before.held.is_none() && before.failed.is_none())
+    pub(in crate::archive) fn is_behind_another(&self, path: &Path) -> bool {
+        self.files.before(path).is_some_and(|before| before.held.is_none() && before.failed.is_none())
     }
 
     /// The step is taken, or failed.
     pub(in crate::archive) fn done(&mut self, task: &Task) {
-        self.entries.done(task.sequence);
-    }
-
-    /// Notes that the file being sealed has been read for the best of its run.
-    pub(in crate::archive) fn has_spoken(&mut self, task: &Task) {
-        self.entries.has_spoken(task.sequence);
+        self.claims.0.remove(&task.sequence);
     }
 
     /// Whether a thread takes a step of some file.
     pub(in crate::archive) fn is_busy(&self) -> bool {
-        self.entries.index().is_busy()
+        !self.claims.0.is_empty()
     }
 
     /// Whether no step of any file is under way or possible now.
-    pub(in crate::archive) fn is_calm(&self) -> bool {
-        let index = self.entries.index();
-        !index.is_busy() && index.next_seal().is_none() && index.next_step().is_none()
+    pub(in crate::archive) fn is_calm(&mut self) -> bool {
+        !self.is_busy() && !self.files.queue().closed().any(|file| self.is_offered(file)) && self.next_step().is_none()
     }
 }

@@ -9,7 +9,7 @@ use crate::clock::wall_ns;
 use crate::encode::Facts;
 use crate::store::{Id, modified_ns};
 
-use super::turn::Turn;
+use super::queue::Turn;
 
 /// Where a file is in its life.
 #[derive(Clone, Debug)]
@@ -59,12 +59,20 @@ impl State {
     }
 
     /// Whether it counts as one of the files of its checkpoint.
-    pub(super) fn counts_as_file(&self) -> bool {
+    pub(in crate::archive) fn counts_as_file(&self) -> bool {
         self.is_durable() && !matches!(self, State::Resident(ResidentReason::Empty | ResidentReason::CutShort(_)))
     }
 
+    /// What is known of a state of a lineage.
+    pub(in crate::archive) fn sealed(&self) -> Option<&Sealed> {
+        match self {
+            State::Sealed(sealed) | State::Archived(sealed, _) => Some(sealed),
+            State::Staged | State::Closed | State::Durable(_) | State::Released(_) | State::Resident(_) => None,
+        }
+    }
+
     /// What a run needs of the file, once it was examined.
-    pub(super) fn part(&self) -> Option<Part> {
+    pub(in crate::archive) fn part(&self) -> Option<Part> {
         match self {
             State::Staged | State::Closed | State::Durable(_) => None,
             State::Sealed(sealed) | State::Archived(sealed, _) => Some(sealed.part),
@@ -107,6 +115,11 @@ impl Sealed {
     pub(in crate::archive) fn facts(&self) -> Facts {
         let Sealed { len, modified_ns, sample, signature, lineage, .. } = *self;
         Facts { len, modified_ns, sample, signature, lineage }
+    }
+
+    /// Equal for byte-identical files: length and samples.
+    pub(in crate::archive) fn print(&self) -> (u64, u64) {
+        (self.len, self.sample)
     }
 
     /// Whether this still describes the file with these metadata. Content cannot change without its time.
@@ -152,16 +165,16 @@ pub(in crate::archive) struct Entry {
     pub(in crate::archive) found: bool,
     /// Some of its weights are not finite. Nobody goes on from it, so it is no newer state of another file.
     pub(in crate::archive) unsound: bool,
-    /// The failed attempt may be repeated now.
-    pub(super) due: bool,
     /// When it was found, or last opened or closed for writing; nanoseconds since 1970.
-    pub(super) seen_ns: i64,
+    pub(in crate::archive) seen_ns: i64,
+    /// A user wanted its checkpoint released, unless something of it was modified after this time.
+    pub(in crate::archive) asked_ns: i64,
     /// See [`Turn`].
     pub(super) turn: Turn,
 }
 
 impl Entry {
-    pub(super) fn new(state: State, number: u64) -> Entry {
+    pub(in crate::archive) fn new(state: State, number: u64) -> Entry {
         let seen_ns = wall_ns();
         Entry {
             state,
@@ -175,14 +188,24 @@ impl Entry {
             has_tensors: None,
             found: false,
             unsound: false,
-            due: false,
             seen_ns,
+            asked_ns: i64::MIN,
             turn: Turn::new(number),
         }
     }
 
+    /// Whether it counts as a newer state of others.
+    pub(in crate::archive) fn counts_as_newer(&self) -> bool {
+        matches!(self.state, State::Sealed(_)) && !self.unsound
+    }
+
+    /// An attempt failed, and no repetition mends that.
+    pub(in crate::archive) fn is_given_up(&self) -> bool {
+        self.failed.as_ref().is_some_and(|failed| failed.retry.is_none())
+    }
+
     pub(super) fn forget_failure(&mut self) {
-        (self.failed, self.due) = (None, false);
+        self.failed = None;
     }
 }
 

@@ -56,7 +56,7 @@ impl Catalog {
         }
         let series = step_pattern::of_file(path).series;
         let held = self.of_series(path, &series, |entry| entry.held == Some(Held::Result));
-        held.iter().for_each(|other| self.entries.edit(other, |entry| entry.held = None));
+        held.iter().for_each(|other| self.files.edit(other, |entry| entry.held = None));
     }
 
     /// The other files of a series for which `holds` is true. Looks at each file below the run's directory, most by its name's
@@ -66,14 +66,14 @@ impl Catalog {
         let run = run.parent().unwrap_or(Path::new("")).to_path_buf();
         let depth = path.components().count();
         let is_beside = |other: &Path| other.parent() == path.parent() || other.file_name() == path.file_name();
-        let is_other = |(other, entry): &(&PathBuf, &Entry)| {
+        let is_other = |(other, entry): &(&Path, &Entry)| {
             *other != path
                 && holds(entry)
                 && is_beside(other)
                 && other.components().count() == depth
                 && step_pattern::of_file(other).series == series
         };
-        self.entries.below(&run).filter(is_other).map(|(other, _)| other.clone()).collect()
+        self.files.below(&run).filter(is_other).map(|(other, _)| other.to_path_buf()).collect()
     }
 
     /// A link was made, replaced or removed at a path.
@@ -109,11 +109,6 @@ impl Catalog {
         !self.links.is_empty() || self.links_being_read > 0
     }
 
-    /// Whether a closed file or a new link was not yet read for the best of a run.
-    pub(in crate::archive) fn may_learn(&self) -> bool {
-        self.has_links() || self.entries.index().may_learn()
-    }
-
     /// Changes the statements. Files that are no longer named go on as usual. `change` returns links to read
     /// again.
     pub(super) fn naming<T: IntoIterator<Item = PathBuf>>(&mut self, change: impl FnOnce(&mut Named) -> T) {
@@ -122,7 +117,7 @@ impl Catalog {
         for path in self.named.take_dropped() {
             let named = &self.named;
             let is_free = |path: &Path, entry: &Entry| entry.held == Some(Held::Best) && named.by(path).is_none();
-            self.entries.edit_below(&path, is_free, |entry| entry.held = None);
+            self.files.edit_below(&path, is_free, |entry| entry.held = None);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Files that get other names, or one more.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::Arc;
 
 use crate::container::is_index;
 use crate::store::Objects;
@@ -9,7 +10,7 @@ use super::{Catalog, Entry, Held, State, unname};
 
 impl Catalog {
     pub(in crate::archive) fn linked(&mut self, from: &Path, to: &Path, objects: &Objects) {
-        if let Some(mut entry) = self.entries.get(from).cloned() {
+        if let Some(mut entry) = self.files.get(from).cloned() {
             // Lineage and profile follow from the name: what is known of the other one does not hold for this.
             entry.take_name(to);
             (entry.version, entry.sequence) = (self.number(), self.number());
@@ -18,7 +19,7 @@ impl Catalog {
             entry.held = entry.held.filter(|held| *held == Held::Recalled);
             let released = if let State::Released(id) = entry.state { Some(id) } else { None };
             released.into_iter().chain(entry.keeps).for_each(|id| objects.name(id));
-            self.entries.insert(to.to_path_buf(), entry);
+            self.files.insert(to, entry);
             self.may_finish(to);
         }
     }
@@ -31,8 +32,8 @@ impl Catalog {
         });
         // It may be a link, contain links, or be a link's target.
         self.look_at(to);
-        let moved = self.entries.take(from);
-        for (_, old) in self.entries.take(to) {
+        let moved = self.files.take(from);
+        for (_, old) in self.files.take(to) {
             unname(&old, objects);
         }
         self.put(moved, from, to, objects);
@@ -52,19 +53,19 @@ impl Catalog {
             links
         });
         [a, b].iter().for_each(|path| self.look_at(path));
-        let (at_a, at_b) = (self.entries.take(a), self.entries.take(b));
+        let (at_a, at_b) = (self.files.take(a), self.files.take(b));
         self.put(at_a, a, b, objects);
         self.put(at_b, b, a, objects);
         [a, b].iter().for_each(|path| self.may_unfinish(path, objects));
         [a, b].iter().for_each(|path| self.may_finish(path));
     }
 
-    fn put(&mut self, entries: Vec<(PathBuf, Entry)>, from: &Path, to: &Path, objects: &Objects) {
+    fn put(&mut self, entries: Vec<(Arc<Path>, Entry)>, from: &Path, to: &Path, objects: &Objects) {
         for (path, mut entry) in entries {
             let path = match path.strip_prefix(from) {
                 Ok(rest) if rest.as_os_str().is_empty() => to.to_path_buf(),
                 Ok(rest) => to.join(rest),
-                Err(_) => path,
+                Err(_) => path.to_path_buf(),
             };
             // Lineage and profile follow from the name. They must be found again, and steps under way are
             // void. So is an object made under the old name: the new one may ask for an exact file.
@@ -78,7 +79,7 @@ impl Catalog {
             // It may have left the directory that was pinned, and another name is the best of its run.
             entry.held = entry.held.filter(|held| *held == Held::Recalled);
             entry.busy = false;
-            self.entries.insert(path, entry);
+            self.files.insert(&path, entry);
         }
     }
 }

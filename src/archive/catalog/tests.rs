@@ -1,13 +1,14 @@
-//! The index against a scan of all entries.
+//! The decisions and the choice among them against a scan of all entries.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
 
 use proptest::prelude::*;
 
-use super::turn::tests::check_together;
+use super::queue::tests::check_together;
 use super::*;
 use crate::archive::FileId;
+use crate::archive::decide::rank;
 use crate::archive::resident::ResidentReason;
 use crate::store::step_pattern;
 
@@ -177,7 +178,7 @@ fn make(catalog: &mut Catalog, note: &Note, (start, now): (Instant, Instant), ob
     }
 }
 
-/// The index's answers, by a scan of everything.
+/// The catalog's answers, by a scan of everything.
 struct Scan<'a> {
     catalog: &'a Catalog,
     claims: &'a [Task],
@@ -188,18 +189,19 @@ struct Scan<'a> {
 
 impl Scan<'_> {
     /// The state after one that is neither the newest of its lineage nor the highest.
-    fn history(&self, entry: &Entry) -> Option<&PathBuf> {
+    fn history(&self, entry: &Entry) -> Option<&Path> {
         let (State::Sealed(sealed) | State::Archived(sealed, _)) = &entry.state else { return None };
         let of_lineage = |other: &Entry| match &other.state {
             State::Sealed(of) => of.lineage == sealed.lineage && (of.len, of.sample) != (sealed.len, sealed.sample),
             _ => false,
         };
-        let height = |entry: &Entry| {
+        fn height(entry: &Entry) -> (&[u64], i64, u64) {
             let (modified_ns, steps, sequence) = rank(entry);
             (steps, modified_ns, sequence)
-        };
+        }
         let others = || self.catalog.entries().filter(|(_, other)| of_lineage(other));
-        let newer = others().filter(|(_, other)| rank(other) > rank(entry)).min_by_key(|(_, other)| rank(other));
+        let newer = others().filter(|(_, other)| rank(other) > rank(entry));
+        let newer = newer.min_by(|(_, a), (_, b)| rank(a).cmp(&rank(b)));
         newer.filter(|_| others().any(|(_, other)| height(other) > height(entry))).map(|(path, _)| path)
     }
 
@@ -242,17 +244,17 @@ impl Scan<'_> {
     }
 
     /// All steps, also those under way: urgency, path, and the newer state's path.
-    fn tasks(&self) -> Vec<(u8, &Path, Option<&PathBuf>)> {
+    fn tasks(&self) -> Vec<(u8, &Path, Option<&Path>)> {
         let mut tasks = Vec::new();
         for (path, entry) in self.catalog.entries().filter(|(_, entry)| !Self::given_up(entry)) {
             let free = !entry.busy && entry.held.is_none() && self.is_open(path);
             match &entry.state {
-                State::Staged | State::Closed if entry.turn.at.is_some() => tasks.push((4, path.as_path(), None)),
-                State::Closed => tasks.push((0, path.as_path(), None)),
-                State::Archived(..) if free => tasks.push((1, path.as_path(), None)),
-                State::Durable(_) => tasks.push((2, path.as_path(), None)),
+                State::Staged | State::Closed if entry.turn.at.is_some() => tasks.push((4, path, None)),
+                State::Closed => tasks.push((0, path, None)),
+                State::Archived(..) if free => tasks.push((1, path, None)),
+                State::Durable(_) => tasks.push((2, path, None)),
                 State::Sealed(_) if free && self.history(entry).is_some() => {
-                    tasks.push((3, path.as_path(), self.history(entry)));
+                    tasks.push((3, path, self.history(entry)));
                 }
                 _ => {}
             }
@@ -267,11 +269,8 @@ impl Scan<'_> {
 
     /// Whether a closed file may turn out to be an older state.
     fn waits_for_seals(&self, waits: impl Fn(&Path) -> bool) -> bool {
-        let index = self.catalog.entries.index();
-        let claimed = self
-            .claims
-            .iter()
-            .any(|claim| matches!(claim.step, Step::Seal) && !index.is_claimed_together(claim.sequence));
+        let is_together = |claim: &Task| self.catalog.claims.is_together(claim.sequence);
+        let claimed = self.claims.iter().any(|claim| matches!(claim.step, Step::Seal) && !is_together(claim));
         claimed || self.tasks().iter().any(|(urgency, path, _)| *urgency == 0 && !waits(path))
     }
 
@@ -295,7 +294,7 @@ impl Scan<'_> {
     }
 
     /// The next one to seal, or the next other step.
-    fn next(&self, now: Instant, seals: bool) -> Option<(u8, &Path, Option<&PathBuf>)> {
+    fn next(&self, now: Instant, seals: bool) -> Option<(u8, &Path, Option<&Path>)> {
         let entry = |path: &Path| self.catalog.get(path).unwrap();
         let waits = |path: &Path| entry(path).failed.as_ref().is_some_and(|f| f.retry.is_some_and(|at| at > now));
         let mut to_archive: HashMap<step_pattern::Group, usize> = HashMap::new();
@@ -311,10 +310,10 @@ impl Scan<'_> {
                 && !waits(path)
                 && !self.is_claimed(path)
                 && *urgency != 4
-                && (*urgency != 1 || first(path) && !self.is_any_released())
+                && (*urgency != 1 || first(path) && !unsealed && !self.is_any_released())
                 && (*urgency != 3 || !unsealed && !self.waits_for_another(path))
         });
-        tasks.min_by_key(|(urgency, path, _)| (*urgency, rank(entry(path))))
+        tasks.min_by(|a, b| (a.0, rank(entry(a.1))).cmp(&(b.0, rank(entry(b.1)))))
     }
 }
 
@@ -343,18 +342,25 @@ fn check(catalog: &mut Catalog, claims: &[Task], now: Instant, wall_ns: i64, (gr
             Step::Archive { newer, .. } => (3, path, Some(newer.0)),
         });
         let scan = Scan { catalog, claims, groups, waits };
-        let expected =
-            scan.next(now, seals).map(|(urgency, path, newer)| (urgency, path.to_path_buf(), newer.cloned()));
+        let expected = scan
+            .next(now, seals)
+            .map(|(urgency, path, newer)| (urgency, path.to_path_buf(), newer.map(Path::to_path_buf)));
         assert_eq!(found, expected);
     }
     check_together(catalog, claims, now);
+    let ((queued, why), oldest) = (catalog.queued(), catalog.progress().2);
+    let decisions: HashMap<PathBuf, Decision> = catalog
+        .entries()
+        .map(|(path, _)| path.to_path_buf())
+        .collect::<Vec<_>>()
+        .into_iter()
+        .filter_map(|path| Some((path.clone(), catalog.decision(&path)?)))
+        .collect();
     let scan = Scan { catalog, claims, groups, waits };
     let tasks = scan.tasks();
-    let (queued, why) = catalog.queued();
     assert_eq!(queued, tasks.len());
-    let at_work = catalog.entries.index().claimed_opened();
-    let oldest = tasks.iter().map(|(_, path, _)| catalog.get(path).unwrap().opened).chain(at_work).min();
-    assert_eq!(catalog.progress().2, oldest);
+    let opened = tasks.iter().map(|(_, path, _)| catalog.get(path).unwrap().opened);
+    assert_eq!(oldest, opened.chain(catalog.claims.opened()).min());
     assert_eq!(why.is_some(), tasks.iter().any(|(_, path, _)| catalog.get(path).unwrap().failed.is_some()));
     let unsealed = |(_, entry): (_, &Entry)| match entry.state {
         State::Closed => entry.turn.at.is_none() && !Scan::given_up(entry),
@@ -369,14 +375,12 @@ fn check(catalog: &mut Catalog, claims: &[Task], now: Instant, wall_ns: i64, (gr
     for (path, entry) in catalog.entries() {
         if let State::Sealed(sealed) | State::Archived(sealed, _) = &entry.state {
             lineages.push(sealed.lineage);
-            assert_eq!(catalog.is_history(path, sealed), scan.history(entry).is_some(), "{}", path.display());
+            assert_eq!(decisions[path].is_history, scan.history(entry).is_some(), "{}", path.display());
         }
     }
     lineages.sort_unstable();
     lineages.dedup();
-    let mut known: Vec<u64> = catalog.lineages().collect();
-    known.sort_unstable();
-    assert_eq!(known, lineages);
+    assert!(catalog.lineages().into_iter().eq(lineages));
 }
 
 proptest! {
@@ -444,20 +448,17 @@ fn the_highest_step_stays_beside_the_newest_until_a_higher_one_is_there() {
     let found = |catalog: &mut Catalog, step: u64, modified_ns: i64| {
         catalog.found(name(step), State::Sealed(sealed_at(vec![step], 1, modified_ns, step)));
     };
-    let history = |catalog: &Catalog, step: u64| match &catalog.get(&name(step)).unwrap().state {
-        State::Sealed(sealed) => catalog.is_history(&name(step), sealed),
-        state => panic!("{state:?}"),
-    };
+    let history = |catalog: &mut Catalog, step: u64| catalog.decision(&name(step)).unwrap().is_history;
     // Resumed from step 60.
     [(60, 1), (120, 2), (140, 3), (64, 4)].into_iter().for_each(|(step, at)| found(&mut catalog, step, at));
-    assert_eq!([60, 120, 140, 64].map(|step| history(&catalog, step)), [true, true, false, false]);
+    assert_eq!([60, 120, 140, 64].map(|step| history(&mut catalog, step)), [true, true, false, false]);
     found(&mut catalog, 68, 5);
-    assert_eq!([64, 140, 68].map(|step| history(&catalog, step)), [true, false, false]);
+    assert_eq!([64, 140, 68].map(|step| history(&mut catalog, step)), [true, false, false]);
     // The run has caught up, then its last state goes.
     found(&mut catalog, 144, 6);
-    assert_eq!([140, 68, 144].map(|step| history(&catalog, step)), [true, true, false]);
+    assert_eq!([140, 68, 144].map(|step| history(&mut catalog, step)), [true, true, false]);
     catalog.removed(&name(144), &objects);
-    assert_eq!([140, 68].map(|step| history(&catalog, step)), [false, false]);
+    assert_eq!([140, 68].map(|step| history(&mut catalog, step)), [false, false]);
 }
 
 /// A, B, and A again: while B is on its way too, the older A may go, since the newest state has its bytes.
@@ -465,15 +466,16 @@ fn the_highest_step_stays_beside_the_newest_until_a_higher_one_is_there() {
 fn a_state_with_the_newest_ones_bytes_goes_before_those_between() {
     let (mut catalog, objects) = (Catalog::new(Duration::ZERO), no_objects());
     let name = |n: usize| PathBuf::from(format!("run/step_{n}"));
+    let may_go = |catalog: &mut Catalog, n: usize| catalog.decision(&name(n)).unwrap().may_go;
     let (first, between, last) = (sealed(1, 1, 1), sealed(1, 2, 2), sealed(1, 3, 1));
     catalog.found(name(1), State::Archived(Arc::clone(&first), Id([1; 16])));
     catalog.found(name(2), State::Archived(Arc::clone(&between), Id([2; 16])));
-    assert!(!catalog.may_go(&name(1), &first), "nothing newer stays");
+    assert!(!may_go(&mut catalog, 1), "nothing newer stays");
     catalog.found(name(3), State::Sealed(last));
-    assert!(catalog.may_go(&name(1), &first) && catalog.may_go(&name(2), &between));
+    assert!(may_go(&mut catalog, 1) && may_go(&mut catalog, 2));
     // A copy of the newest state is no history.
     catalog.removed(&name(2), &objects);
-    assert!(!catalog.may_go(&name(1), &first));
+    assert!(!may_go(&mut catalog, 1));
 }
 
 /// A thread still compares the file's former content: nothing is archived until the file is sealed, too.

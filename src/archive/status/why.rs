@@ -3,7 +3,8 @@
 use std::io;
 use std::path::Path;
 
-use crate::archive::catalog::{Catalog, Entry, Held, State};
+use crate::archive::catalog::{Catalog, Held, State};
+use crate::archive::decide::Why;
 use crate::archive::resident::ResidentReason;
 use crate::archive::{Archive, lossy_words};
 use crate::container::Kind;
@@ -43,11 +44,10 @@ impl Archive {
     /// few attributes and the index of the file's object, and decodes nothing. `None` if no such file is known.
     pub(super) fn why(&self, path: &Path) -> Option<String> {
         let kept = {
-            let catalog = self.catalog();
-            let entry = catalog.get(path)?;
-            match entry.state {
+            let mut catalog = self.catalog();
+            match catalog.get(path)?.state {
                 State::Released(id) => Err(id),
-                _ => Ok(what_keeps(&catalog, path, entry)),
+                _ => Ok(what_keeps(&mut catalog, path)?),
             }
         };
         Some(match kept {
@@ -100,53 +100,55 @@ impl Archive {
     }
 }
 
-/// Why a file that is not released is no stub.
-pub(super) fn what_keeps(catalog: &Catalog, path: &Path, entry: &Entry) -> Kept {
-    match (&entry.state, &entry.failed, entry.held) {
-        (State::Resident(why), ..) => Kept::new(why.to_string(), ""),
-        (State::Staged, ..) => Kept::new("it is open for writing", "stepfs looks at it once it is closed"),
-        (_, Some(failed), _) => {
+/// Why a file is no stub. `None` if no such file is known.
+pub(super) fn what_keeps(catalog: &mut Catalog, path: &Path) -> Option<Kept> {
+    let why = catalog.decision(path)?.why;
+    let entry = catalog.get(path)?;
+    Some(match (why, &entry.state, &entry.failed) {
+        (Why::Released, ..) => Kept::new("released", ""),
+        (_, State::Resident(why), _) => Kept::new(why.to_string(), ""),
+        (Why::Open, ..) => Kept::new("it is open for writing", "stepfs looks at it once it is closed"),
+        (Why::Failed, _, Some(failed)) => {
             let shown = format!("{}: ", path.display());
             let again =
                 if failed.retry.is_some() { "stepfs tries again by itself" } else { "`stepfs sync` tries again" };
             Kept::new(failed.why.strip_prefix(&shown).unwrap_or(&failed.why), again)
         }
-        (_, _, Some(Held::Pinned)) => pinned(),
-        (_, _, Some(Held::Best)) => match catalog.named_best_by(path) {
+        (Why::Held(Held::Pinned), ..) => pinned(),
+        (Why::Held(Held::Best), ..) => match catalog.named_best_by(path) {
             Some(by) => Kept::new(format!("{} names it as the best, so it stays exact", by.display()), ""),
             None => at_work(),
         },
-        (_, _, Some(Held::Result)) => Kept::new(
+        (Why::Held(Held::Result), ..) => Kept::new(
             "its name shows the best result of its run, so it stays exact",
             "it may shrink once a newer file with a better result is saved",
         ),
-        (_, _, Some(Held::Recalled)) => recalled(),
-        _ if entry.busy => Kept::new("it is open, or has several names", "close it, or remove its other names"),
-        (State::Closed, ..) => {
+        (Why::Held(Held::Recalled), ..) => recalled(),
+        (Why::Busy, ..) => Kept::new("it is open, or has several names", "close it, or remove its other names"),
+        (Why::Unexamined, ..) => {
             Kept::working("stepfs has not looked at it since it was closed; `stepfs sync` waits for that")
         }
-        (State::Sealed(sealed), ..) if entry.unsound && !catalog.is_history(path, sealed) => Kept::new(
+        (Why::Unsound, ..) => Kept::new(
             "some of its weights are not finite, so it counts as no newer state of another file",
             "it may shrink once a later state without such weights is saved",
         ),
-        (State::Sealed(sealed), ..) if !catalog.has_unsealed() && !catalog.has_newer(path, sealed) => {
-            Kept::new("it is the newest of its lineage, and stays exact", what_is_newer(path))
-        }
-        (State::Sealed(sealed), ..) if !catalog.has_unsealed() && !catalog.is_history(path, sealed) => Kept::new(
+        (Why::Newest, ..) => Kept::new("it is the newest of its lineage, and stays exact", what_is_newer(path)),
+        (Why::Highest, ..) => Kept::new(
             "it has the highest step of its lineage, and stays exact",
             "it may shrink once a file with a higher step is saved",
         ),
-        _ if catalog.is_of_fullest(path) => {
+        (Why::Fullest, ..) => {
             Kept::new("it waits until a newer checkpoint has as many files; `stepfs release` ends the wait", "")
         }
-        _ => match catalog.held_up_by(path) {
+        (Why::HeldUpBy(_), ..) => match catalog.held_up_by(path) {
             Some(by) => Kept::new(
                 format!("it waits until {} of its checkpoint has a newer state", by.display()),
                 "`stepfs release` ends the wait",
             ),
             None => at_work(),
         },
-    }
+        (Why::Resident | Why::Failed | Why::Work, ..) => at_work(),
+    })
 }
 
 fn pinned() -> Kept {

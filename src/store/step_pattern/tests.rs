@@ -244,3 +244,40 @@ fn only_words_for_training_prove_a_step() {
     assert_eq!(iterations("epoch_1.pt", "epoch_2.pt"), None);
     assert_eq!(iterations("step_500.pt", "step_100.pt"), None);
 }
+
+mod run {
+    use proptest::prelude::*;
+
+    use super::super::*;
+
+    const NAMES: [&str; 22] = [
+        "run", "exp1", "exp2", "checkpoint-1", "checkpoint-2", "global_step1", "global_step02", "step_1.pt", "step_2.pt",
+        "100", "200.pt", "x", "version-3", "version-4", "variables-0-of-2.ckpt", "epoch=1-step=2.ckpt",
+        "epoch=1-step=4.ckpt", "zero", "fp32.pt", "c", "0.1", "model_rank0_step_1.pt",
+    ];
+
+    fn path() -> impl Strategy<Value = PathBuf> {
+        prop::collection::vec(0..NAMES.len(), 1..5).prop_map(|names| names.into_iter().map(|at| NAMES[at]).collect())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+        /// States of one file, files of one checkpoint and checkpoints of one series are of one run.
+        #[test]
+        fn what_waits_for_each_other_is_of_one_run(a in path(), b in path(), swap in 0..4usize, by in 0..NAMES.len()) {
+            // Few random paths have anything in common, so the other one differs in one name only.
+            let near: PathBuf =
+                a.iter().enumerate().map(|(at, name)| if at == swap { NAMES[by].as_ref() } else { name }).collect();
+            for b in [b, near] {
+                let same = run(&a) == run(&b);
+                prop_assert!(same || of_file(&a).series != of_file(&b).series || a == b, "{a:?} {b:?}");
+                for is_whole in [false, true] {
+                    let group = Group::of(&a, is_whole);
+                    prop_assert!(same || group.is_none() || group != Group::of(&b, is_whole), "{a:?} {b:?}");
+                }
+                let series = |path| group(path).map(|of| of_directory(&of).series);
+                prop_assert!(same || series(&a).is_none() || series(&a) != series(&b), "{a:?} {b:?}");
+            }
+        }
+    }
+}

@@ -5,13 +5,15 @@
 //! small file, or a log that is written again and again. It waits no longer if a program opens it again: bytes that
 //! were closed become durable.
 
+use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::archive::decide::{File, Work, work};
 use crate::archive::resident::ResidentReason;
 use crate::store::MIN_RELEASE_BYTES;
 
-use super::index::Next;
 use super::{Catalog, Closed, Entry, State, Task, may_speak};
 
 /// How long a file waits for others. The rest of the second that docs/SEMANTICS.md states is for a busy device.
@@ -58,46 +60,140 @@ impl Turn {
     }
 }
 
+/// The files that are not durable or examined yet, in the order in which they were closed. Those that failed or that a
+/// thread works on are here, too.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    /// Closed files that can be sealed at once.
+    closed: BTreeMap<u64, Arc<File>>,
+    /// Files that wait for each other, until then.
+    together: BTreeMap<(Instant, u64), Arc<File>>,
+    /// Durable files that may be copies.
+    copies: BTreeMap<u64, Arc<File>>,
+}
+
+impl Queue {
+    pub(super) fn enter(&mut self, file: &Arc<File>) {
+        let (sequence, own) = (file.entry.sequence, Arc::clone(file));
+        match work(&file.entry, None) {
+            Some(Work::Seal) => drop(self.closed.insert(sequence, own)),
+            Some(Work::Compare) => drop(self.copies.insert(sequence, own)),
+            Some(Work::Together) => {
+                let turn = file.entry.waits_until();
+                turn.into_iter().for_each(|at| drop(self.together.insert((at, sequence), Arc::clone(file))));
+            }
+            Some(Work::Archive(_) | Work::Release) | None => {}
+        }
+    }
+
+    pub(super) fn leave(&mut self, file: &File) {
+        let sequence = file.entry.sequence;
+        match work(&file.entry, None) {
+            Some(Work::Seal) => drop(self.closed.remove(&sequence)),
+            Some(Work::Compare) => drop(self.copies.remove(&sequence)),
+            Some(Work::Together) => {
+                file.entry.waits_until().into_iter().for_each(|at| drop(self.together.remove(&(at, sequence))));
+            }
+            Some(Work::Archive(_) | Work::Release) | None => {}
+        }
+    }
+
+    /// Closed files that can be sealed at once.
+    pub(super) fn closed(&self) -> impl Iterator<Item = &Arc<File>> {
+        self.closed.values()
+    }
+
+    /// Durable files that may be copies.
+    pub(super) fn copies(&self) -> impl Iterator<Item = &Arc<File>> {
+        self.copies.values()
+    }
+
+    /// Files that wait for each other, the one first whose turn comes first.
+    pub(super) fn together(&self) -> impl Iterator<Item = &Arc<File>> {
+        self.together.values()
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Arc<File>> {
+        self.closed().chain(self.copies()).chain(self.together())
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.closed.len() + self.copies.len() + self.together.len()
+    }
+
+    /// Whether some files were not examined yet. Files that wait for each other are no checkpoints.
+    pub(super) fn has_unsealed(&self) -> bool {
+        !self.closed.is_empty() || !self.copies.is_empty()
+    }
+
+    /// The lowest number that a file was opened with.
+    pub(super) fn opened(&self) -> Option<u64> {
+        self.all().map(|file| file.entry.opened).min()
+    }
+
+    /// When the next failed attempt may be repeated.
+    fn retry(&self, now: Instant) -> Option<Instant> {
+        self.all().filter_map(|file| file.entry.failed.as_ref()?.retry).filter(|at| *at > now).min()
+    }
+}
+
 impl Catalog {
     /// Claims the next link to look at, else the next file to seal at once. Also says after which time there may be one.
     pub(in crate::archive) fn claim_closed(&mut self, now: Instant) -> (Option<Closed>, Option<Duration>) {
         if let Some(link) = self.claim_link() {
             return (Some(Closed::Link(link)), None);
         }
-        let retry = self.retry_in(now);
-        let task = self.entries.index().next_seal().and_then(|path| self.claim(Next::Seal(path)));
-        (task.map(Closed::File), retry)
+        self.files.pass(now, None);
+        let next = self.files.queue().closed().find(|file| self.is_offered(file)).cloned();
+        let task = next.map(|file| Closed::File(self.claim(&file, Work::Seal, None)));
+        let retry = if task.is_none() { self.retry_of_queue() } else { None };
+        (task, retry)
     }
 
     /// Claims files to make durable together, once the first of them has waited for long enough. Also says after which time
     /// there may be some.
     pub(in crate::archive) fn claim_together(&mut self, now: Instant) -> (Option<Vec<Task>>, Option<Duration>) {
-        let retry = self.retry_in(now);
-        let Some(first) = self.entries.index().next_turn() else { return (None, retry) };
-        if first > now {
-            let wait = first - now;
-            return (None, Some(retry.map_or(wait, |retry| retry.min(wait))));
+        self.files.pass(now, None);
+        let first = self.files.queue().together().find(|file| self.is_offered(file));
+        match first.and_then(|file| file.entry.waits_until()) {
+            Some(first) if first <= now => (self.claim_waiting(), None),
+            first => {
+                let wait = first.map(|first| first - now);
+                (None, wait.into_iter().chain(self.retry_of_queue()).min())
+            }
         }
-        (self.claim_waiting(), retry)
     }
 
     /// Claims files that wait for each other; also those that could wait longer.
     pub(in crate::archive) fn claim_waiting(&mut self) -> Option<Vec<Task>> {
-        let paths = self.entries.index().waiting_together(MOST);
-        let tasks: Vec<Task> = paths.into_iter().filter_map(|path| self.claim(Next::Together(path))).collect();
+        let offered = self.files.queue().together().filter(|file| self.is_offered(file));
+        let files: Vec<Arc<File>> = offered.take(MOST).cloned().collect();
+        let tasks: Vec<Task> = files.iter().map(|file| self.claim(file, Work::Together, None)).collect();
         Some(tasks).filter(|tasks| !tasks.is_empty())
+    }
+
+    /// After which time a failed attempt to seal or compare may be repeated.
+    pub(super) fn retry_of_queue(&self) -> Option<Duration> {
+        let now = self.files.now();
+        self.files.queue().retry(now).map(|at| at - now)
+    }
+
+    /// Whether some file was not examined yet. Files that wait for each other are no checkpoints.
+    pub(in crate::archive) fn has_unsealed(&self) -> bool {
+        self.files.queue().has_unsealed()
     }
 
     /// Whether a file that was closed before the change of this number is not durable yet.
     pub(in crate::archive) fn has_unsealed_since(&self, number: u64) -> bool {
-        self.has_unsealed() || self.entries.index().is_joining_since(number)
+        self.has_unsealed() || self.files.queue().together().any(|file| file.entry.sequence < number)
     }
 
     /// Nobody waits for others any longer.
     pub(in crate::archive) fn end_waiting(&mut self) {
         let now = Instant::now();
-        for path in self.entries.index().waiting_together(usize::MAX) {
-            self.entries.edit(&path, |entry| entry.turn.at = entry.turn.at.map(|at| at.min(now)));
+        let paths: Vec<Arc<Path>> = self.files.queue().together().map(|file| Arc::clone(&file.path)).collect();
+        for path in paths {
+            self.files.edit(&path, |entry| entry.turn.at = entry.turn.at.map(|at| at.min(now)));
         }
     }
 
@@ -107,7 +203,7 @@ impl Catalog {
         if self.get(&task.path).is_none_or(|entry| entry.turn.file != task.file) {
             return;
         }
-        self.entries.edit(&task.path, |entry| {
+        self.files.edit(&task.path, |entry| {
             let turn = &mut entry.turn;
             let is_log = is_log.unwrap_or(turn.log.is_some());
             turn.log = is_log.then_some(began);
@@ -127,11 +223,13 @@ impl Entry {
             self.state = State::Closed;
         }
         self.turn = self.turn.renamed(path, was_small);
+        // That was of another checkpoint.
+        self.asked_ns = i64::MIN;
         changes
     }
 
     /// Until when the file waits for others.
-    pub(super) fn waits_until(&self) -> Option<Instant> {
+    pub(in crate::archive) fn waits_until(&self) -> Option<Instant> {
         self.turn.at.filter(|_| matches!(self.state, State::Staged | State::Closed))
     }
 }
@@ -150,8 +248,9 @@ pub(super) mod tests {
         let waits = |entry: &Entry| entry.failed.as_ref().is_some_and(|f| f.retry.is_none_or(|at| at > now));
         let claimed = |entry: &Entry| claims.iter().any(|claim| claim.sequence == entry.sequence);
         let joins = |entry: &Entry| entry.turn.at.is_some() && matches!(entry.state, State::Staged | State::Closed);
-        let offered = |(_, entry): &(&PathBuf, &Entry)| joins(entry) && !waits(entry) && !claimed(entry);
-        let mut expected: Vec<PathBuf> = catalog.entries().filter(offered).map(|(path, _)| path.clone()).collect();
+        let offered = |(_, entry): &(&Path, &Entry)| joins(entry) && !waits(entry) && !claimed(entry);
+        let mut expected: Vec<PathBuf> =
+            catalog.entries().filter(offered).map(|(path, _)| path.to_path_buf()).collect();
         let first = catalog.entries().filter(offered).filter_map(|(_, entry)| entry.turn.at).min();
         if first.is_none_or(|at| at > now) {
             expected.clear();

@@ -1,0 +1,327 @@
+//! All files by path and by run, with the last decision about each run.
+//!
+//! Every change of an entry goes through here. It notes only that the run changed: the run is decided about once somebody
+//! asks. A decision costs one pass over the run's files, so what needs none, as sealing, asks for none.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::ops::Bound;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::archive::decide::{Answer, Checkpoint, Decision, File, Now, Why, Work, decide, rank};
+use crate::store::step_pattern;
+
+use super::queue::Queue;
+use super::{Entry, State};
+
+/// Files of a run that are looked at for one that can be archived beside those that are being archived.
+const LOOK_AHEAD: usize = 80;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Files {
+    /// How long a directory waits for the rest of its checkpoint, in nanoseconds. 0: there are no checkpoints.
+    settle: i64,
+    files: BTreeMap<Arc<Path>, Arc<File>>,
+    runs: HashMap<Arc<Path>, Run>,
+    /// Runs whose files changed since the last decision about them.
+    changed: HashSet<Arc<Path>>,
+    /// Runs with steps to take, now or later, when they were decided about.
+    at_work: HashSet<Arc<Path>>,
+    /// Files that are not durable or examined yet.
+    queue: Queue,
+    /// The latest time that a thread looked for work at.
+    now: Now,
+    /// A lineage lost its last state, or an entry went that kept objects from being removed without naming one.
+    freed: bool,
+    /// Grows with every change of an entry.
+    changes: u64,
+}
+
+#[derive(Debug, Default)]
+struct Run {
+    /// In the order of sealing.
+    files: Vec<Arc<File>>,
+    /// Shared by their files.
+    checkpoints: HashSet<Arc<Checkpoint>>,
+    /// The last decision about `files`, void if the run has changed.
+    answer: Answer,
+}
+
+/// A step that a thread may take now.
+#[derive(Debug)]
+pub(super) struct Offer {
+    pub(super) file: Arc<File>,
+    pub(super) work: Work,
+    /// The state after a file to archive.
+    pub(super) after: Option<Arc<File>>,
+}
+
+impl Files {
+    pub(super) fn new(settle: i64) -> Files {
+        Files {
+            settle,
+            files: BTreeMap::new(),
+            runs: HashMap::new(),
+            changed: HashSet::new(),
+            at_work: HashSet::new(),
+            queue: Queue::default(),
+            now: Now { instant: Instant::now(), wall_ns: i64::MIN },
+            freed: false,
+            changes: 0,
+        }
+    }
+
+    pub(super) fn get(&self, path: &Path) -> Option<&Entry> {
+        self.files.get(path).map(|file| &file.entry)
+    }
+
+    /// All, by path.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&Path, &Entry)> {
+        self.files.values().map(|file| (&*file.path, &file.entry))
+    }
+
+    /// Those at and below a path.
+    pub(super) fn below<'a>(&'a self, path: &'a Path) -> impl Iterator<Item = (&'a Path, &'a Entry)> {
+        let range = self.files.range::<Path, _>((Bound::Included(path), Bound::Unbounded));
+        let files = range.map(|(_, file)| (&*file.path, &file.entry));
+        files.take_while(move |(below, _)| below.starts_with(path))
+    }
+
+    /// Grows with every change of an entry.
+    pub(super) fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// Files that are not durable or examined yet.
+    pub(super) fn queue(&self) -> &Queue {
+        &self.queue
+    }
+
+    /// The lineages of sealed and archived files.
+    pub(super) fn lineages(&self) -> BTreeSet<u64> {
+        self.files.values().filter_map(|file| Some(file.entry.state.sealed()?.lineage)).collect()
+    }
+
+    /// Whether objects may have become garbage since this was asked last, though none lost a name.
+    pub(super) fn take_freed(&mut self) -> bool {
+        std::mem::take(&mut self.freed)
+    }
+
+    /// Enters a file in place of another one.
+    pub(super) fn insert(&mut self, path: &Path, entry: Entry) {
+        self.remove(path);
+        let run = step_pattern::run(path);
+        let run = self.runs.get_key_value(&*run).map_or_else(|| run.into(), |(run, _)| Arc::clone(run));
+        self.enter(File { path: path.into(), run, checkpoint: None, entry }, None);
+    }
+
+    pub(super) fn remove(&mut self, path: &Path) -> Option<Entry> {
+        let old = self.leave(path)?;
+        self.freed |= matches!(&old.entry.state, State::Resident(why) if why.hides_an_object());
+        self.let_go(&old, None);
+        Some(old.entry.clone())
+    }
+
+    /// Takes out a path and everything below it.
+    pub(super) fn take(&mut self, path: &Path) -> Vec<(Arc<Path>, Entry)> {
+        let paths: Vec<Arc<Path>> = self.below(path).map(|(path, _)| path.into()).collect();
+        paths.into_iter().filter_map(|path| self.remove(&path).map(|entry| (path, entry))).collect()
+    }
+
+    /// Changes one, if it is there.
+    pub(super) fn edit(&mut self, path: &Path, change: impl FnOnce(&mut Entry)) {
+        let Some(old) = self.leave(path) else { return };
+        let File { path, run, checkpoint, mut entry } = File::clone(&old);
+        change(&mut entry);
+        self.let_go(&old, Some(&entry));
+        self.enter(File { path, run, checkpoint, entry }, Some(&old));
+    }
+
+    /// Changes the entries at and below a path for which `holds` is true.
+    pub(super) fn edit_below(
+        &mut self,
+        path: &Path,
+        holds: impl Fn(&Path, &Entry) -> bool,
+        mut change: impl FnMut(&mut Entry),
+    ) {
+        let held = self.below(path).filter(|(path, entry)| holds(path, entry));
+        let held: Vec<Arc<Path>> = held.map(|(path, _)| path.into()).collect();
+        held.iter().for_each(|path| self.edit(path, &mut change));
+    }
+
+    /// Enters a file that was `old` before, whose run and checkpoint follow from its name and state.
+    fn enter(&mut self, mut file: File, old: Option<&File>) {
+        let run = self.runs.entry(Arc::clone(&file.run)).or_default();
+        if self.settle > 0 && old.is_none_or(|old| old.entry.state.part() != file.entry.state.part()) {
+            file.checkpoint = Checkpoint::of(&file.path, &file.entry.state).map(|checkpoint| {
+                let known = run.checkpoints.get(&checkpoint).cloned();
+                known.unwrap_or_else(|| {
+                    let checkpoint = Arc::new(checkpoint);
+                    run.checkpoints.insert(Arc::clone(&checkpoint));
+                    checkpoint
+                })
+            });
+        }
+        let file = Arc::new(file);
+        let at = run.files.partition_point(|other| other.entry.sequence < file.entry.sequence);
+        run.files.insert(at, Arc::clone(&file));
+        self.queue.enter(&file);
+        self.changed.insert(Arc::clone(&file.run));
+        self.changes += 1;
+        self.files.insert(Arc::clone(&file.path), file);
+    }
+
+    fn leave(&mut self, path: &Path) -> Option<Arc<File>> {
+        let old = self.files.remove(path)?;
+        self.queue.leave(&old);
+        self.changes += 1;
+        let run = self.runs.get_mut(&old.run).expect("a file is in its run");
+        let at = run.files.partition_point(|other| other.entry.sequence < old.entry.sequence);
+        let left = run.files.remove(at);
+        debug_assert!(Arc::ptr_eq(&left, &old), "two files have one sequence");
+        if run.files.is_empty() {
+            self.runs.remove(&old.run);
+            self.changed.remove(&old.run);
+            self.at_work.remove(&old.run);
+        } else {
+            self.changed.insert(Arc::clone(&old.run));
+        }
+        Some(old)
+    }
+
+    /// A file has left. Notes whether its lineage has no state any more.
+    fn let_go(&mut self, old: &File, new: Option<&Entry>) {
+        let lineage = |entry: &Entry| entry.state.sealed().map(|sealed| sealed.lineage);
+        let Some(own) = lineage(&old.entry).filter(|own| new.and_then(lineage) != Some(*own)) else { return };
+        let others = self.runs.get(&old.run);
+        self.freed |= others.is_none_or(|run| run.files.iter().all(|other| lineage(&other.entry) != Some(own)));
+    }
+
+    /// A thread looks for work at this time.
+    pub(super) fn pass(&mut self, now: Instant, wall_ns: Option<i64>) {
+        self.now.instant = self.now.instant.max(now);
+        self.now.wall_ns = self.now.wall_ns.max(wall_ns.unwrap_or(i64::MIN));
+    }
+
+    /// The latest time that a thread looked for work at.
+    pub(super) fn now(&self) -> Instant {
+        self.now.instant
+    }
+
+    fn decide(&mut self, key: &Arc<Path>) {
+        self.changed.remove(key);
+        let Some(run) = self.runs.get_mut(key) else { return };
+        run.checkpoints.retain(|checkpoint| Arc::strong_count(checkpoint) > 1);
+        run.answer = decide(&run.files, self.settle, self.now);
+        if run.answer.queued + run.answer.settling > 0 {
+            self.at_work.insert(Arc::clone(key));
+        } else {
+            self.at_work.remove(key);
+        }
+    }
+
+    /// Decides about all runs that changed, and those whose time has come.
+    fn refresh(&mut self) {
+        let due = self.at_work.iter().filter(|key| self.runs[*key].answer.is_due(self.now));
+        let due: Vec<Arc<Path>> = due.chain(&self.changed).cloned().collect();
+        due.iter().for_each(|key| self.decide(key));
+    }
+
+    /// The run of a file with a decision that holds, and the file's place in it.
+    fn decided(&mut self, path: &Path) -> Option<(&Run, usize)> {
+        let file = Arc::clone(self.files.get(path)?);
+        if self.changed.contains(&file.run) || self.runs[&file.run].answer.is_due(self.now) {
+            self.decide(&file.run);
+        }
+        let run = &self.runs[&file.run];
+        let at = run.files.partition_point(|other| other.entry.sequence < file.entry.sequence);
+        Some((run, at))
+    }
+
+    /// The decision about a file.
+    pub(super) fn decision(&mut self, path: &Path) -> Option<Decision> {
+        self.decided(path).map(|(run, at)| run.answer.files[at])
+    }
+
+    /// The file of the same checkpoint that has no newer state yet, if the file waits for one.
+    pub(super) fn held_up_by(&mut self, path: &Path) -> Option<Arc<Path>> {
+        let (run, at) = self.decided(path)?;
+        match run.answer.files[at].why {
+            Why::HeldUpBy(other) => Some(Arc::clone(&run.files[other].path)),
+            _ => None,
+        }
+    }
+
+    /// The checkpoint of a file that waits for others.
+    pub(super) fn checkpoint(&self, path: &Path) -> Option<Arc<Checkpoint>> {
+        self.files.get(path)?.checkpoint.clone()
+    }
+
+    /// The state before a file in its lineage, with other bytes.
+    pub(super) fn before(&self, path: &Path) -> Option<&Entry> {
+        let own = self.files.get(path)?;
+        let sealed = own.entry.state.sealed()?;
+        let is_before = |other: &&Entry| {
+            let is_other = |of: &super::Sealed| of.lineage == sealed.lineage && of.print() != sealed.print();
+            other.counts_as_newer() && other.state.sealed().is_some_and(is_other) && rank(other) < rank(&own.entry)
+        };
+        let others = self.runs[&own.run].files.iter().map(|file| &file.entry);
+        others.filter(is_before).max_by(|a, b| rank(a).cmp(&rank(b)))
+    }
+
+    /// The checkpoints of the files at and below a path are not waited for any longer.
+    pub(super) fn hasten(&mut self, path: &Path) {
+        let paths: Vec<Arc<Path>> = self.below(path).map(|(path, _)| path.into()).collect();
+        // All decisions before the first change.
+        let newest = |path: Arc<Path>| Some((self.decision(&path)?.newest?, path));
+        let newest: Vec<(i64, Arc<Path>)> = paths.into_iter().filter_map(newest).collect();
+        newest.iter().for_each(|(newest, path)| self.edit(path, |entry| entry.asked_ns = *newest));
+    }
+
+    /// The oldest file to release of which this holds.
+    pub(super) fn release(&mut self, may: impl Fn(&File) -> bool) -> Option<Offer> {
+        self.refresh();
+        let first = |key: &Arc<Path>| {
+            let run = &self.runs[key];
+            run.answer.releases.iter().map(|at| &run.files[*at]).find(|file| may(file))
+        };
+        let file = self.at_work.iter().filter_map(first).min_by(|a, b| rank(&a.entry).cmp(&rank(&b.entry)))?;
+        Some(Offer { file: Arc::clone(file), work: Work::Release, after: None })
+    }
+
+    /// The oldest file to archive of which this holds.
+    pub(super) fn archive(&mut self, may: impl Fn(&File) -> bool) -> Option<Offer> {
+        self.refresh();
+        let first = |key: &Arc<Path>| {
+            let run = &self.runs[key];
+            let at = run.answer.archives.iter().take(LOOK_AHEAD).find(|at| may(&run.files[**at]))?;
+            Some((run, *at))
+        };
+        let found = self.at_work.iter().filter_map(first);
+        let (run, at) = found.min_by(|(a, at), (b, bt)| rank(&a.files[*at].entry).cmp(&rank(&b.files[*bt].entry)))?;
+        let work = run.answer.files[at].verdict.work()?;
+        let after = if let Work::Archive(after) = work { Some(Arc::clone(&run.files[after])) } else { None };
+        Some(Offer { file: Arc::clone(&run.files[at]), work, after })
+    }
+
+    /// When a failed attempt to archive or release may be repeated, and when a checkpoint is waited for no longer.
+    pub(super) fn due(&self) -> (Option<Instant>, Option<i64>) {
+        let answers = || self.at_work.iter().map(|key| &self.runs[key].answer);
+        // Those whose time has come wait for something else, and whoever ends that wakes the threads.
+        let retry = answers().filter_map(|answer| answer.retry).filter(|at| *at > self.now.instant);
+        let settles = answers().filter_map(|answer| answer.settles).filter(|at| *at > self.now.wall_ns);
+        (retry.min(), settles.min())
+    }
+
+    /// Number of steps to take, of those that wait for their checkpoint, and the lowest number that a file with a step
+    /// was opened with.
+    pub(super) fn queued(&mut self) -> (usize, usize, Option<u64>) {
+        self.refresh();
+        let answers = || self.at_work.iter().map(|key| &self.runs[key].answer);
+        let queued = answers().map(|answer| answer.queued).sum::<usize>() + self.queue.len();
+        let oldest = answers().filter_map(|answer| answer.oldest).chain(self.queue.opened()).min();
+        (queued, answers().map(|answer| answer.settling).sum(), oldest)
+    }
+}
