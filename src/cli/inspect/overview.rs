@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 
 use crate::cli::format::{name, size, table};
 use crate::compare::natural;
-use crate::container::METADATA;
+use crate::container::index_in;
 
 use super::report::Report;
 
@@ -17,7 +17,7 @@ pub(super) fn is_of(path: &Path) -> bool {
 }
 
 fn is_model(directory: &Path) -> bool {
-    directory.join(METADATA).is_file()
+    index_in(directory).is_file()
 }
 
 /// The regular files below a directory, by name; a distributed checkpoint stands for its files. A directory that
