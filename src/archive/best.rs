@@ -11,9 +11,7 @@ use std::fs;
 use std::io;
 use std::path::{Component, Path, PathBuf};
 
-use serde::Deserialize;
-
-use crate::container::{Description, ReadAt, describe};
+use crate::container::{Description, ReadAt, best_of_trainer, describe};
 use crate::store::{MIN_RELEASE_BYTES, Profile, Store, beneath, in_parallel};
 
 use super::catalog::{Catalog, Says, State, is_torch, is_trainer_state, may_speak, modified_ns};
@@ -28,52 +26,16 @@ const MAX_NAME: usize = 4096;
 /// Links on the way to a file, at most; as many as the kernel follows.
 const MAX_LINKS: usize = 40;
 
-/// The part of Trainer's state that is read.
-#[derive(Deserialize)]
-struct TrainerState {
-    best_model_checkpoint: Option<String>,
-}
-
 /// A file, its statement, and the statement's time in nanoseconds since 1970.
 pub(super) type Word = (PathBuf, Says, i64);
 
 /// The statement of a file. A truncated file and any other file say nothing.
 pub(super) fn said(file: &dyn ReadAt, path: &Path, description: Option<&Description>) -> io::Result<Option<Says>> {
     if is_trainer_state(path) && file.size() <= MAX_TRAINER_STATE {
-        let mut bytes = vec![0; file.size() as usize];
-        file.read_exact_at(&mut bytes, 0)?;
-        let state: Option<TrainerState> = match serde_json::from_slice(&with_plain_numbers(bytes)) {
-            Ok(state) => Some(state),
-            Err(error) => {
-                log::warn!("{}: {error}; the run's best checkpoint is unknown", path.display());
-                None
-            }
-        };
-        let best = state.map(|state| state.best_model_checkpoint.filter(|name| name.len() <= MAX_NAME));
-        return Ok(best.map(|best| Says::Best(best.into_iter().collect())));
+        let best = best_of_trainer(file)?;
+        return Ok(best.map(|best| Says::Best(best.into_iter().filter(|name| name.len() <= MAX_NAME).collect())));
     }
     Ok(description.and_then(|description| description.best.clone()).map(Says::Best))
-}
-
-/// The same JSON, with plain values in place of `NaN`, `Infinity` and `-Infinity`. Python writes these for a loss or a
-/// norm that overflowed, and JSON has no such numbers.
-fn with_plain_numbers(mut json: Vec<u8>) -> Vec<u8> {
-    const OTHERS: [(&[u8], &[u8]); 3] = [(b"-Infinity", b"     null"), (b"Infinity", b"    null"), (b"NaN", b"0  ")];
-    let (mut at, mut in_text) = (0, false);
-    while at < json.len() {
-        match json[at] {
-            b'"' => in_text = !in_text,
-            b'\\' if in_text => at += 1,
-            b'-' | b'I' | b'N' if !in_text => {
-                if let Some((word, plain)) = OTHERS.iter().find(|(word, _)| json[at..].starts_with(word)) {
-                    json[at..at + word.len()].copy_from_slice(plain);
-                }
-            }
-            _ => {}
-        }
-        at += 1;
-    }
-    json
 }
 
 /// The statement of a file that is too small to be released.
@@ -253,18 +215,5 @@ impl Archive {
         }
         self.catalog().link_read();
         self.notify();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_loss_that_overflowed_hides_no_best_checkpoint() {
-        let state = br#"{"log_history": [{"grad_norm": NaN, "a \" NaN": -Infinity}, {"x": Infinity}],
-            "best_model_checkpoint": "out/NaN-run/checkpoint-40"}"#;
-        let said = said(&state.to_vec(), Path::new("checkpoint-60/trainer_state.json"), None).unwrap();
-        assert_eq!(said, Some(Says::Best(vec!["out/NaN-run/checkpoint-40".into()])));
     }
 }

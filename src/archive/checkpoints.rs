@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use crate::clock::wall_ns;
-use crate::container::{is_metadata, is_of_chunks};
+use crate::container::siblings;
 use crate::store::retention::{Kind, Rule, Unit, Verdict, plan};
 use crate::store::step_pattern::{self, Counted, Shard};
 use crate::store::{Store, beneath, has_pin};
@@ -154,9 +154,11 @@ impl Walk<'_> {
             gathered.pinned |= is_pinned(&self.tree.join(&directory));
             gathered.directories.push(Member::new(directory.clone(), &metadata));
             let mut shards: BTreeMap<Vec<u8>, Vec<Shard>> = BTreeMap::new();
-            // A distributed checkpoint is complete only with its `.metadata`.
-            let (mut chunks, mut finished) = (false, false);
             let entries = self.list(&directory)?;
+            // A checkpoint in several files is complete only with its index.
+            let files = || entries.iter().filter(|(_, file_type)| file_type.is_file()).map(|(path, _)| path);
+            let indexes: BTreeSet<PathBuf> = files().filter_map(|path| Some(siblings(path)?.index)).collect();
+            gathered.lacks |= indexes.len() > files().filter(|path| indexes.contains(*path)).count();
             if directory == root {
                 gathered.is_version = is_version(entries.iter().map(|(path, file_type)| (name(path), *file_type)));
             }
@@ -171,15 +173,11 @@ impl Walk<'_> {
                 }
                 let member = Member::new(path, &metadata);
                 match metadata.is_file() {
-                    true => {
-                        (chunks, finished) =
-                            (chunks || is_of_chunks(&member.path), finished || is_metadata(&member.path));
-                        self.file(member, &metadata, gathered);
-                    }
+                    true => self.file(member, &metadata, gathered),
                     false => gathered.members.push(member),
                 }
             }
-            gathered.lacks |= shards.values().any(|shards| lacks(shards.iter())) || (chunks && !finished);
+            gathered.lacks |= shards.values().any(|shards| lacks(shards.iter()));
         }
         Ok(())
     }
@@ -261,7 +259,7 @@ fn lacks<'a>(shards: impl Iterator<Item = &'a Shard>) -> bool {
     (there.len() as u64) < total
 }
 
-/// Whether the entries of a directory form a valid version for ElasticDL: as many as each of their names says.
+/// Whether the entries of a directory form a valid version: as many as each of their names says.
 fn is_version<'a>(entries: impl Iterator<Item = (&'a [u8], fs::FileType)>) -> bool {
     let shards: Option<Vec<Shard>> =
         entries.map(|(name, file_type)| step_pattern::shard(name).filter(|_| file_type.is_file())).collect();

@@ -1,8 +1,8 @@
-//! Torch's distributed checkpoints: directories with a `.metadata`, which names the tensors and the files.
+//! Distributed checkpoints: an index names the tensors and the files, and is written last (`container::siblings`).
 //!
 //! An interrupted save must never count as a newer state: an older checkpoint would lose something for it. So a file
-//! of chunks is a state of its lineage only while the save is finished. Then `.metadata` lists the file, and each
-//! listed file is durable, long enough and not written over since. torch writes `.metadata` last.
+//! of chunks is a state of its lineage only while the save is finished. Then the index lists the file, and each listed
+//! file is durable, long enough and not written over since.
 
 use std::collections::VecDeque;
 use std::fs::Metadata;
@@ -11,7 +11,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 
-use crate::container::{Description, METADATA, Model, Shard, is_index, is_metadata, is_named_elsewhere, is_of_chunks};
+use crate::container::{Description, Model, is_index, is_named_elsewhere, siblings};
 use crate::store::Objects;
 use crate::sync::Mutex;
 
@@ -23,7 +23,7 @@ use super::{Archive, FileId, found_at};
 /// more. Thousands of files may ask for one model.
 const KEPT: usize = 4;
 
-/// The content of the last few `.metadata` files. Sealers and encoders take this lock, and hold no other then.
+/// The content of the last few indexes. Sealers and encoders take this lock, and hold no other then.
 #[derive(Debug, Default)]
 pub(super) struct Models(Mutex<VecDeque<(Identity, Arc<Model>)>>);
 
@@ -44,13 +44,11 @@ impl Models {
 }
 
 impl Archive {
-    /// Gives the chunks of a distributed checkpoint their names, from the `.metadata` beside the file. Chunks without
-    /// a name stay exact.
+    /// Gives the chunks of a distributed checkpoint their names, from the index beside the file. Chunks without a
+    /// name stay exact.
     pub(super) fn name_chunks(&self, path: &Path, description: &mut Description) -> io::Result<()> {
-        if !is_of_chunks(path) {
-            return Ok(());
-        }
-        match self.model_beside(path) {
+        let Some(index) = listed_by(path) else { return Ok(()) };
+        match self.model_of(&index) {
             Ok(model) => description.name_chunks(path, &model),
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData) => {
                 log::info!("{}: its tensors stay exact, because their names are unknown: {error}", path.display());
@@ -60,14 +58,13 @@ impl Archive {
         Ok(())
     }
 
-    fn model_beside(&self, path: &Path) -> io::Result<Arc<Model>> {
-        let path = beside(path);
-        let metadata = found_at(&self.store.tree(), &path)?.ok_or(io::ErrorKind::NotFound)?;
+    fn model_of(&self, index: &Path) -> io::Result<Arc<Model>> {
+        let metadata = found_at(&self.store.tree(), index)?.ok_or(io::ErrorKind::NotFound)?;
         let identity = (FileId::of(&metadata), metadata.size(), (metadata.ctime(), metadata.ctime_nsec()));
         if let Some(model) = self.models.get(&identity) {
             return Ok(model);
         }
-        let model = Arc::new(Model::read(&self.source(&path)?)?);
+        let model = Arc::new(Model::read(&self.source(index)?)?);
         self.models.keep(identity, &model);
         Ok(model)
     }
@@ -84,21 +81,19 @@ fn is_later(file: &Metadata, metadata: &Metadata) -> bool {
     modified_ns(file) > modified_ns(metadata)
 }
 
-/// The `.metadata` in the directory of a file.
-fn beside(path: &Path) -> PathBuf {
-    path.with_file_name(METADATA)
+/// The index that lists a file and those that it needs.
+fn listed_by(path: &Path) -> Option<PathBuf> {
+    siblings(path).filter(|siblings| siblings.files.is_none()).map(|siblings| siblings.index)
 }
 
 impl Archive {
-    /// The model in the `.metadata` beside a file of chunks, if the checkpoint's files agree with it. `None` for any
+    /// The model in the index beside a file of chunks, if the checkpoint's files agree with it. `None` for any
     /// other file.
     pub(super) fn finished(&self, path: &Path) -> io::Result<Option<Arc<Model>>> {
-        if !is_of_chunks(path) {
-            return Ok(None);
-        }
+        let Some(index) = listed_by(path) else { return Ok(None) };
         let tree = self.store.tree();
-        let Some(metadata) = found_at(&tree, &beside(path))? else { return Ok(None) };
-        let model = match self.model_beside(path) {
+        let Some(metadata) = found_at(&tree, &index)? else { return Ok(None) };
+        let model = match self.model_of(&index) {
             Ok(model) => model,
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData) => {
                 return Ok(None);
@@ -107,7 +102,7 @@ impl Archive {
         };
         let own = path.file_name().unwrap_or_default();
         let mut is_listed = false;
-        // If a copy gets `.metadata` first, all its chunks are later. A mixture of earlier and later chunks is of two
+        // If a copy gets the index first, all its chunks are later. A mixture of earlier and later chunks is of two
         // saves.
         let (mut earlier, mut later) = (false, false);
         for (name, least) in model.files() {
@@ -129,13 +124,11 @@ impl Catalog {
     /// The state of a durable file whose model is from [`Archive::finished`]. A chunk of an unfinished save is no
     /// state of its lineage. A copy of a decoded object is compared first.
     pub(super) fn unless_unfinished(&mut self, path: &Path, model: Option<&Model>, state: State) -> State {
-        if !is_of_chunks(path) || !matches!(state, State::Sealed(_)) {
-            return state;
-        }
+        let Some(index) = listed_by(path).filter(|_| matches!(state, State::Sealed(_))) else { return state };
         let durable = |path: &Path| self.get(path).is_some_and(|entry| entry.state.is_durable());
         let all = |model: &Model| {
             let mut others = model.files().map(|(name, _)| path.with_file_name(name)).filter(|other| other != path);
-            durable(&beside(path)) && others.all(|other| durable(&other))
+            durable(&index) && others.all(|other| durable(&other))
         };
         match model.is_some_and(all) {
             true => {
@@ -147,9 +140,9 @@ impl Catalog {
         }
     }
 
-    /// A `.metadata` or the index of a bundle is durable: the files beside it are looked at again.
+    /// An index is durable: the files beside it are looked at again.
     pub(super) fn metadata_came(&mut self, path: &Path) {
-        if is_metadata(path) || is_index(path) {
+        if is_index(path) {
             self.reconsider(directory(path));
         }
     }
@@ -157,19 +150,18 @@ impl Catalog {
     /// A file came that no sealer examines, or that is too small to be a state. Files that wait for it are examined
     /// again.
     pub(super) fn may_finish(&mut self, path: &Path) {
-        if is_metadata(path) || is_index(path) || is_named_elsewhere(path) {
+        if is_index(path) || is_named_elsewhere(path) {
             self.reconsider(directory(path));
         }
     }
 
-    /// The file at `path` goes, or is being written. If it is a `.metadata`, the files beside it are no finished save
-    /// any more. If it is the index of a bundle, its files with tensors are none.
+    /// The file at `path` goes, or is being written. If it is an index, its files are no finished save any more.
     pub(super) fn may_unfinish(&mut self, path: &Path, objects: &Objects) {
         let index = path;
-        if !is_metadata(path) && !is_index(path) {
+        if !is_index(index) {
             return;
         }
-        let needs = |path: &PathBuf| is_metadata(index) || Shard::of(path).is_some_and(|shard| shard.index == index);
+        let needs = |path: &PathBuf| siblings(path).is_some_and(|siblings| siblings.index == index);
         let states = self.beside(directory(path), |entry| entry.state.waits_or_is_a_state());
         for path in states.into_iter().filter(needs) {
             let object = match self.get(&path).map(|entry| &entry.state) {

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::container::is_shard;
+use crate::container::is_named_elsewhere;
 use crate::encode::{StepError, StepResult};
 use crate::store::durable::{CrashPoint, DeviceFile};
 use crate::store::object::Id;
@@ -140,8 +140,8 @@ impl Archive {
             State::Resident(why) => format!("stays as it is: {why}"),
             _ => format!("sealed, {words}"),
         };
-        // The other files of a bundle may have waited for this one.
-        let completes = is_shard(path) && !matches!(state, State::Resident(ResidentReason::Unfinished));
+        // The other files of its checkpoint may have waited for this one.
+        let completes = is_named_elsewhere(path) && !matches!(state, State::Resident(ResidentReason::Unfinished));
         catalog.advance(path, version, state);
         catalog.result_sealed(path);
         match completes {

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 
 use crate::archive::rounded_up;
-use crate::container::METADATA;
+use crate::container::index_in;
 use crate::store::natural;
 
 use super::format::{causes, lines, name, size, table};
@@ -122,7 +122,7 @@ fn is_overview(path: &Path) -> bool {
 }
 
 fn is_model(directory: &Path) -> bool {
-    directory.join(METADATA).is_file()
+    index_in(directory).is_file()
 }
 
 /// The regular files below a directory, by name; a distributed checkpoint stands for its files. A directory that

@@ -6,22 +6,20 @@
 mod best;
 mod bundle;
 mod dcp;
-mod deepspeed;
 mod description;
 pub mod elasticdl;
 mod flat;
 mod flax;
 mod hdf5;
 mod json;
-mod kinds;
 mod legacy;
 mod made;
 mod magic;
 mod named;
 mod nested;
 mod npy;
-mod npz;
 mod optax;
+mod optimizers;
 mod pairing;
 mod patch;
 mod path;
@@ -33,6 +31,7 @@ mod protobuf;
 mod read;
 mod role;
 mod safetensors;
+mod siblings;
 mod slots;
 mod storages;
 mod table;
@@ -48,12 +47,14 @@ use std::ops::Range;
 use std::path::Path;
 
 pub use crate::hash::Checksum;
-pub use bundle::{Shard, is_index, is_shard, steady::TAIL_BYTES as STEADY_BYTES};
-pub use dcp::{METADATA, Model, is_metadata, is_of_chunks};
+pub use best::best_of_trainer;
+pub use bundle::steady::TAIL_BYTES as STEADY_BYTES;
+pub use dcp::Model;
 pub use description::Description;
 pub use patch::{ChangedTensor, Patch};
 pub use progress::Progress;
 pub use proof::{Trained, is_of_layer};
+pub use siblings::{Siblings, index_in, is_index, is_named_elsewhere, numbers_ranks, siblings};
 pub use table::{InOrder, Order, Table};
 
 use crate::codec::Dtype;
@@ -106,6 +107,11 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// Whether tensors have no names until an index gives them: [`Description::name_chunks`].
+    pub fn is_named_later(self) -> bool {
+        self == Kind::Dcp
+    }
+
     /// The word people are shown.
     pub fn name(self) -> &'static str {
         match self {
@@ -252,7 +258,7 @@ pub struct Tensor {
 
 impl Tensor {
     /// A tensor as a container's reader finds it. Its partners are found once all tensors are known.
-    pub(crate) fn found(
+    pub fn found(
         path: String,
         (dtype, shape): (Dtype, Vec<u64>),
         (role, why): (Role, &'static str),
@@ -309,7 +315,12 @@ impl Tensor {
 /// # Errors
 /// Only those of `src`; `UnexpectedEof` means that the file became shorter meanwhile.
 pub fn describe(src: &dyn ReadAt) -> io::Result<Description> {
-    match read(src) {
+    finished(read(src))
+}
+
+/// The description of a file, whatever its reader says of it.
+fn finished(read: Result<Description, read::Fail>) -> io::Result<Description> {
+    match read {
         Ok(description) => Ok(description),
         Err(read::Fail::Io(e)) => Err(e),
         Err(read::Fail::Bad(why)) => Ok(Description::opaque(why)),
@@ -327,11 +338,9 @@ pub fn describe_at<T: ReadAt>(
     src: &dyn ReadAt,
     open: impl Fn(&Path) -> io::Result<T>,
 ) -> io::Result<Description> {
-    let Some(shard) = Shard::of(path) else {
-        return describe(src);
-    };
+    let Some(shard) = bundle::Shard::of(path) else { return describe(src) };
     match open(&shard.index) {
-        Ok(index) => Description::of_shard(src, &index, &shard),
+        Ok(index) => finished(bundle::describe(src, &index, &shard)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             Ok(Description::opaque("TensorFlow: the .index of its bundle is not there"))
         }
@@ -345,19 +354,14 @@ pub fn describe_at<T: ReadAt>(
 /// # Errors
 /// Those of `src`.
 pub fn cut_short(path: &Path, src: &dyn ReadAt, description: &Description) -> io::Result<Option<String>> {
-    // Its own rules say when a file of chunks is finished.
-    if is_of_chunks(path) {
+    // Its index says when it is finished.
+    if siblings(path).is_some_and(|siblings| siblings.files.is_none()) {
         return Ok(None);
     }
     if description.kind == Kind::Opaque && json::is_json(path) && json::is_cut_short(src)? {
         return Ok(Some("JSON: cut short; a list or an object in it has no end".into()));
     }
     Ok(description.note.clone().filter(|_| description.cut_short))
-}
-
-/// Whether other files say what the tensors in a file are. Equal files may then be of different tensors.
-pub fn is_named_elsewhere(path: &Path) -> bool {
-    is_of_chunks(path) || is_shard(path)
 }
 
 fn read(src: &dyn ReadAt) -> Result<Description, read::Fail> {
@@ -368,7 +372,7 @@ fn read(src: &dyn ReadAt) -> Result<Description, read::Fail> {
             Some(zip) if zips.is_empty() && !torch::is_torch(&zip) && hdf5::is_keras(&zip) => {
                 hdf5::describe_keras(src, zip)
             }
-            Some(zip) if zips.is_empty() && !torch::is_torch(&zip) && npz::is_npz(&zip) => npz::describe(src, zip),
+            Some(zip) if zips.is_empty() && !torch::is_torch(&zip) && npy::is_npz(&zip) => npy::describe_zip(src, zip),
             Some(zip) if zips.is_empty() && !torch::is_torch(&zip) && nested::is_nested(src, &zip)? => {
                 nested::describe(src, zip)
             }

@@ -1,11 +1,13 @@
-//! Arrays as numpy saves them, one or several in a row: a magic number, a header that is text of a Python dict, and the
-//! elements.
+//! Arrays as numpy saves them, one or several in a row, or each in a record of a zip: a magic number, a header that is
+//! text of a Python dict, and the elements.
 
 use std::ops::Range;
 
-use super::named::UNKNOWN;
+use super::named::{self, UNKNOWN};
+use super::patch::Crcs;
 use super::proof::Training;
 use super::read::{Fail, bad, begins_with};
+use super::zip::Zip;
 use super::{Description, Kind, ReadAt, Role, Tensor};
 use crate::codec::Dtype;
 
@@ -238,6 +240,65 @@ impl<'t> Text<'t> {
     }
 }
 
+/// The record of an array has the array's name and this suffix.
+const SUFFIX: &[u8] = b".npy";
+
+/// Whether the zip has arrays in it.
+pub(super) fn is_npz(zip: &Zip) -> bool {
+    zip.records.iter().any(|record| zip.name(record).ends_with(SUFFIX))
+}
+
+/// Describes an npz file: a zip with one `NAME.npy` for each array. A record has a header before the elements, so its CRC
+/// is not the tensor's. Compressed records and unknown arrays are left out: their bytes stay exact.
+pub(super) fn describe_zip(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fail> {
+    let (mut tensors, mut heads, mut of_tensor) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut compressed, mut others) = (0, 0);
+    for (number, record) in zip.records.iter().enumerate() {
+        let name = zip.name(record).strip_suffix(SUFFIX).map(std::str::from_utf8);
+        let Some(Ok(name)) = name else {
+            others += 1;
+            continue;
+        };
+        if !record.stored {
+            compressed += 1;
+            continue;
+        }
+        let array = match read(src, &record.payload) {
+            Ok(array) => array,
+            Err(Fail::Io(error)) => return Err(error.into()),
+            Err(Fail::Bad(_) | Fail::CutShort(_)) => {
+                others += 1;
+                continue;
+            }
+        };
+        if array.extent.is_empty() {
+            continue;
+        }
+        let role = match array.dtype {
+            Some(dtype) => named::role(name, dtype, "floating point, in an npz file"),
+            None => UNKNOWN,
+        };
+        // At most 10,012 bytes.
+        let mut head = vec![0; (array.extent.start - record.payload.start) as usize];
+        src.read_exact_at(&mut head, record.payload.start)?;
+        heads.push((crc32fast::hash(&head), array.extent.end - array.extent.start));
+        of_tensor.push(number as u32);
+        tensors.push(Tensor::found(name.to_string(), array.elements(), role, array.extent));
+    }
+    let odd = [
+        (compressed, "arrays are compressed (save with numpy.savez to shrink them)"),
+        (others, "records are no array that stepfs looks into"),
+    ];
+    let odd: Vec<String> = odd.into_iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
+    let note = (!odd.is_empty()).then(|| format!("npz: {}", odd.join(", ")));
+    if let (true, Some(note)) = (tensors.is_empty(), &note) {
+        return bad(note);
+    }
+    let training = named::relate(&mut tensors);
+    let zip = Some(Crcs::new(zip, of_tensor, None).with_heads(heads));
+    Ok(Description { note, zip, ..Description::new(Kind::Npz, tensors, training) })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -291,15 +352,7 @@ mod tests {
         let dims = format!("({})", "1,".repeat(65));
         let with = |shape: &str| format!("{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}");
         for shape in [
-            "(5,)",
-            "(4, 4294967296, 4294967296)",
-            "(-4,)",
-            "(4",
-            "4",
-            "(4 4)",
-            "(,)",
-            "(99999999999999999999,)",
-            &dims,
+            "(5,)", "(4, 4294967296, 4294967296)", "(-4,)", "(4", "4", "(4 4)", "(,)", "(99999999999999999999,)", &dims,
         ] {
             assert_eq!(found(&with(shape), 16), None, "{shape}");
         }

@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
-use super::kinds::is_real;
+use super::optimizers::is_real;
 use super::proof::{BY_NAME, Trained, Training};
 use super::slots::{self, Optimizers, Parameter, Standing};
 use super::{Role, Tensor, pairing};
@@ -44,10 +44,8 @@ struct State<'t> {
 /// Finds pairs and proofs among the tensors of a file, by ascending extent. `others` are the paths of all that is no
 /// tensor.
 pub(super) fn relate(tensors: &mut [Tensor], others: &[String]) -> Training {
-    let mut standings: Vec<Option<Standing>> = tensors
-        .iter()
-        .map(|tensor| Some(Standing::Listed { mapping: 0, key: tensor.path.clone(), average: false }))
-        .collect();
+    let listed = |mapping: u32, key: &str, average: bool| Standing::Listed { mapping, key: key.to_string(), average };
+    let mut standings: Vec<_> = tensors.iter().map(|tensor| Some(listed(0, &tensor.path, false))).collect();
     let mut optimizers = Optimizers::default();
     let (mut of_states, mut proven, mut adams) = (Vec::new(), Vec::new(), Vec::new());
     let places: HashMap<&str, usize> = tensors.iter().enumerate().map(|(at, t)| (t.path.as_str(), at)).collect();
@@ -65,25 +63,21 @@ pub(super) fn relate(tensors: &mut [Tensor], others: &[String]) -> Training {
         for (prefix, parameters) in &found {
             let next = models.len() as u32 + 1;
             let mapping = *models.entry(*prefix).or_insert(next);
-            let average = slots::names_average(prefix);
             for (key, parameter) in parameters {
-                standings[*parameter] = Some(Standing::Listed { mapping, key: key.to_string(), average });
+                standings[*parameter] = Some(listed(mapping, key, slots::names_average(prefix)));
             }
         }
         of_states.extend(state.trees.values().flat_map(|tree| tree.values().copied()));
-        match state.trees.get(MOMENTUM) {
-            Some(trace) => {
-                optimizers.groups.insert(owner, Rc::new(vec![trace.len() as u64]));
-                for (name, &tensor) in trace {
-                    let (parameter, slot) = (Parameter::Name(name.to_string()), "momentum_buffer".to_string());
-                    standings[tensor] = Some(Standing::Slot { owner, parameter, slot });
-                }
-            }
-            None => {
-                let mut trained = Trained { count: first.len() as u64, ..Trained::default() };
-                first.values().for_each(|&mu| *trained.shapes.entry(tensors[mu].shape.clone()).or_default() += 1);
-                adams.push(trained);
-            }
+        let Some(trace) = state.trees.get(MOMENTUM) else {
+            let mut trained = Trained { count: first.len() as u64, ..Trained::default() };
+            first.values().for_each(|&mu| *trained.shapes.entry(tensors[mu].shape.clone()).or_default() += 1);
+            adams.push(trained);
+            continue;
+        };
+        optimizers.groups.insert(owner, Rc::new(vec![trace.len() as u64]));
+        for (name, &tensor) in trace {
+            let (parameter, slot) = (Parameter::Name(name.to_string()), "momentum_buffer".to_string());
+            standings[tensor] = Some(Standing::Slot { owner, parameter, slot });
         }
     }
     for tensor in of_states {

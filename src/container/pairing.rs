@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::flat::Flat;
-use super::kinds::{self, FULL, Slots, State, is_real};
+use super::optimizers::{Slots, State, doubt, is_full, is_real};
 use super::role;
 use super::slots::{self, Optimizers, Parameter, Standing};
 use super::{Role, Tensor};
@@ -47,7 +47,6 @@ pub(super) fn refine(tensors: &mut [Tensor], standings: &[Option<Standing>], opt
             (None, _) => HashMap::new(),
         };
         for (parameter, slots) in parameters {
-            let mut misfit = false;
             let claimed = match parameter {
                 Parameter::Number(n) => numbered.get(n).copied(),
                 Parameter::Name(name) => weights.by_name(name),
@@ -55,22 +54,20 @@ pub(super) fn refine(tensors: &mut [Tensor], standings: &[Option<Standing>], opt
             };
             let shape = full_shape(tensors, slots);
             let of = claimed.filter(|&w| shape == Some(&tensors[w].shape));
-            if let (Parameter::Name(_), Some(_), None) = (parameter, claimed, of) {
-                misfit = shape.is_some();
-            }
+            let is_misfit =
+                matches!(parameter, Parameter::Name(_)) && claimed.is_some() && of.is_none() && shape.is_some();
             let known = match (parameter, groups) {
                 (Parameter::Number(n), Some(groups)) => *n < groups.iter().fold(0, |a, &g| a.saturating_add(g)),
                 (_, groups) => groups.is_some_and(|groups| !groups.is_empty()),
             };
             let foreign = optimizers.foreign.get(&(*owner, (*parameter).clone())).map_or(&[][..], Vec::as_slice);
-            let found = match misfit {
-                true => kinds::doubt(slots, "named like optimizer state, but not of its parameter's shape"),
-                false => kinds::kinds(&State { tensors, slots, foreign, known, matched: of.is_some() }),
+            let found = match is_misfit {
+                true => doubt(slots, "named like optimizer state, but not of its parameter's shape"),
+                false => State { tensors, slots, foreign, known, matched: of.is_some() }.verdicts(),
             };
             for verdict in found {
-                let full = slots.iter().any(|&(slot, i)| i == verdict.tensor && FULL.contains(&slot));
                 done[verdict.tensor] = true;
-                verdicts.push((verdict, of.filter(|_| full)));
+                verdicts.push((verdict, of));
             }
         }
     }
@@ -78,7 +75,7 @@ pub(super) fn refine(tensors: &mut [Tensor], standings: &[Option<Standing>], opt
         let tensor = &mut tensors[verdict.tensor];
         (tensor.role, tensor.why, tensor.partner) = (verdict.role, verdict.why, verdict.partner);
         tensor.used = verdict.used;
-        tensor.of = of.filter(|_| verdict.role != Role::Other);
+        tensor.of = of.filter(|_| !matches!(verdict.role, Role::Other | Role::Optimizer));
     }
     for (i, tensor) in tensors.iter_mut().enumerate() {
         if !done[i] && tensor.role == Role::Optimizer && role::by_name_only(tensor.why) {
@@ -173,7 +170,7 @@ fn weights_by_name(
 
 /// The shape that all full slots of one parameter have.
 fn full_shape<'t>(tensors: &'t [Tensor], slots: &Slots) -> Option<&'t Vec<u64>> {
-    let mut shapes = slots.iter().filter(|(slot, _)| FULL.contains(slot)).map(|&(_, i)| &tensors[i]);
+    let mut shapes = slots.iter().filter(|(slot, _)| is_full(slot)).map(|&(_, i)| &tensors[i]);
     // ASGD's `mu` is one number, and Adam's by another name.
     let many: Vec<_> = shapes.by_ref().filter(|t| !(t.shape.is_empty() && slots.len() > 2)).map(|t| &t.shape).collect();
     let (first, rest) = many.split_first()?;

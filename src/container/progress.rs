@@ -4,6 +4,8 @@ use std::collections::HashSet;
 
 use super::pickle::{Graph, Item, Node};
 use super::walk::pairs;
+use super::{Description, Kind, Role, Tensor};
+use crate::codec::Dtype;
 
 /// What a file itself counts of its training.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -20,24 +22,8 @@ pub struct Progress {
 
 /// Names of counters at the root of a checkpoint.
 const COUNTERS: [&str; 18] = [
-    "epoch",
-    "current_epoch",
-    "step",
-    "global_step",
-    "global_steps",
-    "steps",
-    "iteration",
-    "iterations",
-    "iter",
-    "iter_num",
-    "it",
-    "current_step",
-    "num_updates",
-    "n_iter",
-    "update",
-    "updates",
-    "n_updates",
-    "num_timesteps",
+    "epoch", "current_epoch", "step", "global_step", "global_steps", "steps", "iteration", "iterations", "iter",
+    "iter_num", "it", "current_step", "num_updates", "n_iter", "update", "updates", "n_updates", "num_timesteps",
 ];
 
 /// Containers between the root and an optimizer. Lightning has a list, and a GAN's trainer mappings by name.
@@ -169,5 +155,57 @@ fn second_decay(graph: &Graph, group: &[(Item, Item)]) -> Option<f64> {
     match stated {
         Item::Float(decay) => Some(decay).filter(|decay| (0.0..1.0).contains(decay)),
         _ => None,
+    }
+}
+
+impl Description {
+    /// The number that counts the iterations of its optimizer: torch has a `step` of each parameter, as fp32; Keras one
+    /// of all and optax a `count` in each state, as integers.
+    pub fn step(&self) -> Option<&Tensor> {
+        let is_one = |t: &&Tensor| t.role == Role::Optimizer && t.shape.iter().product::<u64>() == 1;
+        self.tensors.iter().filter(is_one).find(|t| is_step(self.kind, t))
+    }
+}
+
+fn is_step(kind: Kind, tensor: &Tensor) -> bool {
+    let separators = ['/', '.'];
+    let (above, name) = tensor.path.rsplit_once(separators).unwrap_or_default();
+    match kind {
+        Kind::Keras | Kind::Hdf5 => {
+            let is_count = (above == "optimizer/vars" && name == "0")
+                || (above.starts_with("optimizer_weights/") && name == "iteration");
+            is_count && [Dtype::I32, Dtype::I64].contains(&tensor.dtype)
+        }
+        Kind::Flax => name == "count" && tensor.dtype == Dtype::I32,
+        _ => name == "step" && above.split(separators).any(|part| part == "state") && tensor.dtype == Dtype::F32,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_known_by_name_and_type() {
+        let known = |kind: Kind, path: &str, dtype: Dtype| {
+            let role = (Role::Optimizer, "test");
+            is_step(kind, &Tensor::found(path.to_string(), (dtype, Vec::new()), role, 0..dtype.size() as u64))
+        };
+        for path in ["optimizer/state/0/step", "optim/state/h.weight/step", "optimizer/state.h.weight.step"] {
+            assert!(known(Kind::TorchZip, path, Dtype::F32), "{path}");
+        }
+        assert!(known(Kind::Keras, "optimizer/vars/0", Dtype::I64));
+        assert!(known(Kind::Hdf5, "optimizer_weights/adam/iteration", Dtype::I64));
+        assert!(known(Kind::Flax, "opt_state/0/count", Dtype::I32));
+        for (kind, path, dtype) in [
+            (Kind::Flax, "opt_state/0/count", Dtype::F32),
+            (Kind::Keras, "optimizer/vars/1", Dtype::I64),
+            (Kind::Keras, "optimizer/vars/0", Dtype::F32),
+            (Kind::TorchZip, "optimizer/vars/0", Dtype::I64),
+            (Kind::TorchZip, "optimizer/step", Dtype::F32),
+            (Kind::TorchZip, "step", Dtype::F32),
+        ] {
+            assert!(!known(kind, path, dtype), "{path}");
+        }
     }
 }

@@ -13,7 +13,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::flat::Flat;
-use super::kinds::FULL;
+use super::optimizers::is_full;
 use super::slots::{Optimizers, Parameter, Standing};
 use super::{Role, Tensor, Use, role};
 
@@ -142,7 +142,7 @@ fn shape_of(slots: &[(&str, &Tensor)]) -> Option<Vec<u64>> {
     // Also in a mapping or an object that is a slot (bitsandbytes, torchao).
     let full = slots
         .iter()
-        .filter(|(slot, _)| slot.split('/').any(|part| FULL.contains(&part)))
+        .filter(|(slot, _)| slot.split('/').any(is_full))
         .max_by_key(|(_, tensor)| tensor.extent.end - tensor.extent.start);
     if let Some((_, tensor)) = full {
         return Some(tensor.shape.clone());
@@ -422,11 +422,7 @@ mod tests {
     #[test]
     fn layers_call_their_parameters_so() {
         for name in [
-            "h.0.attn.weight",
-            "dense/kernel",
-            "q.lora_A.default.weight",
-            "mlp.gate_up_proj",
-            "rnn.weight_ih_l0",
+            "h.0.attn.weight", "dense/kernel", "q.lora_A.default.weight", "mlp.gate_up_proj", "rnn.weight_ih_l0",
             "rnn.bias_hh_l0",
         ] {
             assert!(is_of_layer(name), "{name}");

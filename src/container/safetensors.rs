@@ -4,9 +4,9 @@ use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use super::proof::Training;
+use super::named::{self, Array};
 use super::read::{Fail, bad, cut_short};
-use super::{Description, Kind, ReadAt, Tensor, named};
+use super::{Description, Kind, ReadAt};
 use crate::codec::Dtype;
 
 /// Largest header looked at: the reference implementation's own limit.
@@ -43,45 +43,17 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
         Err(e) => return bad(format!("safetensors: the header is not valid: {e}")),
     };
     drop(json);
-    let (tensors, training) = tensors(header, payload, size)?;
-    Ok(Some(Description::new(Kind::Safetensors, tensors, training)))
-}
-
-fn tensors(header: Header, payload: u64, size: u64) -> Result<(Vec<Tensor>, Training), Fail> {
-    let mut tensors = Vec::with_capacity(header.0.len());
-    for (path, info) in header.0 {
-        let (from, to) = info.data_offsets;
-        if from > to || to > size - payload {
-            return cut_short("safetensors: a tensor lies beyond the end of the file");
-        }
-        let len = to - from;
-        let elements = info.shape.0.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
-        let Some(elements) = elements else {
-            return bad("safetensors: a shape is too large");
+    let mut arrays = Vec::with_capacity(header.0.len());
+    for (name, Info { dtype, shape, data_offsets: (from, to) }) in header.0 {
+        let (Some(start), Some(end)) = (payload.checked_add(from), payload.checked_add(to)) else {
+            return bad("safetensors: an offset is too large");
         };
-        let extent = payload + from..payload + to;
-        let Some(dtype) = Dtype::from_name(&info.dtype) else {
-            if len > 0 {
-                tensors.push(Tensor::found(path, (Dtype::U8, vec![len]), named::UNKNOWN, extent));
-            }
-            continue;
-        };
-        if elements.checked_mul(dtype.size() as u64) != Some(len) {
-            return bad("safetensors: a shape does not fit its offsets");
-        }
-        if len == 0 {
-            continue;
-        }
-        let role = named::role(&path, dtype, "floating point, in a safetensors file");
-        tensors.push(Tensor::found(path, (dtype, info.shape.0), role, extent));
+        arrays.push(Array { name, dtype: Dtype::from_name(&dtype), shape: shape.0, extent: start..end });
     }
-    tensors.sort_by_key(|t| t.extent.start);
-    if tensors.windows(2).any(|w| w[1].extent.start < w[0].extent.end) {
-        return bad("safetensors: tensors overlap");
-    }
+    let description = named::describe(Kind::Safetensors, size, arrays, "floating point, in a safetensors file")?;
     // The format's own library wants every byte to be some tensor's, and refuses to load anything else.
     let mut end = payload;
-    for tensor in &tensors {
+    for tensor in &description.tensors {
         if tensor.extent.start != end {
             return bad("safetensors: bytes between its tensors belong to none");
         }
@@ -90,11 +62,7 @@ fn tensors(header: Header, payload: u64, size: u64) -> Result<(Vec<Tensor>, Trai
     if end != size {
         return bad("safetensors: bytes behind its tensors");
     }
-    if Description::has_twins(&tensors) {
-        return bad("safetensors: two tensors have the same name");
-    }
-    let training = named::relate(&mut tensors);
-    Ok((tensors, training))
+    Ok(Some(description))
 }
 
 /// The entries of the JSON object, in order, with duplicates.

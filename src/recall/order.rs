@@ -5,7 +5,7 @@ use std::io;
 use std::ops::Range;
 
 use crate::codec::TILE_BYTES;
-use crate::container::{Kind, Order, ReadAt, describe};
+use crate::container::{Order, ReadAt, describe};
 use crate::store::Damage;
 use crate::store::object::gaps;
 
@@ -44,9 +44,9 @@ pub fn order(chain: &Chain) -> Result<Order, ReadError> {
     }
     let skeleton = Skeleton { places, bytes, len };
     let description = describe(&skeleton).map_err(|error| ReadError::object(leaf.header().id, error))?;
-    match description.kind {
-        Kind::ElasticDl => Ok(Order::of(&description)),
-        _ => Err(wrong("the order of its rows is lost")),
+    match description.tables.is_empty() {
+        false => Ok(Order::of(&description)),
+        true => Err(wrong("the order of its rows is lost")),
     }
 }
 

@@ -7,6 +7,8 @@
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use crate::container::numbers_ranks;
+
 /// Words before a number that counts training.
 const STEP_WORDS: [&str; 12] =
     ["checkpoint", "ckpt", "chkpt", "cp", "step", "steps", "iter", "iteration", "it", "epoch", "ep", "update"];
@@ -34,26 +36,8 @@ const SCORES: [&str; 14] =
 const OTHER_RESULTS: [&str; 5] = ["metric", "val", "valid", "test", "kl"];
 /// Words before a setting of the run.
 const SETTING_WORDS: [&str; 20] = [
-    "lr",
-    "wd",
-    "decay",
-    "rate",
-    "lambda",
-    "alpha",
-    "beta",
-    "gamma",
-    "eps",
-    "dropout",
-    "tau",
-    "temp",
-    "temperature",
-    "momentum",
-    "sigma",
-    "noise",
-    "scale",
-    "ratio",
-    "clip",
-    "dim",
+    "lr", "wd", "decay", "rate", "lambda", "alpha", "beta", "gamma", "eps", "dropout", "tau", "temp", "temperature",
+    "momentum", "sigma", "noise", "scale", "ratio", "clip", "dim",
 ];
 /// Words that count training alone, and name a rank beside another such word: `tp0_pp1_ep3` is an expert-parallel rank.
 const EITHER: [&str; 2] = ["ep", "cp"];
@@ -278,7 +262,7 @@ fn counted(path: &Path, varying: impl Fn(&[String]) -> Option<usize>) -> Counted
     let after = |words: &[&str]| counts.iter().rev().find(|(word, _)| words.contains(word));
     let fine = after(&FINE_WORDS).or_else(|| after(&[TRAINERS]));
     let worded = fine.or_else(|| after(&STEP_WORDS));
-    // ElasticDL's versions are the only others.
+    // Versions of shards are the only others.
     let is_version = varies.is_some_and(|at| is_version(&folded_names, at));
     let (is_worded, is_fine) = (worded.is_some() || is_version, fine.is_some());
     let step = worded.or(counts.first()).map(|(_, step)| *step);
@@ -311,8 +295,16 @@ fn varies_with(components: &[String], at: usize, varying: usize) -> bool {
     at == varying || at < varying && step(at).is_some() && step(at) == step(varying)
 }
 
-/// The component that may vary: the deepest that counts training, else the last if it has a number at all.
+/// The component that may vary: the deepest that counts training, else the last if it has a number at all. A name of
+/// numbers with points between them is a setting or a place in a grid, as `0.1`.
 fn varying(components: &[String]) -> Option<usize> {
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+    if let [above @ .., name] = components
+        && name.contains('.')
+        && name.split('.').all(is_number)
+    {
+        return above.iter().rposition(|name| has_step(name)).or_else(|| above.iter().position(|name| counts(name)));
+    }
     let counts_steps = |at: usize, name: &str| has_step(name) || is_version(components, at);
     let step = components.iter().enumerate().rev().find(|(at, name)| counts_steps(*at, name));
     if let Some((at, _)) = step {
@@ -327,7 +319,7 @@ fn varying(components: &[String]) -> Option<usize> {
     }
 }
 
-/// Whether a component names one of ElasticDL's versions, with shards in it. Elsewhere (Lightning) a version is a run.
+/// Whether a component names a version with shards in it. Elsewhere a version is a run.
 fn is_version(components: &[String], at: usize) -> bool {
     let sharded = components.last().is_some_and(|name| name.contains(OF));
     sharded && at + 2 == components.len() && numbers(&components[at]).iter().any(|number| number.word == "version")
@@ -351,8 +343,7 @@ struct Number<'a> {
 /// The runs of digits in a name, with the word before each.
 fn numbers(name: &str) -> Vec<Number<'_>> {
     let bytes = name.as_bytes();
-    // torch's distributed checkpoint names the files of its ranks like this.
-    let of_rank = name.starts_with("__") && name.ends_with(".distcp");
+    let of_rank = numbers_ranks(name);
     let mut numbers = Vec::new();
     let mut at = 0;
     while at < bytes.len() {

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use crate::cli::source::Local;
-use crate::container::{Kind, METADATA, Model, Tensor, describe_at, is_of_chunks};
+use crate::container::{Model, Siblings, Tensor, describe_at, index_in, siblings};
 use crate::store::object::Object;
 use crate::store::{name_bytes, open_aside};
 
@@ -62,15 +62,14 @@ pub(super) fn of(path: &Path) -> Result<Report> {
     if path.is_dir() { of_model(path) } else { of_file(path) }.with_context(|| path.display().to_string())
 }
 
-/// Describes a file. Chunks of a distributed checkpoint get their names from the `.metadata` beside it.
+/// Describes a file. Chunks of a distributed checkpoint get their names from the index beside it.
 fn of_file(path: &Path) -> Result<Report> {
     let file = open_aside(path)?;
     let mut description = describe_at(path, &file, open_aside)?;
-    if is_of_chunks(path) {
-        let metadata = path.with_file_name(METADATA);
-        match open_aside(&metadata).and_then(|file| Model::read(&file)) {
+    if let Some(Siblings { index, files: None }) = siblings(path) {
+        match open_aside(&index).and_then(|file| Model::read(&file)) {
             Ok(model) => description.name_chunks(path, &model),
-            Err(error) => description.note = Some(format!("no names: {}: {error}", metadata.display())),
+            Err(error) => description.note = Some(format!("no names: {}: {error}", index.display())),
         }
     }
     let object = object_of(path);
@@ -91,8 +90,10 @@ fn of_file(path: &Path) -> Result<Report> {
 
 /// Describes a distributed checkpoint: its whole tensors, regardless of how the ranks split them.
 fn of_model(path: &Path) -> Result<Report> {
-    let metadata = open_aside(&path.join(METADATA)).with_context(|| {
-        format!("this directory has no {METADATA}, so it is no distributed checkpoint; name a file in it")
+    let index = index_in(path);
+    let metadata = open_aside(&index).with_context(|| {
+        let name = index.file_name().unwrap_or_default().display();
+        format!("this directory has no {name}, so it is no distributed checkpoint; name a file in it")
     })?;
     let model = Model::read(&metadata)?;
     let wholes: HashSet<&str> = model.tensors().iter().map(|tensor| tensor.path.as_str()).collect();
@@ -114,7 +115,7 @@ fn of_model(path: &Path) -> Result<Report> {
     Ok(Report {
         path: path.display().to_string(),
         path_bytes: name_bytes(path),
-        container: Kind::Dcp.name(),
+        container: model.kind().name(),
         note: Some(match gone {
             0 => format!("whole, from {} files", files.len()),
             gone => format!("{gone} of {} files are not there", files.len()),

@@ -3,6 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use super::super::optimizers::keras_slots;
 use super::super::read::{Fail, bad};
 use super::table::MAX_NAME;
 use super::wire::{Fields, Value};
@@ -22,7 +23,7 @@ struct Node<'a> {
 #[derive(Debug, PartialEq)]
 pub(super) struct Slot<'a> {
     pub(super) key: &'a str,
-    /// The key of the parameter that it is state of, and its slot as `container/kinds.rs` knows it.
+    /// The key of the parameter that it is state of, and its slot as `container/optimizers.rs` knows it.
     pub(super) of: Option<(&'a str, &'static str)>,
     /// Number of its optimizer.
     pub(super) optimizer: usize,
@@ -37,20 +38,6 @@ pub(super) struct Graph<'a> {
     pub(super) slots: Vec<Slot<'a>>,
     /// Keys of the variables that optimizers train.
     pub(super) trained: HashSet<&'a str>,
-}
-
-/// The ends of the names that Keras's optimizers give their variables, and the slots that they are. A variable of
-/// another name belongs to an optimizer that stepfs does not know, or to an option.
-fn slots_of(optimizer: &str) -> &'static [(&'static str, &'static str)] {
-    let numbered = optimizer.trim_end_matches(|c: char| c.is_ascii_digit());
-    let name = if numbered.len() < optimizer.len() { numbered.strip_suffix('_') } else { Some(optimizer) };
-    match name {
-        Some("adam" | "adam_w" | "adamw") => &[("_momentum", "m"), ("_velocity", "v")],
-        Some("adamax") => &[("_momentum", "exp_avg"), ("_norm", "exp_inf")],
-        Some("sgd") => &[("_momentum", "momentum_buffer")],
-        Some("rmsprop" | "rm_sprop") => &[("_velocity", "square_avg"), ("_momentum", "momentum_buffer")],
-        _ => &[],
-    }
 }
 
 impl<'a> Graph<'a> {
@@ -102,7 +89,7 @@ impl<'a> Graph<'a> {
                 slots.push(Slot { key, of: None, optimizer });
                 continue;
             };
-            let known = slots_of(owner).iter().find_map(|(end, slot)| Some((name.strip_suffix(end)?, *slot)));
+            let known = keras_slots(owner).iter().find_map(|(end, slot)| Some((name.strip_suffix(end)?, *slot)));
             let of = known.and_then(|(name, slot)| Some(((*parameters.get(name)?)?, slot)));
             is_known &= *first.get_or_insert(owner) == owner;
             is_known &= of.is_some() || ["iteration", "learning_rate"].contains(&name);

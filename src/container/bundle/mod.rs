@@ -10,7 +10,6 @@ mod table;
 mod wire;
 
 use std::collections::HashMap;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use self::graph::Graph;
@@ -50,9 +49,9 @@ const OF_OPTIMIZER: (Role, &str) = (Role::Optimizer, "a variable of an optimizer
 
 /// A file's part in its bundle.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shard {
+pub(super) struct Shard {
     /// The index beside it.
-    pub index: PathBuf,
+    pub(super) index: PathBuf,
     number: u64,
     of: u64,
     prefix: PathBuf,
@@ -60,7 +59,7 @@ pub struct Shard {
 
 impl Shard {
     /// By the name of a file with tensors; `None` for any other.
-    pub fn of(path: &Path) -> Option<Shard> {
+    pub(super) fn of(path: &Path) -> Option<Shard> {
         let name = path.file_name()?.to_str()?;
         let (prefix, numbers) = name.rsplit_once(".data-")?;
         let (number, of) = numbers.split_once("-of-")?;
@@ -74,19 +73,9 @@ impl Shard {
     }
 
     /// All files with tensors of its bundle.
-    pub fn files(&self) -> impl Iterator<Item = PathBuf> {
+    pub(super) fn files(&self) -> impl Iterator<Item = PathBuf> {
         (0..self.of).map(|number| with_end(&self.prefix, &format!(".data-{number:05}-of-{:05}", self.of)))
     }
-}
-
-/// Whether a file has the name of one with tensors.
-pub fn is_shard(path: &Path) -> bool {
-    Shard::of(path).is_some()
-}
-
-/// Whether a file has the name of an index.
-pub fn is_index(path: &Path) -> bool {
-    path.extension().is_some_and(|extension| extension == "index")
 }
 
 fn with_end(prefix: &Path, end: &str) -> PathBuf {
@@ -95,21 +84,8 @@ fn with_end(prefix: &Path, end: &str) -> PathBuf {
     PathBuf::from(name)
 }
 
-impl Description {
-    /// Describes a file with tensors of a bundle, by its index.
-    ///
-    /// # Errors
-    /// As [`super::describe`].
-    pub fn of_shard(src: &dyn ReadAt, index: &dyn ReadAt, shard: &Shard) -> io::Result<Description> {
-        match describe(src, index, shard) {
-            Ok(description) => Ok(description),
-            Err(Fail::Io(error)) => Err(error),
-            Err(Fail::Bad(why) | Fail::CutShort(why)) => Ok(Description::opaque(why)),
-        }
-    }
-}
-
-fn describe(src: &dyn ReadAt, index: &dyn ReadAt, shard: &Shard) -> Result<Description, Fail> {
+/// Describes a file with tensors of a bundle, by its index.
+pub(super) fn describe(src: &dyn ReadAt, index: &dyn ReadAt, shard: &Shard) -> Result<Description, Fail> {
     let Table { shards, mut entries } = table::read(index)?;
     if shards != shard.of {
         return bad("TensorFlow: the index is of another number of files");

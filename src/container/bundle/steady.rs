@@ -22,7 +22,7 @@ const WINDOW: usize = 1 << 20;
 
 /// CRC-32Cs of a file's tensors, each with its tail.
 #[derive(Clone, Debug, Default)]
-pub(in super::super) struct Steady {
+pub(crate) struct Steady {
     pub(super) crcs: Vec<u32>,
 }
 
@@ -36,7 +36,7 @@ impl Tensor {
 
 impl Steady {
     /// Whether each tensor has its CRC.
-    pub(in super::super) fn is_intact(&self, tensors: &[Tensor], src: &(dyn ReadAt + Sync)) -> io::Result<bool> {
+    pub(crate) fn is_intact(&self, tensors: &[Tensor], src: &(dyn ReadAt + Sync)) -> io::Result<bool> {
         let intact = tensors.par_iter().zip(&self.crcs).map(|(tensor, crc)| -> io::Result<bool> {
             let (mut at, end) = (tensor.extent.start, tensor.extent.end + tensor.tail());
             let (mut found, mut buf) = (0, vec![0; ((end - at) as usize).min(WINDOW)]);
@@ -52,7 +52,7 @@ impl Steady {
     }
 
     /// The tails with which the changed tensors keep their CRCs.
-    pub(in super::super) fn patches(
+    pub(crate) fn patches(
         &self,
         tensors: &[Tensor],
         src: &dyn ReadAt,

@@ -13,9 +13,6 @@ mod tests;
 
 pub use model::Model;
 
-use std::ffi::OsStr;
-use std::path::Path;
-
 use super::patch::Crcs;
 use super::pickle;
 use super::proof::Training;
@@ -26,21 +23,7 @@ use super::walk::walk;
 use super::zip::Zip;
 use super::{Description, Kind, ReadAt, Role, Tensor};
 
-/// Name of the file that makes a directory a checkpoint.
-pub const METADATA: &str = ".metadata";
-
 const UNNAMED: &str = "its name stands in .metadata, which does not tell it";
-
-/// Whether a file has the name of a rank's chunks. A file with one chunk only looks like any file of torch.save inside,
-/// so the name must tell.
-pub fn is_of_chunks(file: &Path) -> bool {
-    file.extension() == Some(OsStr::new("distcp"))
-}
-
-/// Whether a file has the name of a `.metadata`.
-pub fn is_metadata(file: &Path) -> bool {
-    file.file_name() == Some(OsStr::new(METADATA))
-}
 
 /// Describes a file that is this chain of zips. Its tensors are called by the number of their zip.
 pub(super) fn describe(src: &dyn ReadAt, zips: Vec<Zip>) -> Result<Description, Fail> {

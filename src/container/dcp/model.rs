@@ -15,7 +15,7 @@ use super::super::proof::{Trained, Training};
 use super::super::read::{Fail, bad};
 use super::super::storages::Storages;
 use super::super::walk::walk;
-use super::super::{Description, ReadAt, Role, Tensor};
+use super::super::{Description, Kind, ReadAt, Role, Tensor};
 use super::metadata::{self, Key, Metadata, Whole};
 
 /// The tensors of a distributed checkpoint, as a whole.
@@ -58,6 +58,11 @@ impl Model {
             Err(Fail::Io(error)) => Err(error),
             Err(Fail::Bad(why) | Fail::CutShort(why)) => Err(io::Error::new(io::ErrorKind::InvalidData, why)),
         }
+    }
+
+    /// The container of its files.
+    pub fn kind(&self) -> Kind {
+        Kind::Dcp
     }
 
     /// All tensors, whole. Their extents are places in no file.

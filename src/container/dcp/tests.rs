@@ -5,8 +5,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::super::{ChangedTensor, Description, Kind, Role, Tensor, describe};
-use super::{METADATA, Model, is_of_chunks};
+use super::Model;
+use crate::container::{Siblings, siblings};
 
+const METADATA: &str = ".metadata";
 const RANKS: [&str; 2] = ["__0_0.distcp", "__1_0.distcp"];
 
 fn file(name: &str) -> Vec<u8> {
@@ -168,6 +170,7 @@ fn no_shortened_chain_does_harm() {
 
 #[test]
 fn files_of_chunks_are_known_by_their_name() {
-    assert!(is_of_chunks(Path::new("step_1/__0_3.distcp")));
-    assert!(!is_of_chunks(Path::new("tiny.pt")) && !is_of_chunks(Path::new(METADATA)));
+    let index = Siblings { index: "step_1/.metadata".into(), files: None };
+    assert_eq!(siblings(Path::new("step_1/__0_3.distcp")), Some(index));
+    assert!(siblings(Path::new("tiny.pt")).is_none() && siblings(Path::new(METADATA)).is_none());
 }

@@ -8,12 +8,10 @@
 //! tensors, so the file's other bytes give the order of its rows.
 
 mod message;
-mod names;
 mod reshard;
 #[cfg(test)]
 pub(super) mod tests;
 
-pub use names::{Shard, shard_of};
 pub use reshard::{Refusal, Reshard, Source};
 
 use std::collections::HashSet;
@@ -23,6 +21,7 @@ use super::read::Fail;
 use super::role::{self, Context};
 use super::table::Table;
 use super::{Description, Kind, ReadAt, Role, Tensor};
+use crate::hash::sha256;
 use message::Model;
 
 /// First bytes of a file whose first field is one of a model's.
@@ -102,4 +101,43 @@ fn role(name: &str, dtype: crate::codec::Dtype, why: &'static str) -> (Role, &'s
 /// Whether a table is an optimizer's state of another one: its name is the other's name, a hyphen and the slot's.
 fn is_slot(name: &str, tables: &HashSet<&str>) -> bool {
     name.match_indices('-').any(|(at, _)| tables.contains(&name[..at]))
+}
+
+/// The endings of a file's name: the first by its code, the second by its design document.
+const ENDINGS: [&str; 2] = ["ckpt", "chkpt"];
+
+/// A file of a version: `variables-{index}-of-{count}.ckpt`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shard {
+    /// Number of the server that wrote it.
+    pub index: u32,
+    /// Number of servers.
+    pub count: u32,
+    /// The part after the dot.
+    pub ending: &'static str,
+}
+
+impl Shard {
+    /// Parses a file's name. `None` if ElasticDL gives no such name.
+    pub fn parse(name: &str) -> Option<Shard> {
+        let (rest, ending) = name.strip_prefix("variables-")?.rsplit_once('.')?;
+        let ending = ENDINGS.into_iter().find(|known| *known == ending)?;
+        let (index, count) = rest.split_once("-of-")?;
+        let shard = Shard { index: index.parse().ok()?, count: count.parse().ok()?, ending };
+        // Only as it is written: no sign, no zeros before it.
+        (shard.index < shard.count && shard.name() == name).then_some(shard)
+    }
+
+    /// The file's name.
+    pub fn name(&self) -> String {
+        format!("variables-{}-of-{}.{}", self.index, self.count, self.ending)
+    }
+}
+
+/// The number of the server, of `count`, that a variable is on. The name's SHA-256 in hexadecimal, read by ElasticDL
+/// as digits to the base 32, modulo `count`, which is not 0. (Restore Model Parameters from a Checkpoint.)
+pub fn shard_of(name: &str, count: u32) -> u32 {
+    let digits = sha256(name.as_bytes()).into_iter().flat_map(|byte| [byte >> 4, byte & 15]);
+    let rest = digits.fold(0u64, |rest, digit| (rest * 32 + u64::from(digit)) % u64::from(count));
+    rest as u32
 }

@@ -12,7 +12,7 @@ use super::super::ReadAt;
 use super::super::protobuf::{put_head, put_number, put_varint};
 use super::super::read::Fail;
 use super::message::{self, Model, Slices};
-use super::names::shard_of;
+use super::shard_of;
 
 /// Longest message that implementations of Protocol Buffers read.
 const MAX_FILE: u64 = i32::MAX as u64;

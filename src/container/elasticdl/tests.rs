@@ -252,3 +252,28 @@ proptest! {
         prop_assert_eq!(a, b);
     }
 }
+
+#[test]
+fn variables_are_where_elasticdl_looks_for_them() {
+    // Computed with its own code.
+    for (name, places) in
+        [("dense/kernel", [0, 1, 5]), ("dense/bias", [1, 0, 2]), ("out/kernel", [0, 0, 4]), ("out/bias", [1, 1, 1])]
+    {
+        assert_eq!([2, 3, 7].map(|count| shard_of(name, count)), places, "{name}");
+        assert_eq!(shard_of(name, 1), 0);
+    }
+}
+
+#[test]
+fn names_are_read_as_they_are_written() {
+    let shard = Shard { index: 2, count: 13, ending: "ckpt" };
+    assert_eq!(Shard::parse("variables-2-of-13.ckpt"), Some(shard));
+    assert_eq!(Shard::parse("variables-0-of-1.chkpt").map(|shard| shard.name()), Some("variables-0-of-1.chkpt".into()));
+    for other in [
+        "variables-2-of-2.ckpt", "variables-0-of-0.ckpt", "variables-+1-of-2.ckpt", "variables-01-of-2.ckpt",
+        "variables-0-of-2.ckpt.tmp", "variables-0-of-2", "variables-0-of-99999999999.ckpt", "variables--1-of-2.ckpt",
+        "model.ckpt",
+    ] {
+        assert_eq!(Shard::parse(other), None, "{other}");
+    }
+}

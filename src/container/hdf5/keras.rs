@@ -12,6 +12,9 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::rc::Rc;
 
+use serde_json::Value;
+
+use super::super::optimizers::keras_slots;
 use super::super::patch::{Crcs, Tails};
 use super::super::proof::Training;
 use super::super::read::{Fail, bad};
@@ -39,13 +42,13 @@ const MODEL: u32 = 0;
 const STATE: u32 = 1;
 
 /// Whether the zip is one of Keras's.
-pub(in super::super) fn is_keras(zip: &Zip) -> bool {
+pub(crate) fn is_keras(zip: &Zip) -> bool {
     let has = |name: &[u8]| zip.records.iter().any(|record| zip.name(record) == name);
     has(WEIGHTS) && has(CONFIG)
 }
 
 /// Describes a `.keras` file.
-pub(in super::super) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fail> {
+pub(crate) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fail> {
     let find = |name: &[u8]| zip.records.iter().position(|record| zip.name(record) == name);
     let (Some(weights), Some(config)) = (find(WEIGHTS), find(CONFIG)) else {
         return bad("Keras: no model.weights.h5");
@@ -80,72 +83,37 @@ fn configured(src: &dyn ReadAt, record: &Record) -> Result<Option<bool>, Fail> {
 
 fn configuration(text: &[u8]) -> Option<bool> {
     match serde_json::from_slice(text) {
-        Ok(Config { compile_config }) => compile_config.and_then(|compiled| compiled.is_adam(false)),
-        Err(_) => Some(false),
+        Ok(Value::Object(config)) => says_adam(config.get("compile_config").unwrap_or(&Value::Null), false),
+        _ => Some(false),
     }
 }
 
-impl Compiled {
-    fn is_adam(&self, is_legacy: bool) -> Option<bool> {
-        self.optimizer.as_ref().map(|optimizer| match optimizer {
-            Given::Name(name) => is_adam(name),
-            Given::Object(optimizer) => optimizer.is_adam(is_legacy),
-        })
+/// The same of what a model was compiled with.
+fn says_adam(compiled: &Value, is_legacy: bool) -> Option<bool> {
+    if !compiled.is_object() {
+        return (!compiled.is_null()).then_some(false);
     }
-}
-
-#[derive(serde::Deserialize)]
-struct Config {
-    compile_config: Option<Compiled>,
-}
-
-#[derive(serde::Deserialize)]
-struct Compiled {
-    /// Legacy files use the second name.
-    #[serde(alias = "optimizer_config")]
-    optimizer: Option<Given>,
-}
-
-#[derive(serde::Deserialize)]
-#[serde(untagged)]
-enum Given {
-    Name(String),
-    Object(Optimizer),
-}
-
-#[derive(serde::Deserialize)]
-struct Optimizer {
-    module: Option<String>,
-    class_name: String,
-    config: Options,
-}
-
-/// Options that give an optimizer more variables.
-#[derive(serde::Deserialize)]
-struct Options {
-    #[serde(default)]
-    amsgrad: bool,
-    #[serde(default)]
-    use_ema: bool,
-    gradient_accumulation_steps: Option<u64>,
-}
-
-impl Optimizer {
-    fn is_adam(&self, is_legacy: bool) -> bool {
-        // Keras names no module for a class of the user's own. Legacy files name none at all.
-        let own = is_legacy || self.module.as_ref().is_some_and(|module| module.starts_with("keras."));
-        let Options { amsgrad, use_ema, gradient_accumulation_steps } = self.config;
-        let more = amsgrad || use_ema || gradient_accumulation_steps.is_some();
-        own && ["Adam", "AdamW"].contains(&self.class_name.as_str()) && !more
+    // Legacy files use the second name.
+    let given = compiled.get("optimizer").or(compiled.get("optimizer_config"));
+    let optimizer = given.filter(|optimizer| !optimizer.is_null())?;
+    if let Some(name) = optimizer.as_str() {
+        return Some(is_adam(name));
     }
+    // Keras names no module for a class of the user's own. Legacy files name none at all.
+    let is_own = is_legacy || optimizer["module"].as_str().is_some_and(|module| module.starts_with("keras."));
+    let is_adam = ["Adam", "AdamW"].iter().any(|name| optimizer["class_name"] == *name);
+    // Options that give it more variables.
+    let is_plain = optimizer["config"].as_object().is_some_and(|config| {
+        let is_off = |option: &str| config.get(option).is_none_or(|value| *value == false);
+        let steps = config.get("gradient_accumulation_steps");
+        is_off("amsgrad") && is_off("use_ema") && steps.is_none_or(Value::is_null)
+    });
+    Some(is_own && is_adam && is_plain)
 }
 
-/// Whether Keras gives this name to Adam or AdamW; the second one of a process is `adam_1`.
+/// Whether Keras gives this name to Adam or AdamW.
 fn is_adam(name: &str) -> bool {
-    let lower = name.to_ascii_lowercase();
-    let word = lower.trim_end_matches(|c: char| c.is_ascii_digit());
-    let word = if word.len() < lower.len() { word.strip_suffix('_').unwrap_or(&lower) } else { word };
-    ["adam", "adam_w", "adamw"].contains(&word)
+    keras_slots(&name.to_ascii_lowercase()) == keras_slots("adam")
 }
 
 /// A file's statement about its optimizer.
@@ -160,8 +128,8 @@ pub(super) struct Adam {
 impl Adam {
     /// By the name of the variables' group, and by a legacy file's configuration.
     pub(super) fn of(name: Option<&str>, config: Option<&str>) -> Adam {
-        let sure = config.and_then(|config| match serde_json::from_str::<Compiled>(config) {
-            Ok(compiled) => compiled.is_adam(true),
+        let sure = config.and_then(|config| match serde_json::from_str(config) {
+            Ok(compiled) => says_adam(&compiled, true),
             Err(_) => Some(false),
         });
         Adam { named: name.is_some_and(is_adam), sure }
@@ -315,8 +283,7 @@ fn by_name(tensors: &[Tensor], standings: &mut [Option<Standing>]) {
         .filter_map(|(index, t)| state(&t.path).map(|(optimizer, name)| (index, optimizer, name)))
         .collect();
     let of = |name: &str| {
-        let known = [("_momentum", "m"), ("_velocity", "v")];
-        known.iter().find_map(|(end, slot)| name.strip_suffix(end).map(|name| (name.to_string(), *slot)))
+        keras_slots("adam").iter().find_map(|(end, slot)| name.strip_suffix(end).map(|name| (name.to_string(), *slot)))
     };
     let is_adams = |(_, optimizer, name): &(usize, String, String)| {
         slots.first().is_some_and(|(_, first, _)| optimizer == first)

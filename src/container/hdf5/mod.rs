@@ -11,7 +11,6 @@
 //! a file is opaque.
 
 mod attribute;
-mod checksum;
 mod chunks;
 mod dataset;
 mod group;

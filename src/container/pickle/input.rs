@@ -2,6 +2,7 @@
 
 use super::super::ReadAt;
 use super::super::read::{Fail, bad, cut_short};
+use super::MAX_TEXT;
 
 /// Bytes read at once: few system calls, and small beside everything else.
 const WINDOW: u64 = 64 << 10;
@@ -10,7 +11,7 @@ const WINDOW: u64 = 64 << 10;
 const MAX_LINE: usize = 4 << 10;
 
 /// Reads a range of the source forwards.
-pub(in super::super) struct Input<'a> {
+pub(crate) struct Input<'a> {
     src: &'a dyn ReadAt,
     window: Vec<u8>,
     /// Offset of the window's first byte.
@@ -21,17 +22,17 @@ pub(in super::super) struct Input<'a> {
 
 impl<'a> Input<'a> {
     /// `start..end` must lie in the source.
-    pub(in super::super) fn new(src: &'a dyn ReadAt, start: u64, end: u64) -> Self {
+    pub(crate) fn new(src: &'a dyn ReadAt, start: u64, end: u64) -> Self {
         Input { src, window: Vec::new(), window_at: start, pos: start, end }
     }
 
     /// Offset of the next byte.
-    pub(in super::super) fn position(&self) -> u64 {
+    pub(crate) fn position(&self) -> u64 {
         self.pos
     }
 
     /// The next byte.
-    pub(in super::super) fn byte(&mut self) -> Result<u8, Fail> {
+    pub(crate) fn byte(&mut self) -> Result<u8, Fail> {
         let at = self.pos.wrapping_sub(self.window_at);
         if let Some(&b) = usize::try_from(at).ok().and_then(|at| self.window.get(at)) {
             self.pos += 1;
@@ -53,7 +54,7 @@ impl<'a> Input<'a> {
     }
 
     /// The next `N` bytes.
-    pub(in super::super) fn array<const N: usize>(&mut self) -> Result<[u8; N], Fail> {
+    pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N], Fail> {
         let mut out = [0; N];
         for b in &mut out {
             *b = self.byte()?;
@@ -62,7 +63,7 @@ impl<'a> Input<'a> {
     }
 
     /// Passes over `n` bytes.
-    pub(in super::super) fn skip(&mut self, n: u64) -> Result<(), Fail> {
+    pub(crate) fn skip(&mut self, n: u64) -> Result<(), Fail> {
         match self.pos.checked_add(n) {
             Some(p) if p <= self.end => {
                 self.pos = p;
@@ -73,7 +74,7 @@ impl<'a> Input<'a> {
     }
 
     /// Appends the next `n` bytes to `out`; callers bound `n`.
-    pub(in super::super) fn take(&mut self, n: usize, out: &mut Vec<u8>) -> Result<(), Fail> {
+    pub(crate) fn take(&mut self, n: usize, out: &mut Vec<u8>) -> Result<(), Fail> {
         if n as u64 > self.end - self.pos {
             return self.ends("pickle: a length goes beyond its end");
         }
@@ -84,7 +85,7 @@ impl<'a> Input<'a> {
     }
 
     /// The next line without its newline; `false` if it was too long to keep.
-    pub(in super::super) fn line(&mut self, out: &mut Vec<u8>) -> Result<bool, Fail> {
+    pub(crate) fn line(&mut self, out: &mut Vec<u8>) -> Result<bool, Fail> {
         out.clear();
         let mut whole = true;
         loop {
@@ -98,5 +99,49 @@ impl<'a> Input<'a> {
             out.pop();
         }
         Ok(whole)
+    }
+}
+
+/// Reads a pickle that is a list of strings, as picklers write it. Hands out the strings of the list between `start` and `end` in order. Returns the offset behind the pickle. The
+/// graph of [`super::load`] only counts a list's elements that are no nodes.
+pub(crate) fn strings(
+    src: &dyn ReadAt,
+    start: u64,
+    end: u64,
+    mut each: impl FnMut(&[u8]) -> Result<(), Fail>,
+) -> Result<u64, Fail> {
+    let mut input = Input::new(src, start, end);
+    let mut text = Vec::new();
+    let mut begun = false;
+    loop {
+        let length = match input.byte()? {
+            b'.' if begun => return Ok(input.position()),
+            b']' if !begun => {
+                begun = true;
+                continue;
+            }
+            0x80 | b'q' => {
+                input.skip(1)?;
+                continue;
+            }
+            b'r' => {
+                input.skip(4)?;
+                continue;
+            }
+            0x95 => {
+                input.skip(8)?;
+                continue;
+            }
+            0x94 | b'(' | b'a' | b'e' => continue,
+            b'X' if begun => u32::from_le_bytes(input.array()?) as usize,
+            0x8c if begun => usize::from(input.byte()?),
+            _ => return bad("pickle: not a list of strings"),
+        };
+        if length > MAX_TEXT {
+            return bad("pickle: a string is too long for a key");
+        }
+        text.clear();
+        input.take(length, &mut text)?;
+        each(&text)?;
     }
 }

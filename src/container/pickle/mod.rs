@@ -7,19 +7,13 @@
 //! A pickle of N bytes costs O(N) time. Memory: [`MAX_CELLS`] bounds the graph, at about 16 bytes a cell. Long
 //! strings, bytes and big integers are passed over, so a pickled replay buffer costs nothing.
 
+mod arrays;
 mod input;
-mod joblib;
-mod memo;
-mod numpy;
-mod scalars;
-mod strings;
-mod text;
+mod values;
 mod vm;
 
-pub(super) use input::Input;
-pub(super) use joblib::is_wrapper;
-pub(super) use numpy::element;
-pub(super) use strings::strings;
+pub(super) use arrays::{element, is_wrapper};
+pub(super) use input::{Input, strings};
 pub(super) use vm::{load, load_arrays};
 
 use std::ops::Range;

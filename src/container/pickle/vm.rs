@@ -1,9 +1,10 @@
 //! The pickle machine, on symbols.
 
+use std::collections::HashMap;
+
 use super::super::ReadAt;
 use super::super::read::{Fail, bad};
 use super::input::Input;
-use super::memo::Memo;
 use super::{Elements, Graph, Item, MAX_CELLS, Node, Object};
 
 /// Values on the stack at a time (64 MiB). Picklers put at most 1,000 per open container there, except for tuples.
@@ -13,12 +14,12 @@ const MAX_STACK: usize = 4 << 20;
 const MAX_OPS: u64 = 256 << 20;
 
 /// Loads the pickle that starts at `start` and ends before `end`. Bytes are passed over.
-pub(in super::super) fn load(src: &dyn ReadAt, start: u64, end: u64) -> Result<Graph, Fail> {
+pub(crate) fn load(src: &dyn ReadAt, start: u64, end: u64) -> Result<Graph, Fail> {
     run(src, start, end, false)
 }
 
 /// Loads a pickle, and keeps the places of bytes, and of arrays that joblib writes behind their wrappers.
-pub(in super::super) fn load_arrays(src: &dyn ReadAt, start: u64, end: u64) -> Result<Graph, Fail> {
+pub(crate) fn load_arrays(src: &dyn ReadAt, start: u64, end: u64) -> Result<Graph, Fail> {
     run(src, start, end, true)
 }
 
@@ -428,5 +429,59 @@ fn node(graph: &mut Graph, item: Item) -> Result<&mut Node, Fail> {
     match item {
         Item::Node(n) => Ok(&mut graph.nodes[n as usize]),
         _ => bad("pickle: something is put into a plain value"),
+    }
+}
+
+/// The machine's memo. Picklers count memo entries up from 0, but nothing makes them.
+#[derive(Default)]
+struct Memo {
+    /// Entries 0, 1, ...
+    dense: Vec<Item>,
+    /// Those beyond a gap.
+    sparse: HashMap<u64, Item>,
+}
+
+impl Memo {
+    /// The entry, if it was made.
+    fn get(&self, key: u64) -> Option<Item> {
+        let dense = usize::try_from(key).ok().and_then(|k| self.dense.get(k));
+        dense.or_else(|| self.sparse.get(&key)).copied()
+    }
+
+    /// Sets an entry; whether it is new.
+    fn insert(&mut self, key: u64, item: Item) -> bool {
+        let len = self.dense.len() as u64;
+        if key < len {
+            self.dense[key as usize] = item;
+            false
+        } else if key == len {
+            self.dense.push(item);
+            // The gap before it has closed.
+            self.sparse.is_empty() || self.sparse.remove(&key).is_none()
+        } else {
+            self.sparse.insert(key, item).is_none()
+        }
+    }
+
+    /// Number of entries.
+    fn len(&self) -> u64 {
+        (self.dense.len() + self.sparse.len()) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memo_is_a_map_whatever_the_order() {
+        let mut memo = Memo::default();
+        let keys = [2, 0, 1, 3, u64::MAX, 2, 4, 0];
+        let new: Vec<bool> = (0..8).map(|i| memo.insert(keys[i], Item::Int(i as i64))).collect();
+        assert_eq!(new, [true, true, true, true, true, false, true, false]);
+        assert_eq!(memo.len(), 6);
+        let got = [0, 1, 2, 3, 4, 5, u64::MAX].map(|k| memo.get(k));
+        let want = [Some(7), Some(2), Some(5), Some(3), Some(6), None, Some(4)];
+        assert_eq!(got, want.map(|w| w.map(Item::Int)));
     }
 }

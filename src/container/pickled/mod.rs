@@ -5,21 +5,19 @@
 //! proofs. Arrays of objects, and those whose bytes are text (protocol 2), are left out: their bytes are kept as they
 //! are. So is what follows the first pickle of a file.
 
-mod array;
-mod optimizers;
+mod paddle;
 
 use std::ops::Range;
 
 use super::made::{self, Places};
-use super::pickle::{self, Graph, Item, is_wrapper};
+use super::pickle::{self, Graph, Item, element, is_wrapper};
 use super::progress::Progress;
 use super::read::{Fail, bad};
 use super::storages::Storages;
+use super::view::sizes;
 use super::walk::walk;
 use super::{Description, Kind, ReadAt};
 use crate::codec::Dtype;
-
-use array::{Array, array, is_text};
 
 /// Most arrays of a file: some 150 MB of nodes.
 const MAX_ARRAYS: usize = 1 << 18;
@@ -56,7 +54,7 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
     // What is rewritten below says nothing of steps and decays.
     let progress = Progress::of(&graph);
     let places = replace(&mut graph, found);
-    optimizers::rewrite(&mut graph);
+    paddle::rewrite(&mut graph);
     let mut storages = Storages::new(&places);
     let optimizers = walk(&graph, &mut storages)?;
     let ((tensors, training), _, note) = storages.finish(&optimizers);
@@ -102,4 +100,58 @@ fn type_name(dtype: Dtype) -> &'static str {
         Dtype::U64 => "uint64",
         Dtype::Bool => "bool",
     }
+}
+
+/// An array whose elements lie in the file.
+#[derive(Debug, PartialEq)]
+struct Array {
+    /// The type of its elements; `None` if stepfs does not know it.
+    dtype: Option<Dtype>,
+    /// Its shape. An array in Fortran order has one dimension, as in an npy file.
+    shape: Vec<u64>,
+    /// Where its elements are.
+    extent: Range<u64>,
+}
+
+/// The array that an item is; `None` for anything else, and for an array that makes no sense or has no elements.
+fn array(graph: &Graph, item: Item) -> Option<Array> {
+    let call = graph.object(item)?;
+    let (bytes, dtype, shape, order) = match graph.global(call.func)? {
+        ("numpy._core.multiarray" | "numpy.core.multiarray", "_reconstruct") => {
+            let [class, ..] = graph.tuple(call.args)? else { return None };
+            let ([state], Some(("numpy", "ndarray"))) = (&call.states[..], graph.global(*class)) else { return None };
+            let &[_, shape, dtype, Item::Bool(fortran), bytes] = graph.tuple(*state)? else { return None };
+            (bytes, dtype, shape, if fortran { "F" } else { "C" })
+        }
+        ("numpy._core.numeric" | "numpy.core.numeric", "_frombuffer") => {
+            let [bytes, dtype, shape, order, ..] = *graph.tuple(call.args)? else { return None };
+            (bytes, dtype, shape, graph.str(order)?)
+        }
+        _ if is_wrapper(graph, call.func) => {
+            let state = *call.states.last()?;
+            let get = |name| graph.get(state, name);
+            (call.args, get("dtype")?, get("shape")?, graph.str(get("order")?)?)
+        }
+        _ => return None,
+    };
+    let extent = graph.bytes(bytes)?;
+    let (dtype, unit) = element(graph, dtype)??;
+    let shape = sizes(graph, shape)?;
+    let elements = shape.iter().try_fold(1u64, |n, &dim| n.checked_mul(dim))?;
+    if elements == 0 || elements.checked_mul(unit)? != extent.end - extent.start {
+        return None;
+    }
+    let is_flat = order != "C" && shape.iter().filter(|&&dim| dim != 1).count() > 1;
+    Some(Array { dtype, shape: if is_flat { vec![elements] } else { shape }, extent })
+}
+
+/// Whether an item is an array whose elements are text, as Python 3 writes bytes below protocol 3.
+fn is_text(graph: &Graph, item: Item) -> bool {
+    let elements = || {
+        let call = graph.object(item)?;
+        let (_, name) = graph.global(call.func)?;
+        let elements = *graph.tuple(*call.states.first()?)?.last()?;
+        (name == "_reconstruct").then_some(graph.global(graph.object(elements)?.func)?)
+    };
+    elements() == Some(("_codecs", "encode"))
 }

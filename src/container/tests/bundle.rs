@@ -6,18 +6,14 @@ use std::path::{Path, PathBuf};
 use proptest::prelude::*;
 
 use super::{corpus, files};
-use crate::container::{ChangedTensor, Description, Kind, Role, Shard, Tensor, Use, describe_at};
+use crate::container::{ChangedTensor, Description, Kind, Role, Siblings, Tensor, Use, describe_at, siblings};
 use crate::hash::castagnoli;
 
 const VALUE: &str = "/.ATTRIBUTES/VARIABLE_VALUE";
 
-fn shard() -> Shard {
-    Shard::of(Path::new("a.data-00000-of-00001")).expect("a name that TensorFlow gives")
-}
-
 /// Checks what holds for any input.
 fn check(data: &[u8], index: &[u8]) -> Description {
-    let d = Description::of_shard(&data, &index, &shard()).expect("in memory");
+    let d = describe_at(Path::new("a.data-00000-of-00001"), &data, |_| Ok(index)).expect("in memory");
     let mut end = 0;
     for t in &d.tensors {
         assert!(t.extent.start >= end && t.extent.end > t.extent.start);
@@ -180,13 +176,13 @@ fn both_of_a_pair_or_none_may_change() {
 
 #[test]
 fn names_tell_what_a_file_is() {
-    let shard = Shard::of(Path::new("run/ckpt-7.data-00001-of-00002")).expect("one");
-    assert_eq!(shard.index, PathBuf::from("run/ckpt-7.index"));
-    let files: Vec<PathBuf> = shard.files().collect();
-    assert_eq!(files, ["run/ckpt-7.data-00000-of-00002", "run/ckpt-7.data-00001-of-00002"].map(PathBuf::from));
+    let Siblings { index, files } = siblings(Path::new("run/ckpt-7.data-00001-of-00002")).expect("one");
+    assert_eq!(index, PathBuf::from("run/ckpt-7.index"));
+    let both = ["run/ckpt-7.data-00000-of-00002", "run/ckpt-7.data-00001-of-00002"].map(PathBuf::from);
+    assert_eq!(files.expect("its name shows them"), both);
     for other in ["a.data", "a.data-0-of-1", "a.data-00001-of-00001", "a.data-00000-of-99999", "a.data-+0000-of-00001"]
     {
-        assert_eq!(Shard::of(Path::new(other)), None, "{other}");
+        assert_eq!(siblings(Path::new(other)), None, "{other}");
     }
     let none = |_: &Path| Err::<Vec<u8>, _>(std::io::ErrorKind::NotFound.into());
     let d = describe_at(Path::new("a.data-00000-of-00001"), &vec![0; 64], none).expect("in memory");

@@ -58,7 +58,8 @@ fn a_pickle_says_what_a_torch_zip_of_the_same_state_says() {
 #[test]
 fn what_no_optimizer_proves_in_a_pickle_stays_exact() {
     // Networks of scikit-learn with their optimizers, statistics, data.
-    for name in ["adam.joblib", "adam.pkl", "lbfgs.joblib", "lbfgs.pkl", "statistics.joblib", "shared.pkl", "odd.5.pkl"] {
+    for name in ["adam.joblib", "adam.pkl", "lbfgs.joblib", "lbfgs.pkl", "statistics.joblib", "shared.pkl", "odd.5.pkl"]
+    {
         assert_eq!(lossy(&description(name)), [""; 0], "{name}");
     }
 }
@@ -182,15 +183,8 @@ pub(super) fn array() -> Vec<u8> {
 }
 
 /// Files in which each byte and each length is tried.
-const TRIED: [&str; 7] = [
-    "trained.5.pkl",
-    "plain.joblib",
-    "statistics.joblib",
-    "adam.pdopt",
-    "sgd.msgpack",
-    "tiny.eqx",
-    "shared.pkl",
-];
+const TRIED: [&str; 7] =
+    ["trained.5.pkl", "plain.joblib", "statistics.joblib", "adam.pdopt", "sgd.msgpack", "tiny.eqx", "shared.pkl"];
 
 #[test]
 fn truncated_other_formats_are_opaque_or_sane() {

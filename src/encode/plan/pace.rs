@@ -16,7 +16,7 @@ use std::io;
 
 use crate::codec::Dtype;
 use crate::codec::lattice::updates;
-use crate::container::{Description, Kind, ReadAt, Role, Tensor};
+use crate::container::{Description, ReadAt, Tensor};
 use crate::recall::walk;
 use crate::tile::{Codec, Coding};
 
@@ -134,10 +134,9 @@ pub(in super::super) fn trainer_step(description: &Description) -> Option<f64> {
     found.map(|(_, count)| *count as f64)
 }
 
-/// What the optimizer counts: torch has a `step` of each parameter, Keras one of all, optax a `count` in each state.
+/// What the optimizer counts.
 pub(in super::super) fn optimizer_step(source: &dyn ReadAt, description: &Description) -> io::Result<Option<f64>> {
-    let is_one = |t: &&Tensor| t.role == Role::Optimizer && t.shape.iter().product::<u64>() == 1;
-    let Some(tensor) = description.tensors.iter().filter(is_one).find(|t| is_step(description.kind, t)) else {
+    let Some(tensor) = description.step() else {
         return Ok(description.progress.optimizer_step.map(|step| step as f64));
     };
     let mut bytes = [0; 8];
@@ -147,21 +146,6 @@ pub(in super::super) fn optimizer_step(source: &dyn ReadAt, description: &Descri
         _ => u64::from_le_bytes(bytes) as f64,
     };
     Ok(Some(value).filter(|value| value.is_finite() && *value >= 0.0))
-}
-
-/// Whether a number of the optimizer is its count of iterations. torch keeps it as fp32, Keras and optax as an integer.
-fn is_step(kind: Kind, tensor: &Tensor) -> bool {
-    let separators = ['/', '.'];
-    let (above, name) = tensor.path.rsplit_once(separators).unwrap_or_default();
-    match kind {
-        Kind::Keras | Kind::Hdf5 => {
-            let is_count = (above == "optimizer/vars" && name == "0")
-                || (above.starts_with("optimizer_weights/") && name == "iteration");
-            is_count && [Dtype::I32, Dtype::I64].contains(&tensor.dtype)
-        }
-        Kind::Flax => name == "count" && tensor.dtype == Dtype::I32,
-        _ => name == "step" && above.split(separators).any(|part| part == "state") && tensor.dtype == Dtype::F32,
-    }
 }
 
 #[cfg(test)]
@@ -188,30 +172,6 @@ mod tests {
         for iterations in [5.0, 100.0, 1000.0, 1e9] {
             let compact = multiple(Profile::Compact, Some(iterations), Some(0.3));
             assert!(compact >= LEAST && compact >= 0.9 * balanced(iterations, 0.3), "{iterations}");
-        }
-    }
-
-    #[test]
-    fn counts_are_known_by_name_and_type() {
-        let known = |kind: Kind, path: &str, dtype: Dtype| {
-            let role = (Role::Optimizer, "test");
-            is_step(kind, &Tensor::found(path.to_string(), (dtype, Vec::new()), role, 0..dtype.size() as u64))
-        };
-        for path in ["optimizer/state/0/step", "optim/state/h.weight/step", "optimizer/state.h.weight.step"] {
-            assert!(known(Kind::TorchZip, path, Dtype::F32), "{path}");
-        }
-        assert!(known(Kind::Keras, "optimizer/vars/0", Dtype::I64));
-        assert!(known(Kind::Hdf5, "optimizer_weights/adam/iteration", Dtype::I64));
-        assert!(known(Kind::Flax, "opt_state/0/count", Dtype::I32));
-        for (kind, path, dtype) in [
-            (Kind::Flax, "opt_state/0/count", Dtype::F32),
-            (Kind::Keras, "optimizer/vars/1", Dtype::I64),
-            (Kind::Keras, "optimizer/vars/0", Dtype::F32),
-            (Kind::TorchZip, "optimizer/vars/0", Dtype::I64),
-            (Kind::TorchZip, "optimizer/step", Dtype::F32),
-            (Kind::TorchZip, "step", Dtype::F32),
-        ] {
-            assert!(!known(kind, path, dtype), "{path}");
         }
     }
 }

@@ -25,6 +25,14 @@ fn the_step_varies_whatever_the_framework_calls_it() {
 }
 
 #[test]
+fn a_name_of_numbers_and_points_is_no_step() {
+    is("step_9/w/0.1", "step_#/w/0.1");
+    is("9/default/w.2.kernel/0.1", "#/default/w.2.kernel/0.1");
+    is("last/w/0.1", "last/w/0.1");
+    is("checkpoint-10/zero/2.weight/fp32.pt", "checkpoint-#/zero/2.weight/fp32.pt");
+}
+
+#[test]
 fn steps_are_the_numbers_that_vary() {
     assert_eq!(steps(Path::new("run7/epoch=3-step=0120.ckpt")), [3, 120]);
     assert_eq!(steps(Path::new("checkpoint-20/model-00001-of-00002.safetensors")), [20]);
