@@ -54,7 +54,7 @@ pub(crate) fn profile_name(data: &[u8]) {
 pub(crate) fn retention(data: &[u8]) {
     let mut input = Input::new(data);
     let mut text =
-        format!("format = 1\nstore = \"{}\"\ndefault_profile = \"balanced\"\ncache_mib = 1\n", "07".repeat(16));
+        format!("format = 2\nstore = \"{}\"\ndefault_profile = \"balanced\"\ncache_mib = 1\n", "07".repeat(16));
     for _ in 0..1 + input.upto(2) {
         text.push_str(&format!("[[retention]]\nglob = \"{}\"\n", input.pick(&["**/*", "a/*", "checkpoint-*/", "v*"])));
         let what = input.byte();
