@@ -8,11 +8,11 @@
 use std::hint::black_box;
 use std::time::Duration;
 
-use stepfs::codec::Rows;
-use stepfs::codec::log::{Factors, FactorsBuilder, Grid, Parent};
-use stepfs::codec::moment::Rule;
-use stepfs::codec::rows::Base;
-use stepfs::codec::{Dtype, TILE_BYTES, lattice, log, lossless, moment, rows};
+use codec::Rows;
+use codec::log::{Factors, FactorsBuilder, Grid, Parent};
+use codec::moment::Rule;
+use codec::rows::Base;
+use codec::{Dtype, TILE_BYTES, lattice, log, lossless, moment, rows};
 
 /// Elements of a tile of fp32.
 const N: usize = TILE_BYTES / 4;

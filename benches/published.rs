@@ -7,10 +7,10 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use stepfs::codec::{Dtype, TILE_BYTES};
-use stepfs::published::registry::SystemId;
-use stepfs::published::tile::{self, Before};
-use stepfs::published::{Tensor, Tile};
+use codec::{Dtype, TILE_BYTES};
+use papers::registry::SystemId;
+use papers::tile::{self, Before};
+use papers::{Tensor, Tile};
 
 const N: usize = TILE_BYTES / 4;
 /// 32 MiB of weights, so that they come from memory as they do in use.

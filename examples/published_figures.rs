@@ -17,13 +17,13 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use formats::{ReadAt, Role, describe};
+use papers::check_n_run::{Method, Search, l2_distance, quantized, wants_baseline};
+use papers::gobo::Gobo;
+use papers::inshrinkerator::{Coding, Config, Inshrinkerator, Layer, kmeans};
+use papers::lc::Lc;
+use papers::{Policy, State, System, Tensor, Tile, tile};
 use serde_json::{Value, json};
-use stepfs::container::{ReadAt, Role, describe};
-use stepfs::published::check_n_run::{Method, Search, l2_distance, quantized, wants_baseline};
-use stepfs::published::gobo::Gobo;
-use stepfs::published::inshrinkerator::{Coding, Config, Inshrinkerator, Layer, kmeans};
-use stepfs::published::lc::Lc;
-use stepfs::published::{self, Policy, State, System, Tensor, Tile, tile};
 
 /// Elements of a tile of f32, as in an object.
 const TILE: usize = 512 * 1024 / 4;
@@ -68,7 +68,7 @@ impl Weight {
 fn weights(path: &str) -> Fallible<Vec<Weight>> {
     let file = File::open(path)?;
     let description = describe(&file)?;
-    let read = |tensor: &stepfs::container::Tensor| -> Fallible<Vec<f32>> {
+    let read = |tensor: &formats::Tensor| -> Fallible<Vec<f32>> {
         let mut bytes = vec![0; (tensor.extent.end - tensor.extent.start) as usize];
         file.read_exact_at(&mut bytes, tensor.extent.start)?;
         Ok(tile::widen(tensor.dtype, &Arc::new(bytes)).ok_or("a type that f32 does not hold")?.to_vec())
@@ -146,8 +146,8 @@ fn encode(
         for number in 0..tensor.tiles() {
             let tile = tensor.tile(number)?;
             let mut payload = Vec::new();
-            let state = published::encode(fit.as_ref(), &tile, &mut payload).ok_or("a value that is not finite")?;
-            if published::decode(system, &payload, tile.previous.as_ref(), tile.values.len())? != state {
+            let state = papers::encode(fit.as_ref(), &tile, &mut payload).ok_or("a value that is not finite")?;
+            if papers::decode(system, &payload, tile.previous.as_ref(), tile.values.len())? != state {
                 return Err(format!("{system:?} does not decode to what it encoded").into());
             }
             payloads.push(payload);

@@ -6,8 +6,8 @@
 
 use std::path::Path;
 
-use stepfs::codec::log::Parent;
-use stepfs::codec::{lattice, log, lossless};
+use codec::log::Parent;
+use codec::{lattice, log, lossless};
 use stepfs::recall::{Chain, walk};
 use stepfs::store::object::TensorEntry;
 use stepfs::store::{Objects, Store};

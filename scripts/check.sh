@@ -16,10 +16,10 @@ command -v cargo >/dev/null || source "$HOME/.cargo/env"
 fetch_python tests
 run formatting cargo fmt --check
 run "plain English" "$(command -v python3 || echo "$PYTHON")" scripts/prose.py
-run lints cargo clippy --all-targets --locked --quiet -- -D warnings
-run build cargo test --locked --quiet --lib --no-run
+run lints cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
+run build cargo test --workspace --locked --quiet --lib --no-run
 # An eighth of the random cases; scripts/test.sh tries all.
-run "the library's tests" env PROPTEST_CASES=32 cargo test --locked --quiet --lib
+run "the library's tests" env PROPTEST_CASES=32 cargo test --workspace --locked --quiet --lib
 run "the program" cargo build --locked --quiet
 run "Python packages" python_is_there
 run "quick tests of real programs" real -m "not slow and not nightly and not alone" "${rooms[@]/#/tests/real/}"

@@ -31,7 +31,7 @@ HEAD = """# The published systems, and stepfs beside them
 `scripts/compare_papers.sh` made this page from real runs on one machine: training, restores from released checkpoints through a mount whose profile is the system, and the
 codecs by themselves. Beside each published figure stands why ours differs. **Models and data here are small**: 31 thousand to 2 million parameters, drawn digits, made-up clicks,
 the text of Python's library. They train for hundreds of iterations on a processor; the papers' have up to terabytes. So only the order of the systems on one series carries over,
-not the numbers. The heads of `src/published/*.rs` describe each system here, and the choices that its paper leaves open. "Not run" means that there was no time."""
+not the numbers. The heads of `crates/papers/src/*.rs` describe each system here, and the choices that its paper leaves open. "Not run" means that there was no time."""
 
 
 def say(line):

@@ -11,9 +11,9 @@ command -v cargo >/dev/null || source "$HOME/.cargo/env"
 fetch_python tests
 run formatting cargo fmt --check
 run "plain English" "$(command -v python3 || echo "$PYTHON")" scripts/prose.py
-run lints cargo clippy --all-targets --locked --quiet -- -D warnings
-run build cargo test --locked --quiet --lib --tests --no-run
-RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(nproc) * 2))} run "Rust tests" cargo test --locked --quiet --lib --tests
+run lints cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
+run build cargo test --workspace --locked --quiet --lib --tests --no-run
+RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(nproc) * 2))} run "Rust tests" cargo test --workspace --locked --quiet --lib --tests
 run "orders of threads" scripts/threads.sh --if-changed 400
 run "Python packages" python_is_there
 run "real programs on a real mount" real -m "not nightly and not alone" tests/real "$@"

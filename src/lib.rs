@@ -11,13 +11,15 @@
 //! - [`recall`]: finds the objects and tiles that a read needs, decodes them, and caches decoded files.
 //! - [`store`]: tree, objects, stubs, recovery, lock; all durable I/O.
 //! - [`tile`]: the codec of a tile: every coding from bytes to a payload and back (pure).
-//! - [`container`]: finds the tensors in a file's bytes, and the places to patch (pure).
-//! - [`codec`]: tensors to symbols and back (pure).
-//! - [`published`]: other systems, as their papers describe them; only [`tile`] decodes with them (pure).
-//! - [`entropy`]: symbols to bits and back (pure).
 //!
-//! [`cli`] and [`tools`] speak through [`terminal`]. All layers use three more modules. `sync` has locks and threads, so
-//! that a test can replace the scheduler. [`clock`] has the time, and `hash` the checksums of everything on the device.
+//! Below them are three crates, which do no I/O and know nothing of a store:
+//!
+//! - `crates/formats`: finds the tensors in a file's bytes, and the places to patch.
+//! - `crates/papers`: other systems, as their papers describe them; only [`tile`] decodes with them.
+//! - `crates/codec`: tensors to symbols and back, symbols to bits and back, and the checksums of everything on the device.
+//!
+//! [`cli`] and [`tools`] speak through [`terminal`]. All layers use two more modules. `sync` has locks and threads, so
+//! that a test can replace the scheduler. [`clock`] has the time.
 //!
 //! `docs/DESIGN.md` gives the reasons, `docs/FORMAT.md` describes every durable byte, and `docs/SEMANTICS.md` lists the
 //! guarantees for programs that use the mount.
@@ -30,13 +32,8 @@ pub mod terminal;
 pub mod archive;
 pub mod cli;
 pub mod clock;
-pub mod codec;
-pub mod container;
 pub mod encode;
-pub mod entropy;
 pub mod fs;
-mod hash;
-pub mod published;
 pub mod recall;
 pub mod remote;
 pub mod store;

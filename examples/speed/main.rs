@@ -146,7 +146,7 @@ fn best<E>(clock: impl Fn() -> f64, mut run: impl FnMut() -> Result<(), E>) -> R
 /// Copies tile after tile into one buffer, as decoding does; GB/s.
 fn memcpy(bytes: usize) -> f64 {
     let from = vec![1u8; bytes];
-    let mut to = vec![0u8; stepfs::codec::TILE_BYTES];
+    let mut to = vec![0u8; codec::TILE_BYTES];
     let copied: Result<f64, ReadError> = best(processor_time, || {
         for tile in from.chunks_exact(to.len()) {
             to.copy_from_slice(tile);

@@ -9,13 +9,13 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::clock::wall_ns;
-use crate::container::is_named_elsewhere;
 use crate::encode::{StepResult, original};
 use crate::remote::Ahead;
 use crate::store::durable::DeviceFile;
 use crate::store::object::{Header, Id};
 use crate::store::{Newest, Objects, Profile, Profiles, is_pinned};
 use crate::sync::{Mutex, MutexGuard};
+use formats::is_named_elsewhere;
 
 use super::archiving::After;
 use super::base::nearest;

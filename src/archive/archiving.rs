@@ -7,11 +7,11 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
-use crate::container::{InOrder, ReadAt, is_named_elsewhere};
 use crate::encode::{Base, Difference, StepError, StepResult, Written, succession, yield_to_others};
 use crate::store::durable::DeviceFile;
 use crate::store::object::Id;
 use crate::store::{Profile, Profiles, is_pinned, step_pattern};
+use formats::{InOrder, ReadAt, is_named_elsewhere};
 
 use super::catalog::{Held, Sealed, State, Task};
 use super::resident::ResidentReason;

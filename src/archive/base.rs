@@ -2,13 +2,13 @@
 
 use std::io;
 
-use crate::container::{Description, ReadAt, Tensor};
 use crate::encode::plan::{read_tile, without_edges};
 use crate::encode::{Base, LONGEST_READ, Place, StepError, StepResult};
-use crate::published::{Policy, check_n_run};
 use crate::recall::{Chain, walk};
 use crate::store::object::Header;
 use crate::store::{Id, first_of_twins};
+use formats::{Description, ReadAt, Tensor};
+use papers::{Policy, check_n_run};
 
 use super::Archive;
 use super::catalog::Sealed;
@@ -111,7 +111,7 @@ impl Archive {
             let Ok(then) = walk::decode(&chain, number, middle) else {
                 return Ok(None);
             };
-            for update in crate::codec::lattice::updates(tensor.dtype, &now, &then) {
+            for update in codec::lattice::updates(tensor.dtype, &now, &then) {
                 sum += update * update;
                 count += 1;
             }

@@ -11,8 +11,8 @@ use std::fs;
 use std::io;
 use std::path::{Component, Path, PathBuf};
 
-use crate::container::{Description, ReadAt, best_of_trainer, describe};
 use crate::store::{MIN_RELEASE_BYTES, Profile, Store, beneath, in_parallel};
+use formats::{Description, ReadAt, best_of_trainer, describe};
 
 use super::catalog::{Catalog, Says, State, is_torch, is_trainer_state, may_speak, modified_ns};
 use super::resident::ResidentReason;
@@ -32,8 +32,14 @@ pub(super) type Word = (PathBuf, Says, i64);
 /// The statement of a file. A truncated file and any other file say nothing.
 pub(super) fn said(file: &dyn ReadAt, path: &Path, description: Option<&Description>) -> io::Result<Option<Says>> {
     if is_trainer_state(path) && file.size() <= MAX_TRAINER_STATE {
-        let best = best_of_trainer(file)?;
-        return Ok(best.map(|best| Says::Best(best.into_iter().filter(|name| name.len() <= MAX_NAME).collect())));
+        return match best_of_trainer(file) {
+            Ok(best) => Ok(Some(Says::Best(best.into_iter().filter(|name| name.len() <= MAX_NAME).collect()))),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                log::warn!("{}: {error}; the run's best checkpoint is unknown", path.display());
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        };
     }
     Ok(description.and_then(|description| description.best.clone()).map(Says::Best))
 }

@@ -1,5 +1,5 @@
 //! Bundles: files with tensors, whose names and places stand in the index beside them. The names of the files show which
-//! ones belong together (`container::siblings`).
+//! ones belong together (`formats::siblings`).
 //!
 //! A file with tensors is a state of its lineage only while its index and all other files of the bundle are durable. The
 //! index is written last, and never changes when a file with tensors is released.
@@ -7,7 +7,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::container::{Description, ReadAt, Siblings, describe_at, siblings};
+use formats::{Description, ReadAt, Siblings, describe_at, siblings};
 
 use super::catalog::{Catalog, State};
 use super::distributed::was_written_over;

@@ -8,10 +8,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use crate::clock::wall_ns;
-use crate::container::siblings;
 use crate::store::retention::{Kind, Rule, Unit, Verdict, plan};
 use crate::store::step_pattern::{self, Counted, Shard};
 use crate::store::{Store, beneath, has_pin};
+use formats::siblings;
 
 use super::FileId;
 use super::catalog::modified_ns;

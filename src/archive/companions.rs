@@ -5,8 +5,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::container::{Description, Trained};
 use crate::store::{beneath, step_pattern};
+use formats::{Description, Trained};
 
 use super::Archive;
 

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use crate::container::{cut_short, describe_at};
 use crate::store::object::Object;
 use crate::store::{Store, Stub, beneath};
+use formats::{cut_short, describe_at};
 
 use super::Archive;
 use super::catalog::State;

@@ -1,4 +1,4 @@
-//! Distributed checkpoints: an index names the tensors and the files, and is written last (`container::siblings`).
+//! Distributed checkpoints: an index names the tensors and the files, and is written last (`formats::siblings`).
 //!
 //! An interrupted save must never count as a newer state: an older checkpoint would lose something for it. So a file
 //! of chunks is a state of its lineage only while the save is finished. Then the index lists the file, and each listed
@@ -11,9 +11,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 
-use crate::container::{Description, Model, is_index, is_named_elsewhere, siblings};
 use crate::store::Objects;
 use crate::sync::Mutex;
+use formats::{Description, Model, is_index, is_named_elsewhere, siblings};
 
 use super::catalog::{Catalog, Entry, State, modified_ns};
 use super::resident::ResidentReason;

@@ -7,9 +7,9 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use crate::container::{Description, Kind, Role, Tensor};
-use crate::hash::Xxh3;
 use crate::store::step_pattern;
+use codec::hash::Xxh3;
+use formats::{Description, Kind, Role, Tensor};
 
 use super::catalog::Part;
 

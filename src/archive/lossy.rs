@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use crate::hash::hex;
 use crate::store::Id;
 use crate::store::object::{Index, Object};
+use codec::hash::hex;
 
 use super::Archive;
 use super::catalog::{Entry, State};

@@ -18,12 +18,12 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use crate::encode::{BATCH, StepResult};
-use crate::hash::xxh3_64;
 use crate::recall::{Chain, ReadError, walk};
 use crate::store::durable::Io;
 use crate::store::object::{Header, Object, ObjectWriter, TensorEntry, Tile};
 use crate::store::{Damage, Objects};
 use crate::tile::{self, Codec, Coding, State, TileSpec};
+use codec::hash::xxh3_64;
 
 /// Tensors looked at to estimate what an object would take as a difference to another: the largest ones, and of equally
 /// large ones some of each part of the file.

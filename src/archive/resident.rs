@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::container::{Description, Kind};
+use formats::{Description, Kind};
 
 /// Why a file stays as it was written, for as long as nobody writes it again.
 #[derive(Clone, Debug, PartialEq, Eq)]

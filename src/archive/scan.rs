@@ -6,13 +6,13 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::container::{Description, InOrder, Kind, ReadAt, cut_short, describe};
 use crate::encode::{fingerprint, runs};
-use crate::hash::{Xxh3Of128, xxh3_64};
 use crate::store::object::path_of;
 use crate::store::{
     Id, MIN_RELEASE_BYTES, Objects, STUB_BYTES, Store, Stub, beneath, in_parallel, recalled_from, step_pattern,
 };
+use codec::hash::{Xxh3Of128, xxh3_64};
+use formats::{Description, InOrder, Kind, ReadAt, cut_short, describe};
 
 use super::FileId;
 use super::best::{self, Word};

@@ -6,11 +6,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::container::is_named_elsewhere;
 use crate::encode::{StepError, StepResult};
 use crate::store::durable::{CrashPoint, DeviceFile};
 use crate::store::object::Id;
 use crate::store::{Stub, beneath, recalled_from};
+use formats::is_named_elsewhere;
 
 use super::catalog::{Closed, Sealed, State, Task, modified_ns};
 use super::resident::ResidentReason;

@@ -4,9 +4,9 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::container::ReadAt;
 use crate::recall::Reader;
 use crate::store::durable::DeviceFile;
+use formats::ReadAt;
 
 use super::Archive;
 use super::catalog::State;

@@ -4,12 +4,12 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::container::{InOrder, describe};
 use crate::encode::{StepResult, original};
 use crate::recall::{Chain, check_hash_on};
 use crate::store::durable::DeviceFile;
 use crate::store::object::{Header, Id};
 use crate::store::{Profile, Profiles, is_pinned, mark_recalled};
+use formats::{InOrder, describe};
 
 use super::catalog::{Sealed, State, Task};
 use super::{Archive, scan};

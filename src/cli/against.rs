@@ -11,9 +11,9 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
-use crate::hash::Sha256;
 use crate::store::object::Object;
 use crate::store::{beneath, name_bytes};
+use codec::hash::Sha256;
 
 use super::format::{name, progress};
 use super::say_json;
@@ -241,7 +241,7 @@ mod tests {
         );
         assert_eq!(names(text), ["run/a b.pt", "b.pt", "new\nline\\.pt", "c (1).pt"].map(PathBuf::from));
         let line = parse_line(format!("{DIGEST}  x").as_bytes()).unwrap();
-        assert_eq!(line.digest, crate::hash::sha256(b""));
+        assert_eq!(line.digest, codec::hash::sha256(b""));
         for wrong in
             ["", "\n", "x", DIGEST, &format!("{DIGEST} x"), &format!("{DIGEST}  "), &format!("g{}  x", &DIGEST[1..])]
         {

@@ -11,9 +11,9 @@ use anyhow::{Context, Result, bail};
 use indicatif::ProgressBar;
 
 use crate::archive::{Archive, AtRest};
-use crate::hash::Sha256;
 use crate::store::object::Object;
 use crate::store::{Store, beneath, import_file};
+use codec::hash::Sha256;
 
 use super::format::{name, progress};
 use super::source::{Local, Tree, copy};

@@ -9,8 +9,8 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 
 use crate::archive::rounded_up;
-use crate::container::index_in;
 use crate::store::natural;
+use formats::index_in;
 
 use super::format::{causes, lines, name, size, table};
 use report::Report;

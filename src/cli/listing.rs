@@ -9,9 +9,9 @@ use anyhow::Result;
 use serde::Serialize;
 
 use crate::archive::lossy_words;
-use crate::hash::hex;
 use crate::store::object::{Id, Object};
 use crate::store::{MAX_CHAIN, STUB_BYTES, Store, is_of_remote, is_pinned, name_bytes, recalled_from};
+use codec::hash::hex;
 
 use super::source::{Local, Tree};
 

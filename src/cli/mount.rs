@@ -275,7 +275,7 @@ fn keep_few_buffers() {
     let give_back = || {
         loop {
             std::thread::sleep(BUFFER_INTERVAL);
-            crate::entropy::scratch::let_go();
+            codec::entropy::scratch::let_go();
         }
     };
     // Without the thread the daemon only uses more memory.

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 
-use crate::published::registry::SystemId;
 use crate::store::{PROFILE, Profile};
+use papers::registry::SystemId;
 
 use super::format::name;
 use super::source::Local;

@@ -1,9 +1,9 @@
 //! The base of a new state: the chain that the state becomes a difference to.
 
-use crate::published::Policy;
 use crate::recall::Chain;
 use crate::store::object::SUPER_STEP;
 use crate::store::{Hold, MAX_CHAIN};
+use papers::Policy;
 
 /// Most objects that a read applies: a keyframe, three super-steps, seven states after the last, and one more if the last is
 /// the same state as another lineage's.

@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::container::{Description, Order, ReadAt};
 use crate::recall::{Chain, Memory};
 use crate::store::Profiles;
 use crate::store::durable::Io;
 use crate::store::object::{Header, Object, ObjectWriter, TensorEntry};
 use crate::tile::{Codec, Coding};
+use formats::{Description, Order, ReadAt};
 
 use super::base::Base;
 use super::error::StepResult;

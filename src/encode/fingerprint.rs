@@ -3,8 +3,8 @@
 use std::io;
 use std::ops::Range;
 
-use crate::container::ReadAt;
-use crate::hash::Xxh3;
+use codec::hash::Xxh3;
+use formats::ReadAt;
 
 /// A file is recognised by this many samples of this size: its first and last bytes, where a torch zip has its
 /// checksums, and 62 between. 256 KiB are read in no time, and differ wherever something was trained.

@@ -7,8 +7,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, ScopedJoinHandle};
 
-use crate::container::ReadAt;
-use crate::hash::Sha256;
+use codec::hash::Sha256;
+use formats::ReadAt;
 
 use super::error::{StepError, StepResult};
 
@@ -84,7 +84,7 @@ pub(crate) fn hash_of(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hash::sha256;
+    use codec::hash::sha256;
 
     #[test]
     fn a_file_is_hashed_beside_the_work() {

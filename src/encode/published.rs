@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 
-use crate::container::{self, Role};
-use crate::published::registry::SystemId;
-use crate::published::{self, Fit, Tensor, Tile, tile};
 use crate::recall::walk;
 use crate::store::object::rows_and_width;
+use formats::Role;
+use papers::registry::SystemId;
+use papers::{Fit, Tensor, Tile, tile};
 
 use super::plan::{self, Job, read_tile, tiles};
 
@@ -73,7 +73,7 @@ fn first_moments(job: &Job) -> HashMap<usize, usize> {
 struct Source<'a> {
     job: &'a Job<'a>,
     at: usize,
-    gradient: Option<&'a container::Tensor>,
+    gradient: Option<&'a formats::Tensor>,
 }
 
 impl<'a> Source<'a> {
@@ -114,7 +114,7 @@ impl<'a> Source<'a> {
     }
 }
 
-impl published::Tensor for Source<'_> {
+impl papers::Tensor for Source<'_> {
     fn name(&self) -> &str {
         &self.job.plans[self.at].tensor.path
     }

@@ -5,13 +5,13 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::container::{Description, InOrder};
-use crate::published::check_n_run;
 use crate::recall::{Chain, Memory, usual_memory};
 use crate::store::durable::Io;
 use crate::store::object::Id;
 use crate::store::step_pattern::iterations;
 use crate::store::{Profile, Profiles};
+use formats::{Description, InOrder};
+use papers::check_n_run;
 
 use super::{Base, Difference, Facts, Place, Workers, Written};
 

@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use crate::codec::TILE_BYTES;
-use crate::container::Patch;
-use crate::hash::xxh3_64;
 use crate::store::object::{ObjectWriter, Tile};
+use codec::TILE_BYTES;
+use codec::hash::xxh3_64;
+use formats::Patch;
 
 use super::error::{StepError, StepResult};
 use super::plan::Job;

@@ -17,11 +17,11 @@ use std::io;
 
 use rayon::prelude::*;
 
-use crate::codec::Dtype;
-use crate::codec::floor::are_finite;
-use crate::codec::lattice::values;
-use crate::container::{Description, ReadAt, Role, Tensor, Use};
 use crate::store::step_pattern::Counted;
+use codec::Dtype;
+use codec::floor::are_finite;
+use codec::lattice::values;
+use formats::{Description, ReadAt, Role, Tensor, Use};
 
 use super::plan::pace::{optimizer_step, trainer_step};
 use super::plan::{read, sample};

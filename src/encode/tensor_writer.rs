@@ -4,11 +4,11 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::codec::log::Factors;
-use crate::container::{ChangedTensor, Checksum, ReadAt};
-use crate::hash::xxh3_64;
 use crate::store::object::{ObjectWriter, TensorEntry, Tile};
 use crate::tile::{Checked, Coding};
+use codec::hash::xxh3_64;
+use codec::log::Factors;
+use formats::{ChangedTensor, Checksum, ReadAt};
 
 use super::plan::{Job, tiles};
 

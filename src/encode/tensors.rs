@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rayon::prelude::*;
 
-use crate::codec::TILE_BYTES;
-use crate::codec::log::{self as log_codec, Factors, FactorsBuilder};
-use crate::container::{Patch, ReadAt, Tensor};
-use crate::entropy::scratch;
 use crate::store::object::{Index, ObjectWriter, TensorEntry, gaps};
 use crate::tile::{Codec, Coding};
+use codec::TILE_BYTES;
+use codec::entropy::scratch;
+use codec::log::{self as log_codec, Factors, FactorsBuilder};
+use formats::{Patch, ReadAt, Tensor};
 
 use super::STAGES;
 use super::error::{StepError, StepResult};

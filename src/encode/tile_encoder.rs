@@ -3,12 +3,12 @@
 use std::io;
 use std::sync::{Arc, OnceLock};
 
-use crate::codec::log::Factors;
-use crate::codec::{Dtype, TILE_BYTES};
-use crate::container::Tensor;
-use crate::entropy::scratch;
 use crate::recall::walk;
 use crate::tile::{self, Around, Check, Checked, Coding, Companion, State};
+use codec::entropy::scratch;
+use codec::log::Factors;
+use codec::{Dtype, TILE_BYTES};
+use formats::Tensor;
 
 use super::plan::{self, Job, read_tile};
 use super::published::Fits;

@@ -7,11 +7,11 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::container::{Order, Patch, ReadAt};
-use crate::entropy::scratch;
-use crate::hash::Xxh3Of128;
 use crate::recall::layout::{Segment, Unit};
 use crate::recall::{Chain, Layout, decode_unit, order, walk};
+use codec::entropy::scratch;
+use codec::hash::Xxh3Of128;
+use formats::{Order, Patch, ReadAt};
 
 use super::error::{StepError, StepResult};
 use super::fingerprint::Sampler;

@@ -5,8 +5,8 @@ use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{PoisonError, mpsc};
 
-use crate::codec::TILE_BYTES;
 use crate::sync::{AtomicBool, Mutex, Pool};
+use codec::TILE_BYTES;
 
 /// Tiles in flight beside the first one of each file, at least: enough that two cores never wait for the thread that
 /// writes.

@@ -2,8 +2,8 @@
 
 use std::io;
 
-use crate::codec::Corrupt;
 use crate::store::{Damage, Id, Stub};
+use codec::Corrupt;
 
 /// A failed read: the kernel gets EIO, and the log names object and tensor.
 #[derive(Debug, thiserror::Error)]
@@ -44,12 +44,6 @@ impl ReadError {
             self.source.kind(),
             io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof | io::ErrorKind::NotFound
         )
-    }
-}
-
-impl From<Corrupt> for io::Error {
-    fn from(corrupt: Corrupt) -> io::Error {
-        io::Error::new(io::ErrorKind::InvalidData, corrupt)
     }
 }
 

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use crate::codec::TILE_BYTES;
 use crate::store::object::{Object, gaps};
+use codec::TILE_BYTES;
 
 /// A unit that decodes as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -4,10 +4,10 @@
 use std::io;
 use std::ops::Range;
 
-use crate::codec::TILE_BYTES;
-use crate::container::{Order, ReadAt, describe};
 use crate::store::Damage;
 use crate::store::object::gaps;
+use codec::TILE_BYTES;
+use formats::{Order, ReadAt, describe};
 
 use super::{Chain, ReadError, walk};
 

@@ -6,9 +6,9 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, Weak};
 
-use crate::container::Order;
 use crate::store::durable::scratch;
 use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Condvar, Mutex};
+use formats::Order;
 
 use super::layout::{Layout, Unit};
 use super::stream::{decode_unit, short};
@@ -190,7 +190,7 @@ impl Reader {
         let range = match self.layout.units[unit] {
             Unit::Tile { tensor, tile } => {
                 let extent = &self.chain.leaf().index().tensors[tensor as usize].extent;
-                let start = extent.start + u64::from(tile) * crate::codec::TILE_BYTES as u64;
+                let start = extent.start + u64::from(tile) * codec::TILE_BYTES as u64;
                 self.layout.covering(start..start + 1)
             }
             Unit::Skeleton { .. } => 0..self.layout.segments.len(),

@@ -5,10 +5,10 @@ use std::sync::{Arc, mpsc};
 
 use rayon::{ScopeFifo, Yield};
 
-use crate::entropy::scratch;
-use crate::hash::Xxh3Of128;
 use crate::store::Damage;
 use crate::sync::Pool;
+use codec::entropy::scratch;
+use codec::hash::Xxh3Of128;
 
 use super::layout::{Layout, Unit};
 use super::{Chain, ReadError, walk};

@@ -3,11 +3,11 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::codec::{Dtype, TILE_BYTES};
-use crate::hash::xxh3_64;
 use crate::store::Damage;
 use crate::store::object::{Object, TensorEntry};
 use crate::tile::{self, Bytes, Coding, Inputs, Link, State};
+use codec::hash::xxh3_64;
+use codec::{Dtype, TILE_BYTES};
 
 use super::chain::Step;
 use super::{Chain, ReadError};
@@ -130,7 +130,7 @@ fn bytes_from(chain: &Chain, place: usize, tensor: usize, tile: usize) -> Result
         }
         (state, steps) = (Some(forward(chain, state, step, tile)?), rest);
     }
-    let corrupt = |corrupt: crate::codec::Corrupt| failed(last, corrupt.into());
+    let corrupt = |corrupt: codec::Corrupt| failed(last, corrupt.into());
     let (bytes, kept) = match state.as_deref() {
         Some(state) if steps.is_empty() && matches!(state, State::Moment { .. }) => {
             (state.bytes(last.entry.dtype).map_err(corrupt)?, None)

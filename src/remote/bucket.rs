@@ -13,7 +13,7 @@ use object_store::{
 use tokio::runtime::{Builder, Runtime};
 
 use super::place::{Error, Listed, Pacer, Place, Result};
-use crate::container::ReadAt;
+use formats::ReadAt;
 
 /// Bytes of a part. S3 takes 5 MiB at least; a failed part is sent again whole.
 const PART_BYTES: u64 = 8 << 20;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::place::{Listed, Pacer, Place, Result};
-use crate::container::ReadAt;
+use formats::ReadAt;
 
 /// A remote whose bytes are counted.
 pub(super) struct Counted {

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::place::{Error, Listed, Pacer, Place, Result};
-use crate::container::ReadAt;
 use crate::store::Id;
+use formats::ReadAt;
 
 /// Bytes copied at once.
 const PIECE: usize = 1 << 20;

@@ -15,10 +15,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::journal::Encoding;
 use super::place::{Error, Place, Result};
-use crate::container::ReadAt;
 use crate::store::durable::scratch;
 use crate::store::object::{FOOTER_BYTES, HEADER_BYTES, Object};
 use crate::store::{Id, Objects};
+use formats::ReadAt;
 
 /// Chains up to this many bytes come whole: their requests cost more than their bytes.
 pub(super) const SMALL: u64 = 16 << 20;

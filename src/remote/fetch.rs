@@ -11,10 +11,10 @@ use super::journal::Encoding;
 use super::place::{Error, Place, Result};
 use super::reader::{Reader, lock};
 use super::view::View;
-use crate::hash::Xxh3Of128;
 use crate::store::durable::CrashPoint;
 use crate::store::object::Object;
 use crate::store::{Damage, Elsewhere, Id, MAX_CHAIN, Objects, in_parallel};
+use codec::hash::Xxh3Of128;
 
 /// Bytes asked for at once.
 const PIECE: u64 = 8 << 20;

@@ -6,10 +6,10 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
-use crate::entropy::varint;
-use crate::hash::Xxh3Of128;
 use crate::store::bytes::{Fields, put_short_text};
 use crate::store::{Damage, Id};
+use codec::entropy::varint;
+use codec::hash::Xxh3Of128;
 
 const MAGIC: [u8; 8] = *b"stepfsRJ";
 /// Version of the remote's format that this program writes, and the newest that it reads.

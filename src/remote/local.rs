@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
 use super::view::Stamp;
-use crate::hash::xxh3_64;
 use crate::store::{Hold, Id, Objects, REMOTE, Store, beneath, modified_ns};
+use codec::hash::xxh3_64;
 
 /// So often is the list of a tree made good while names move.
 const LISTS: usize = 5;

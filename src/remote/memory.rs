@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::place::{Error, Listed, Pacer, Place, Result};
 use crate::clock::wall_ns;
-use crate::container::ReadAt;
+use formats::ReadAt;
 
 /// The data behind the lock.
 #[derive(Default)]

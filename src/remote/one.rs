@@ -14,10 +14,10 @@ use super::shared::Shared;
 use super::whole;
 use super::writer::Writer;
 use crate::clock::stamp_ns;
-use crate::container::ReadAt;
 use crate::store::durable::{CrashPoint, DeviceFile};
 use crate::store::object::Object;
 use crate::store::{Id, MAX_CHAIN, MIN_RELEASE_BYTES, modified_ns};
+use formats::ReadAt;
 
 /// The kernel's clock for files advances within this time.
 const A_TICK: Duration = Duration::from_millis(10);

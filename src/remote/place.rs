@@ -3,7 +3,7 @@
 use std::io;
 use std::ops::Range;
 
-use crate::container::ReadAt;
+use formats::ReadAt;
 
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]

@@ -19,10 +19,10 @@ use super::shared::Shared;
 use super::show::take_all;
 use super::writer::Writer;
 use super::{Settings, fetch_whole, tree};
-use crate::container::ReadAt;
-use crate::hash::xxh3_64;
 use crate::store::object::{Header, Index, ObjectWriter};
 use crate::store::{Hold, Id, Newest, Objects, Store, Stub, Wait};
+use codec::hash::xxh3_64;
+use formats::ReadAt;
 
 mod again;
 mod between;

@@ -13,9 +13,9 @@ use xattr::FileExt as _;
 use super::journal::{Content, Kind, Record, Segment, Shown};
 use super::local::{Found, Local, Mark, PERMISSIONS, access, identity};
 use super::view::Stamp;
-use crate::hash::xxh3_64;
 use crate::store::durable::{Attribute, CrashPoint, DeviceFile, Times};
 use crate::store::{Id, MIN_RELEASE_BYTES, REMOTE, Store, Stub, beneath, found_at, in_parallel, modified_ns};
+use codec::hash::xxh3_64;
 
 const WRITTEN: CrashPoint = CrashPoint::ImportWritten;
 const IN_PLACE: CrashPoint = CrashPoint::ImportInPlace;

@@ -4,12 +4,12 @@
 
 use std::path::Path;
 
-use crate::codec::TILE_BYTES;
-use crate::container::ReadAt;
-use crate::hash::{Sha256, Xxh3Of128, xxh3_64};
 use crate::store::Store;
 use crate::store::durable::DeviceFile;
 use crate::store::object::{Header, Index, ObjectWriter};
+use codec::TILE_BYTES;
+use codec::hash::{Sha256, Xxh3Of128, xxh3_64};
+use formats::ReadAt;
 
 use super::place::{Error, Result};
 

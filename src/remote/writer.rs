@@ -12,10 +12,10 @@ use super::place::{Error, Listed, Pacer, Place, Result, put_bytes};
 use super::reader::{Reader, heads, lock};
 use super::view::View;
 use crate::clock::{since_boot, wall_ns};
-use crate::container::ReadAt;
-use crate::hash::Xxh3Of128;
 use crate::store::Id;
 use crate::store::object::{Header, Object};
+use codec::hash::Xxh3Of128;
+use formats::ReadAt;
 
 /// Segments after which a snapshot replaces them: a new reader then gets a node's names with one request.
 const SNAPSHOT_AFTER: u64 = 64;

@@ -1,7 +1,7 @@
 //! Little-endian reading and writing of the store's own structures. Every length is checked before use.
 
 use super::Damage;
-use crate::entropy::varint;
+use codec::entropy::varint;
 
 /// Reads consecutive fields from bytes that may be damaged.
 pub(crate) struct Fields<'a> {

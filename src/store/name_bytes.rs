@@ -3,7 +3,7 @@
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use crate::hash::hex;
+use codec::hash::hex;
 
 /// The bytes of a name that is not UTF-8, in hexadecimal. Two such names may look the same as text.
 pub fn name_bytes(name: &Path) -> Option<String> {

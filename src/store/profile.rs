@@ -9,9 +9,9 @@ use std::str::FromStr;
 use globset::{GlobBuilder, GlobMatcher};
 use serde::{Deserialize, Serialize};
 
-use crate::container::Role;
-use crate::published::Policy;
-use crate::published::registry::SystemId;
+use formats::Role;
+use papers::Policy;
+use papers::registry::SystemId;
 
 /// How faithfully a file, or a tensor of it, is kept. A finer profile compares as smaller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::{Damage, FORMAT};
-use crate::hash::xxh3_64;
+use codec::hash::xxh3_64;
 
 /// Bytes before the fields.
 pub(super) const FIELDS: usize = 12;

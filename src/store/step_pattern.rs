@@ -7,7 +7,7 @@
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use crate::container::numbers_ranks;
+use formats::numbers_ranks;
 
 /// Words before a number that counts training.
 const STEP_WORDS: [&str; 12] =

@@ -11,7 +11,7 @@ use super::durable::{CrashPoint, DeviceFile};
 use super::marks;
 use super::object::Id;
 use super::{Damage, record};
-use crate::container::ReadAt;
+use formats::ReadAt;
 
 /// Length of the block: one page, so that the rest of the file can be a hole.
 pub const STUB_BYTES: usize = 4096;

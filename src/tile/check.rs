@@ -4,10 +4,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::codec::floor::{self, Floor, Limits};
-use crate::codec::log::Factors;
-use crate::codec::{Corrupt, lattice, log, moment};
-use crate::hash::{Checksum, Xxh3};
+use codec::floor::{self, Floor, Limits};
+use codec::hash::{Checksum, Xxh3};
+use codec::log::Factors;
+use codec::{Corrupt, lattice, log, moment};
 
 use super::{BLOCK, Codec, NO_BASE, TileSpec};
 
@@ -66,7 +66,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// The tensor has these limits, so they must hold, and its floor ([`crate::codec::floor`]).
+    /// The tensor has these limits, so they must hold, and its floor ([`codec::floor`]).
     #[must_use]
     pub fn within(self, limits: Option<Limits>) -> Check<'a> {
         Check { limits, ..self }

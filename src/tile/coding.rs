@@ -1,7 +1,7 @@
 //! How a tensor's tiles are encoded (docs/FORMAT.md, "Decoding").
 
-use crate::codec::log;
-use crate::codec::moment::Rule;
+use codec::log;
+use codec::moment::Rule;
 
 use super::State;
 
@@ -57,7 +57,7 @@ pub enum Codec {
         /// The tensor with more bits.
         of: u32,
     },
-    /// A published system's ([`crate::published`]). Its payloads name the system.
+    /// A published system's ([`papers`]). Its payloads name the system.
     External,
 }
 
@@ -129,7 +129,7 @@ impl Coding {
         }
     }
 
-    /// The lattice's step in the tensor's own units, if the state is one of [`crate::codec::lattice`].
+    /// The lattice's step in the tensor's own units, if the state is one of [`codec::lattice`].
     pub fn step(self) -> Option<f64> {
         match self.codec {
             Codec::Lattice { step } | Codec::Rows { step } => Some(step),

@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::codec::log::{Factors, Grid};
-use crate::codec::{Corrupt, Dtype, Integers, cast, lattice, log, lossless, rows};
-use crate::entropy::scratch;
-use crate::published;
+use codec::entropy::scratch;
+use codec::log::{Factors, Grid};
+use codec::{Corrupt, Dtype, Integers, cast, lattice, log, lossless, rows};
 
 use super::{Bytes, Codec, NO_BASE, NO_FACTORS, State, TileSpec};
 
@@ -114,9 +113,9 @@ fn base(
 fn external(spec: TileSpec, payload: &[u8], parent: Option<&State>) -> Result<State, Corrupt> {
     let (dtype, len) = (spec.dtype, spec.len);
     let decoded = match (spec.coding.parent, parent) {
-        (None, _) => published::tile::decode(dtype, payload, None, len)?,
+        (None, _) => papers::tile::decode(dtype, payload, None, len)?,
         (Some(_), Some(parent)) => {
-            parent.before(dtype, |before| published::tile::decode(dtype, payload, Some(before), len))??
+            parent.before(dtype, |before| papers::tile::decode(dtype, payload, Some(before), len))??
         }
         (Some(_), None) => return Err(NO_BASE),
     };

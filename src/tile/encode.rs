@@ -1,10 +1,9 @@
 //! From a tile's state to its payload: a difference to the same tile of a parent, or alone. The inverse of
 //! [`super::decode`].
 
-use crate::codec::log::{Grid, Parent};
-use crate::codec::{Corrupt, Dtype, TILE_BYTES, lattice, log, lossless, rows};
-use crate::entropy::scratch;
-use crate::published;
+use codec::entropy::scratch;
+use codec::log::{Grid, Parent};
+use codec::{Corrupt, Dtype, TILE_BYTES, lattice, log, lossless, rows};
 
 use super::{Codec, State, TileSpec};
 
@@ -80,7 +79,7 @@ pub fn encode(spec: TileSpec, state: &State, parent: Option<&State>, out: &mut V
         (Codec::External, State::Bytes(_) | State::External { .. }) => {
             let parent = parent.map(|parent| parent.bytes(dtype)).transpose()?;
             let parent = parent.as_ref().map(|parent| parent.as_slice());
-            state.before(dtype, |own| published::tile::encode_as_it_is(dtype, own, parent, out))?;
+            state.before(dtype, |own| papers::tile::encode_as_it_is(dtype, own, parent, out))?;
             true
         }
         _ => false,

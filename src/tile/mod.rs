@@ -12,7 +12,7 @@
 //! - [`decode_run`]: bytes from several payloads at once, without the states between them.
 //! - [`Check`]: compares a tile with the bytes that it decodes to; [`Coding::bound`]: the limit of its error.
 //!
-//! The arithmetic is in [`crate::codec`]. A new codec is a row in [`Codec`], its arithmetic there, and an arm in each
+//! The arithmetic is in [`codec`]. A new codec is a row in [`Codec`], its arithmetic there, and an arm in each
 //! step.
 
 mod check;
@@ -25,9 +25,9 @@ mod state;
 
 use std::sync::Arc;
 
-use crate::codec::Rows;
-use crate::codec::log::{self, Factors, Grid};
-use crate::codec::{Corrupt, Dtype};
+use codec::Rows;
+use codec::log::{self, Factors, Grid};
+use codec::{Corrupt, Dtype};
 
 pub use check::{Check, Checked};
 pub use coding::{Codec, Coding};

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use crate::codec::floor::{self, Keep};
-use crate::codec::lattice::Exception;
-use crate::codec::log::{Factors, Grid};
-use crate::codec::moment::Rule;
-use crate::codec::{Dtype, Integers, cast, lattice, log, moment, rows};
-use crate::entropy::scratch;
+use codec::entropy::scratch;
+use codec::floor::{self, Keep};
+use codec::lattice::Exception;
+use codec::log::{Factors, Grid};
+use codec::moment::Rule;
+use codec::{Dtype, Integers, cast, lattice, log, moment, rows};
 
 use super::{BLOCK, Bytes, Check, Codec, Coding, State, TileSpec};
 

@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use crate::codec::fused_decode::{self, From, LatticeRun, LogRun};
-use crate::codec::lattice::Exception;
-use crate::codec::log::{Factors, Grid};
-use crate::codec::{Corrupt, Integers, lattice};
-use crate::entropy::scratch;
+use codec::entropy::scratch;
+use codec::fused_decode::{self, From, LatticeRun, LogRun};
+use codec::lattice::Exception;
+use codec::log::{Factors, Grid};
+use codec::{Corrupt, Integers, lattice};
 
 use super::{Bytes, Codec, Coding, NO_BASE, NO_FACTORS, State, TileSpec};
 

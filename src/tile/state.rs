@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::codec::lattice::Exception;
-use crate::codec::log::{Factors, Grid};
-use crate::codec::moment::Rule;
-use crate::codec::{Corrupt, Dtype, Integers, lattice, log, moment, rows};
-use crate::entropy::scratch;
-use crate::hash::{Xxh3, xxh3_64};
-use crate::published::tile::{Before, Decoded};
+use codec::entropy::scratch;
+use codec::hash::{Xxh3, xxh3_64};
+use codec::lattice::Exception;
+use codec::log::{Factors, Grid};
+use codec::moment::Rule;
+use codec::{Corrupt, Dtype, Integers, lattice, log, moment, rows};
+use papers::tile::{Before, Decoded};
 
 use super::Bytes;
 

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, bail};
 
-use crate::container::elasticdl::{Reshard, Shard, Source};
 use crate::store::durable::{self, Attribute, CrashPoint, Io};
 use crate::terminal::format::progress;
+use formats::elasticdl::{Reshard, Shard, Source};
 
 /// Name of the staging directory beside DIR, until it is renamed. ElasticDL finds the newest version by reading a
 /// number after the last hyphen (or underscore) of every name in its checkpoint directory. So this name must end with a

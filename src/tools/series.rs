@@ -10,8 +10,8 @@ use std::time::SystemTime;
 use anyhow::{Error, Result, anyhow, bail};
 
 use crate::archive::model_signature;
-use crate::container::{Description, InOrder, Kind, ReadAt, Role, Tensor, describe_at};
 use crate::store::{natural, open_aside};
+use formats::{Description, InOrder, Kind, ReadAt, Role, Tensor, describe_at};
 
 use super::values::{Place, Size, sizes};
 use super::{Watch, of_file};

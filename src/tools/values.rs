@@ -3,8 +3,8 @@
 use std::io;
 use std::ops::Range;
 
-use crate::codec::Dtype;
-use crate::container::ReadAt;
+use codec::Dtype;
+use formats::ReadAt;
 
 /// Bytes read at once of either file: whole elements of every type.
 const CHUNK: u64 = 1 << 20;

@@ -186,7 +186,7 @@ fn the_list_has_every_usual_system_and_can_be_asked_for() {
     let output = compare(&[], &["--list", "--json"]);
     let list: Value = serde_json::from_slice(&output.stdout).unwrap();
     let names: Vec<&str> = list.as_array().unwrap().iter().map(|codec| codec["name"].as_str().unwrap()).collect();
-    for system in stepfs::published::registry::SystemId::usual() {
+    for system in papers::registry::SystemId::usual() {
         assert!(names.contains(&system.to_string().as_str()), "{system}");
     }
     assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len());

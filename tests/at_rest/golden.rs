@@ -5,8 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use papers::registry::FAMILIES;
 use stepfs::archive::Archive;
-use stepfs::published::registry::FAMILIES;
 use stepfs::store::object::Header;
 use stepfs::store::{PROFILE, Store, Stub};
 use xxhash_rust::xxh3::xxh3_128;
@@ -259,7 +259,7 @@ fn unknown_formats_can_be_archived_today() {
         let (object, mut payload) = (rest.object(name), Vec::new());
         for tensor in &object.index().tensors {
             object.payload(&tensor.tiles[0], &mut payload).unwrap();
-            kinds.insert((tensor.dtype == stepfs::codec::Dtype::F32, payload[0]));
+            kinds.insert((tensor.dtype == codec::Dtype::F32, payload[0]));
         }
     }
     // Bytes that repeat, alone and in their parent; planes, alone and as differences.

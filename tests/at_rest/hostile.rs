@@ -6,9 +6,9 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 
+use codec::moment::Rule;
 use proptest::prelude::*;
 use stepfs::archive::ReadError;
-use stepfs::codec::moment::Rule;
 use stepfs::recall::Chain;
 use stepfs::store::durable::Io;
 use stepfs::store::object::{Object, ObjectWriter, TensorEntry, Tile};
@@ -269,8 +269,8 @@ fn any_coding() -> impl Strategy<Value = Coding> {
     })
 }
 
-fn any_type() -> impl Strategy<Value = stepfs::codec::Dtype> {
-    (0..stepfs::codec::Dtype::ALL.len()).prop_map(|at| stepfs::codec::Dtype::ALL[at])
+fn any_type() -> impl Strategy<Value = codec::Dtype> {
+    (0..codec::Dtype::ALL.len()).prop_map(|at| codec::Dtype::ALL[at])
 }
 
 thread_local! {

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use codec::lattice;
 use stepfs::archive::{Archive, AtRest};
-use stepfs::codec::lattice;
 use stepfs::recall::Chain;
 use stepfs::recall::walk;
 use stepfs::store::object::Object;
@@ -132,9 +132,9 @@ fn direct(objects: &Objects, from: Id, to: Id) -> f64 {
                     lattice::encode_tile(&accumulators.wide(), None, &[], &mut payload).unwrap();
                 }
                 (State::Bytes(now), State::Bytes(then)) => {
-                    stepfs::codec::lossless::encode(tensor.dtype, now, Some(then), &mut payload);
+                    codec::lossless::encode(tensor.dtype, now, Some(then), &mut payload);
                 }
-                (State::Bytes(now), _) => stepfs::codec::lossless::encode(tensor.dtype, now, None, &mut payload),
+                (State::Bytes(now), _) => codec::lossless::encode(tensor.dtype, now, None, &mut payload),
                 (State::Log { .. } | State::Moment { .. } | State::External { .. }, _) => {
                     bytes += tensor.tiles[at].stored as usize
                 }

@@ -3,8 +3,8 @@
 
 use std::fs;
 
+use codec::Dtype as Stored;
 use proptest::prelude::*;
-use stepfs::codec::Dtype as Stored;
 use stepfs::recall::Layout;
 use stepfs::store::object::Index;
 

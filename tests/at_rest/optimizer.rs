@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
-use stepfs::container::{self, Role};
+use formats::Role;
 use stepfs::recall::Chain;
 use stepfs::store::object::{Index, TensorEntry};
 use stepfs::tile::Codec;
@@ -48,7 +48,7 @@ fn codec(index: &Index, name: &str) -> &'static str {
 fn state_is_known_by_what_it_is_beside() {
     let mut adam = Adam::new(0.999, 1, Adam::model);
     adam.train(1);
-    let description = container::describe(&adam.file()).unwrap();
+    let description = formats::describe(&adam.file()).unwrap();
     let find = |name: &str| description.tensors.iter().position(|tensor| tensor.path == name).unwrap();
     for name in ["a.weight", "b.weight", "c.weight", "a.bias"] {
         let (first, second) = (find(&format!("state.{name}.exp_avg")), find(&format!("state.{name}.exp_avg_sq")));
@@ -311,7 +311,7 @@ fn name(at: usize) -> String {
 /// The content of a tensor, and the file made anew from the restored tensors, so that checksums are right as well.
 #[track_caller]
 fn is_whole_zip(read: &[u8]) {
-    let description = container::describe(&read.to_vec()).unwrap();
+    let description = formats::describe(&read.to_vec()).unwrap();
     assert!(description.tensors.len() > 2, "{description:?}");
     let mut at = 0;
     let mut checked = 0;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use stepfs::container::{self, Role};
+use formats::Role;
 use stepfs::store::object::Index;
 
 use super::adam::round;
@@ -409,7 +409,7 @@ fn numbers_and_lists_count_as_state() {
         let slots = parameter.slots.iter().map(|slot| (slot.name.clone(), Value::Tensor(slot.clone())));
         let state = Value::named(slots.chain(more.into_iter().map(|(name, value)| (name.to_string(), value))));
         let bytes = torch::save(&Value::named([("optimizer", torch::optimizer(vec![state]))])).0;
-        let description = container::describe(&bytes).unwrap();
+        let description = formats::describe(&bytes).unwrap();
         description.tensors.iter().map(|tensor| (tensor.path.clone(), tensor.role)).collect()
     };
     let path = "optimizer/state/0/exp_avg";

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::process;
 use std::sync::Arc;
 
+use formats::Role;
 use stepfs::archive::{Archive, FileId};
-use stepfs::container::Role;
 use stepfs::store::{Lineage, PROFILE, Restores, Store};
 
 use super::series::{Dtype, Random, Rest, Tensor, safetensors, states, step, train, until, work};

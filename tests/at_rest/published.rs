@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::process::Command;
 
-use stepfs::published::registry::SystemId;
+use papers::registry::SystemId;
 use stepfs::recall::Chain;
 use stepfs::store::PROFILE;
 use stepfs::tile::Codec;

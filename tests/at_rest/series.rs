@@ -328,10 +328,10 @@ pub(crate) fn decode(objects: &Objects, id: Id) -> Result<Vec<u8>, ReadError> {
     Ok(bytes)
 }
 
-fn largest_error(a: &[u8], b: &[u8], dtype: stepfs::codec::Dtype) -> f64 {
+fn largest_error(a: &[u8], b: &[u8], dtype: codec::Dtype) -> f64 {
     let value = |bytes: &[u8]| match dtype {
-        stepfs::codec::Dtype::F32 => f64::from(f32::from_le_bytes(bytes.try_into().unwrap())),
-        stepfs::codec::Dtype::Bf16 => half::bf16::from_le_bytes(bytes.try_into().unwrap()).to_f64(),
+        codec::Dtype::F32 => f64::from(f32::from_le_bytes(bytes.try_into().unwrap())),
+        codec::Dtype::Bf16 => half::bf16::from_le_bytes(bytes.try_into().unwrap()).to_f64(),
         _ => f64::from_le_bytes(bytes.try_into().unwrap()),
     };
     let size = dtype.size();

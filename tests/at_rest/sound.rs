@@ -1,8 +1,8 @@
 //! Whether restored bytes are allowed, judged by the numbers in both files alone: it uses none of the product's own
 //! checks.
 
-use stepfs::codec::Dtype;
-use stepfs::codec::moment::Rule;
+use codec::Dtype;
+use codec::moment::Rule;
 use stepfs::store::object::{Index, TensorEntry};
 use stepfs::tile::Codec;
 

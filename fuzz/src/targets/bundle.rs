@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use stepfs::container::{ChangedTensor, Tensor, describe_at};
+use formats::{ChangedTensor, Tensor, describe_at};
 
 /// The entries of a bundle's index, their length in two bytes before them, and a file with tensors. The index gets its checksums here.
 pub(crate) fn bundle(data: &[u8]) {

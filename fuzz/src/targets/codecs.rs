@@ -1,11 +1,11 @@
 //! Tiles of stepfs's own codecs: untrusted payloads, and round trips.
 
-use stepfs::codec::Rows;
-use stepfs::codec::fused_decode::{self, From, LatticeRun, LogRun};
-use stepfs::codec::log::{Factors, FactorsBuilder, Grid, Parent};
-use stepfs::codec::moment::Rule;
-use stepfs::codec::rows::Base;
-use stepfs::codec::{Dtype, Integers, cast, lattice, log, lossless, moment, rows};
+use codec::Rows;
+use codec::fused_decode::{self, From, LatticeRun, LogRun};
+use codec::log::{Factors, FactorsBuilder, Grid, Parent};
+use codec::moment::Rule;
+use codec::rows::Base;
+use codec::{Dtype, Integers, cast, lattice, log, lossless, moment, rows};
 
 use super::input::{Input, elements, values};
 
@@ -137,7 +137,7 @@ pub(crate) fn log_decode(data: &[u8]) {
             }
             let mut out = Vec::new();
             let symbols: Vec<i32> = (0..n).map(|_| i32::from(input.byte() as i8)).collect();
-            stepfs::entropy::ints::encode(&symbols, &mut out);
+            codec::entropy::ints::encode(&symbols, &mut out);
             out
         })
         .collect();

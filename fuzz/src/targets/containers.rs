@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::sync::LazyLock;
 
+use codec::Dtype;
+use formats::{ChangedTensor, Description, InOrder, Kind, Model, Order, ReadAt, Role, describe};
 use safetensors::SafeTensors;
-use stepfs::codec::Dtype;
-use stepfs::container::{ChangedTensor, Description, InOrder, Kind, Model, Order, ReadAt, Role, describe};
 
 use super::input::Input;
 
@@ -238,8 +238,7 @@ pub(crate) fn hdf5(data: &[u8]) {
     }
     assert_eq!((zipped.kind, zipped.tensors.len()), (Kind::Keras, alone.tensors.len()));
     for (one, other) in alone.tensors.iter().zip(&zipped.tensors) {
-        let bytes =
-            |file: &[u8], t: &stepfs::container::Tensor| file[t.extent.start as usize..t.extent.end as usize].to_vec();
+        let bytes = |file: &[u8], t: &formats::Tensor| file[t.extent.start as usize..t.extent.end as usize].to_vec();
         assert!(one.path == other.path && bytes(data, one) == bytes(&file, other));
     }
     patched_is_sound(file, &zipped);

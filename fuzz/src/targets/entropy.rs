@@ -1,6 +1,6 @@
 //! Symbols to bits and back.
 
-use stepfs::entropy::{ints, symbols};
+use codec::entropy::{ints, symbols};
 
 use super::input::Input;
 

@@ -1,7 +1,7 @@
 //! Splits an input into the values that a target needs.
 
 use arbitrary::Unstructured;
-use stepfs::codec::Dtype;
+use codec::Dtype;
 
 /// The types that are quantized.
 pub(crate) const FLOATS: [Dtype; 4] = [Dtype::F16, Dtype::Bf16, Dtype::F32, Dtype::F64];

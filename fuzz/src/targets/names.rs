@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use stepfs::container::elasticdl;
+use formats::elasticdl;
 use stepfs::store::step_pattern;
 
 /// Any path.

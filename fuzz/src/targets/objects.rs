@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use stepfs::codec::moment::Rule;
-use stepfs::codec::{Dtype, Rows};
-use stepfs::container::Role;
+use codec::moment::Rule;
+use codec::{Dtype, Rows};
+use formats::Role;
 use stepfs::recall::{Chain, Layout, ReadError, stream, walk};
 use stepfs::store::durable::Io;
 use stepfs::store::object::{
@@ -296,7 +296,7 @@ fn factors(input: &mut Input, shape: &[u64]) -> Vec<u8> {
         return input.bytes(60).to_vec();
     }
     let (rows, width) = stepfs::store::object::rows_and_width(shape);
-    let mut builder = stepfs::codec::log::FactorsBuilder::new(rows as usize, width as usize);
+    let mut builder = codec::log::FactorsBuilder::new(rows as usize, width as usize);
     let values: Vec<f64> = (0..rows * width).map(|_| f64::from(input.byte())).collect();
     builder.add(Dtype::F64, 0, &elements(Dtype::F64, &values));
     let mut out = Vec::new();
@@ -306,7 +306,7 @@ fn factors(input: &mut Input, shape: &[u64]) -> Vec<u8> {
 
 /// A payload for this coding: an encoder's, perhaps with a byte changed, or any bytes.
 fn payload(input: &mut Input, coding: Coding, dtype: Dtype, n: usize) -> Vec<u8> {
-    use stepfs::codec::{lattice, lossless, rows};
+    use codec::{lattice, lossless, rows};
     if input.byte() < 24 {
         return input.bytes(120).to_vec();
     }
@@ -329,11 +329,11 @@ fn payload(input: &mut Input, coding: Coding, dtype: Dtype, n: usize) -> Vec<u8>
             let rows = Rows { width: 6, first: 0 };
             let _ = rows::encode_tile(&symbols, None, rows, &[], &mut out);
         }
-        Codec::Log { .. } => stepfs::entropy::ints::encode(&symbols, &mut out),
+        Codec::Log { .. } => codec::entropy::ints::encode(&symbols, &mut out),
         Codec::External => {
             let bytes = std::sync::Arc::new(bytes);
-            let own = stepfs::published::tile::Before { bytes: &bytes, bins: None };
-            stepfs::published::tile::encode_as_it_is(dtype, own, None, &mut out);
+            let own = papers::tile::Before { bytes: &bytes, bins: None };
+            papers::tile::encode_as_it_is(dtype, own, None, &mut out);
         }
         Codec::Cast { .. } => {}
     }

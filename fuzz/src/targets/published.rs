@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use stepfs::codec::Dtype;
-use stepfs::published::registry::{FAMILIES, decoder};
-use stepfs::published::tile::{self, Before, Decoded};
-use stepfs::published::{State, Tensor, Tile};
+use codec::Dtype;
+use papers::registry::{FAMILIES, decoder};
+use papers::tile::{self, Before, Decoded};
+use papers::{State, Tensor, Tile};
 
 use super::input::{Input, elements};
 
@@ -73,7 +73,7 @@ pub(crate) fn round_trip(data: &[u8]) {
     let family = &FAMILIES[input.upto(FAMILIES.len() - 1)];
     let number = input.pick(family.usual);
     let word = if number == 0 { family.word.to_string() } else { format!("{}-{number}", family.word) };
-    let id: stepfs::published::registry::SystemId = word.parse().expect("a usual one");
+    let id: papers::registry::SystemId = word.parse().expect("a usual one");
     let system = id.system();
     let width = 1 + input.upto(20) as u64;
     let n = width as usize * input.upto(12);

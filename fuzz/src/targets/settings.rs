@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use stepfs::container::Role;
-use stepfs::published::registry::SystemId;
+use formats::Role;
+use papers::registry::SystemId;
 use stepfs::store::retention::{Kind, Unit, plan};
 use stepfs::store::{Profile, Settings};
 

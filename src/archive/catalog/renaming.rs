@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::container::is_index;
 use crate::store::Objects;
+use formats::is_index;
 
 use super::{Catalog, Entry, Held, State, unname};
 

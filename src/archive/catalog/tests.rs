@@ -15,16 +15,8 @@ use crate::store::step_pattern;
 /// Longer than any test, so that groups wait until they are told not to.
 const LONG: Duration = Duration::from_secs(1 << 31);
 const FILES: [&str; 10] = [
-    "checkpoint-1/a",
-    "checkpoint-1/b",
-    "checkpoint-2/a",
-    "checkpoint-2/b",
-    "checkpoint-3/a",
-    "x_1",
-    "x_2",
-    "x_3",
-    "z_1",
-    "y",
+    "checkpoint-1/a", "checkpoint-1/b", "checkpoint-2/a", "checkpoint-2/b", "checkpoint-3/a", "x_1", "x_2", "x_3",
+    "z_1", "y",
 ];
 /// The parts of files in the lineages 0, 1 and 2.
 const PARTS: [Part; 3] = [Part::Other, Part::Whole, Part::Piece];

@@ -30,11 +30,11 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::container::{InOrder, describe_at};
 use crate::recall::{Chain, check_hash};
 use crate::store::durable::CrashPoint;
 use crate::store::object::{Header, Object, path_of};
 use crate::store::{Id, Objects, Store};
+use formats::{InOrder, describe_at};
 
 pub use examine::{Damaged, Progress};
 pub use salvage::{Salvaged, salvage};

@@ -3,15 +3,15 @@
 
 use std::io;
 
-use crate::codec::floor::Keep;
-use crate::codec::moment::Rule;
-use crate::container::Description;
 use crate::encode::skeleton;
-use crate::hash::xxh3_64;
 use crate::recall::{Chain, check_hash, walk};
 use crate::store::object::{Header, Index, Object, ObjectWriter, TensorEntry, Tile, path_of, tiles_of};
 use crate::store::{Damage, Objects, Store};
 use crate::tile::{self, Around, Bytes, Codec, Coding, TileSpec};
+use codec::floor::Keep;
+use codec::hash::xxh3_64;
+use codec::moment::Rule;
+use formats::Description;
 
 use super::remains::Part;
 use super::set_aside;
@@ -164,7 +164,7 @@ impl Rebuild<'_> {
             let lost = Damage("a tensor with a lost part cannot be read at all");
             let bytes = self.decoded(number, at)?.ok_or(lost)?;
             let mut payload = Vec::new();
-            crate::codec::lossless::encode(entry.dtype, &bytes, None, &mut payload);
+            codec::lossless::encode(entry.dtype, &bytes, None, &mut payload);
             *tile = writer.put(&payload, xxh3_64(&bytes))?;
         }
         Ok(())

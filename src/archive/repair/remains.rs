@@ -5,10 +5,10 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::container::ReadAt;
 use crate::store::Damage;
 use crate::store::durable::{DeviceFile, Io};
 use crate::store::object::{FOOTER_BYTES, Footer, HEADER_BYTES, Header, Id, Index, Object, Tile};
+use formats::ReadAt;
 
 use super::is_damage;
 

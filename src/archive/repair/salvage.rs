@@ -4,12 +4,12 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::codec::Dtype;
-use crate::container::STEADY_BYTES;
 use crate::recall::{Cache, Recall};
 use crate::store::durable::{CrashPoint, DeviceFile};
 use crate::store::object::{HEAD_BYTES, Object, TAIL_BYTES, TensorEntry};
 use crate::store::{Id, Objects, Store};
+use codec::Dtype;
+use formats::STEADY_BYTES;
 
 /// Read at once.
 const PIECE: u64 = 1 << 20;

@@ -6,9 +6,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::codec::TILE_BYTES;
-use crate::container::{InOrder, ReadAt, describe};
-use crate::hash::xxh3_64;
 use crate::recall::{Chain, walk};
 use crate::remote::journal::Encoding;
 use crate::remote::{self, Place, Reader, View, fetch_whole};
@@ -16,6 +13,9 @@ use crate::store::durable::scratch;
 use crate::store::object::{Header, Index, Object, path_of};
 use crate::store::{Id, Objects, Store};
 use crate::tile::Bytes;
+use codec::TILE_BYTES;
+use codec::hash::xxh3_64;
+use formats::{InOrder, ReadAt, describe};
 
 use super::super::scan;
 use super::remains::{Part, Remains, open_plain, read_header};

@@ -7,11 +7,11 @@ use crate::archive::catalog::{Catalog, Held, State};
 use crate::archive::decide::Why;
 use crate::archive::resident::ResidentReason;
 use crate::archive::{Archive, lossy_words};
-use crate::container::Kind;
 use crate::store::object::Object;
 use crate::store::{
     Id, MIN_RELEASE_BYTES, PROFILE, Profile, Store, Stub, beneath, is_of_remote, is_pinned, recalled_from, step_pattern,
 };
+use formats::Kind;
 
 /// Why a file is no stub, and the next step.
 pub(super) struct Kept {

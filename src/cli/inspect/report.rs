@@ -7,9 +7,9 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use crate::cli::source::Local;
-use crate::container::{Model, Siblings, Tensor, describe_at, index_in, siblings};
 use crate::store::object::Object;
 use crate::store::{name_bytes, open_aside};
+use formats::{Model, Siblings, Tensor, describe_at, index_in, siblings};
 
 #[derive(Serialize)]
 pub(super) struct Report {

@@ -5,9 +5,9 @@
 use std::collections::HashMap;
 use std::io;
 
-use crate::codec::{Dtype, cast};
-use crate::container::{ReadAt, Tensor, Use};
-use crate::hash::xxh3_64;
+use codec::hash::xxh3_64;
+use codec::{Dtype, cast};
+use formats::{ReadAt, Tensor, Use};
 
 /// Elements compared in the middle of a tensor. The encoder compares all.
 const LOOKED_AT: u64 = 256;

@@ -3,11 +3,11 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::codec::{lattice, rows};
-use crate::container::{ReadAt, Tensor};
 use crate::recall::walk;
 use crate::store::object::rows_and_width;
 use crate::tile::{self, Around, Codec, Coding, State};
+use codec::{lattice, rows};
+use formats::{ReadAt, Tensor};
 
 use super::phase;
 use super::rates::VECTOR;
@@ -207,7 +207,7 @@ impl Table {
         moving.sort_by(f64::total_cmp);
         let middle = moving.get(moving.len() / 2)?;
         // Choosing for a type of 16 bits gives a power of two.
-        lattice::choose_g(crate::codec::Dtype::Bf16, &[*middle], subject.rates.row)
+        lattice::choose_g(codec::Dtype::Bf16, &[*middle], subject.rates.row)
     }
 }
 

@@ -6,11 +6,11 @@
 
 use std::io;
 
-use crate::codec::Dtype;
-use crate::codec::floor::Limits;
-use crate::codec::lattice::values;
-use crate::container::{ReadAt, Tensor};
 use crate::store::object::rows_and_width;
+use codec::Dtype;
+use codec::floor::Limits;
+use codec::lattice::values;
+use formats::{ReadAt, Tensor};
 
 /// Bytes read at a time.
 const PIECE: u64 = 1 << 20;
@@ -225,7 +225,7 @@ fn crowd_at_the_edge(norms: &[f64]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::container::Role;
+    use formats::Role;
 
     fn random(count: usize) -> Vec<f32> {
         let mut state = 1u64;

@@ -20,13 +20,12 @@ use std::path::Path;
 
 use rayon::prelude::*;
 
-use crate::codec::floor::{Keep, Limits};
-use crate::codec::{TILE_BYTES, lossless};
-use crate::container::{Description, ReadAt, Role, Tensor, Use};
-use crate::published;
-use crate::published::registry::SystemId;
 use crate::recall::{Chain, walk};
 use crate::tile::{Codec, Coding};
+use codec::floor::{Keep, Limits};
+use codec::{TILE_BYTES, lossless};
+use formats::{Description, ReadAt, Role, Tensor, Use};
+use papers::registry::SystemId;
 
 pub(super) use lattice::{read, sample};
 pub(super) use moments::has_factors;
@@ -330,7 +329,7 @@ fn system(material: &Material, tensor: &Tensor) -> Option<SystemId> {
     let system = material.profiles.of(tensor.role).system()?;
     let is_parameter = matches!(tensor.role, Role::Weight | Role::Master) && tensor.used == Use::ByRole;
     let is_model = is_parameter && !tensor.lossless && !tensor.shape.is_empty();
-    (is_model && published::tile::is_for(tensor.dtype)).then_some(system)
+    (is_model && papers::tile::is_for(tensor.dtype)).then_some(system)
 }
 
 /// Alone or as a difference to the base: the smaller of both by estimate.

@@ -14,14 +14,14 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::codec::lattice::values;
-use crate::codec::log::{Factors, FactorsBuilder};
-use crate::codec::moment::{Rule, Sample};
-use crate::codec::{lattice, moment};
-use crate::container::{Tensor, Use};
 use crate::recall::walk;
 use crate::store::object::rows_and_width;
 use crate::tile::{self, Around, Codec, State};
+use codec::lattice::values;
+use codec::log::{Factors, FactorsBuilder};
+use codec::moment::{Rule, Sample};
+use codec::{lattice, moment};
+use formats::{Tensor, Use};
 
 use super::lattice::{mean_square, read, root_mean_square, sample};
 use super::rates::{Rates, VECTOR};
@@ -110,7 +110,7 @@ fn first_step(samples: &[Sample], rule: Rule, rates: &Rates) -> Option<f64> {
 
 /// A step in ratios, which depends on no element type's grid.
 fn lattice_step(rms: f64, c: f64) -> Option<f64> {
-    lattice::choose_g(crate::codec::Dtype::F32, &[rms], c)
+    lattice::choose_g(codec::Dtype::F32, &[rms], c)
 }
 
 /// A momentum buffer: a lattice from 0. At the distance of checkpoints, its former value tells little about the new

@@ -14,11 +14,11 @@
 
 use std::io;
 
-use crate::codec::Dtype;
-use crate::codec::lattice::updates;
-use crate::container::{Description, ReadAt, Tensor};
 use crate::recall::walk;
 use crate::tile::{Codec, Coding};
+use codec::Dtype;
+use codec::lattice::updates;
+use formats::{Description, ReadAt, Tensor};
 
 use super::rates::{BALANCED, Rates};
 use super::subject::{Archived, Material, read_tile, tiles};

@@ -9,9 +9,9 @@
 use std::f64::consts::TAU;
 use std::io;
 
-use crate::codec::lattice::{short_step, updates, values};
 use crate::recall::walk;
 use crate::tile::{Codec, Coding, State};
+use codec::lattice::{short_step, updates, values};
 
 use super::subject::{Subject, read_tile, tiles};
 

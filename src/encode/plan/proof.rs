@@ -1,6 +1,6 @@
 //! Decides which tensors may lose anything: trained parameters and their optimizer's state, and nothing else.
 //!
-//! An optimizer beside a weight proves it (`container::proof`). Otherwise two successive states do: a large matrix
+//! An optimizer beside a weight proves it (`formats::proof`). Otherwise two successive states do: a large matrix
 //! with a layer's name, that moves as training moves parameters. Rewards, observations, masks, statistics and tables
 //! fail one of the conditions here. An unproven tensor is lossless, so a wrong "no" costs space only.
 
@@ -9,8 +9,8 @@ use std::io;
 
 use rayon::prelude::*;
 
-use crate::codec::lattice::{updates, values};
-use crate::container::{Role, Tensor, is_of_layer};
+use codec::lattice::{updates, values};
+use formats::{Role, Tensor, is_of_layer};
 
 use super::lattice::{mean_square, read, sample};
 use super::subject::Material;
@@ -47,7 +47,7 @@ pub(super) fn proven(material: &Material, tensors: &[Tensor], twins: &[Option<Te
     }
     let by_itself =
         |(at, ((tensor, whole), twin)): (usize, ((&Tensor, &Tensor), &Option<Tensor>))| match (tensor.role, twin) {
-            // The structure of an optimizer's state is the proof (`container::pairing`).
+            // The structure of an optimizer's state is the proof (`formats::pairing`).
             (role, _) if role.group() != Role::Weight => Ok(true),
             _ if tensor.is_trained_by_numbers() && !may_be_trained(material, &statistics, tensor)? => Ok(false),
             // Paired by number, with a name that says otherwise.

@@ -5,8 +5,8 @@
 //! quiet tensors steps of several updates. Rounding then lost everything that those tensors learned between two
 //! restores.
 
-use crate::container::{Role, Use};
 use crate::store::Profile;
+use formats::{Role, Use};
 
 /// Steps, each in the terms of its codec.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -21,13 +21,13 @@ pub(super) struct Rates {
     pub(super) row: f64,
     /// First moments: root mean squares of their ratio to the root of the second.
     pub(super) first_moment: f64,
-    /// The share of that step which is added before rounding ([`crate::codec::moment::OUTWARD`]), so that quotients
+    /// The share of that step which is added before rounding ([`codec::moment::OUTWARD`]), so that quotients
     /// keep their sum: .94 to 1.02 of it on GPT.
     pub(super) outward: f64,
     /// The share of a momentum that this step keeps at least; else it is finer ([`moment::kept`]). Losing all of a
     /// momentum costs 3.5 iterations on GPT.
     ///
-    /// [`moment::kept`]: crate::codec::moment::kept
+    /// [`moment::kept`]: codec::moment::kept
     pub(super) least_kept: f64,
     /// Second moments beside their first: octaves / 65536, residual to a rank-1 prediction or to the state before. On
     /// GPT the deviation from the prediction is .4 to .6 octaves, so that at 4 octaves little but the prediction is

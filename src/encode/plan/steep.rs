@@ -16,8 +16,8 @@ use std::io;
 
 use rayon::prelude::*;
 
-use crate::codec::lattice::{updates, values};
-use crate::container::{Role, Tensor};
+use codec::lattice::{updates, values};
+use formats::{Role, Tensor};
 
 use super::lattice::{read, sample};
 use super::subject::Material;

@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::io;
 use std::ops::Range;
 
-use crate::codec::{Rows, TILE_BYTES};
-use crate::container::{Description, ReadAt, Role, Tensor};
-use crate::entropy::scratch;
 use crate::recall::Chain;
 use crate::store::Profiles;
 use crate::store::object::{self, HEAD_BYTES, TAIL_BYTES, TensorEntry, rows_and_width};
 use crate::tile::{Coding, TileSpec};
+use codec::entropy::scratch;
+use codec::{Rows, TILE_BYTES};
+use formats::{Description, ReadAt, Role, Tensor};
 
 use super::rates::{Rates, rates};
 

@@ -3,8 +3,8 @@
 //! Floats have an exponent that takes few values, and so the bytes of one place are cheap. Text and records repeat
 //! instead. A wrong answer costs space and nothing else.
 
-use crate::codec::Dtype;
-use crate::hash::xxh3_64;
+use codec::Dtype;
+use codec::hash::xxh3_64;
 
 /// Bytes of a sample: enough for the frequencies of each byte place, and few beside a block.
 pub(super) const SAMPLE_BYTES: usize = 4096;

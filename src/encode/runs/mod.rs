@@ -12,10 +12,10 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use crate::codec::{TILE_BYTES, lossless};
-use crate::container::{Description, ReadAt, Role, Tensor};
 use crate::recall::{Chain, walk};
 use crate::store::object::TensorEntry;
+use codec::{TILE_BYTES, lossless};
+use formats::{Description, ReadAt, Role, Tensor};
 
 use super::fingerprint;
 use super::plan::{Forecast, Plan, Planned};

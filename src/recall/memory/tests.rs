@@ -1,8 +1,8 @@
 use super::*;
-use crate::codec::Integers;
-use crate::codec::lattice::Exception;
-use crate::codec::log::Factors;
 use crate::store::object::{Header, Index, ObjectWriter};
+use codec::Integers;
+use codec::lattice::Exception;
+use codec::log::Factors;
 
 fn object(dir: &std::path::Path) -> Arc<Object> {
     let mut writer = ObjectWriter::create(dir).unwrap();
@@ -46,7 +46,7 @@ fn states_come_back_narrow_or_wide() {
         lattice(1 << 20, None),
         lattice(-32768, None),
         State::Bytes(keyframe),
-        State::Log { factors, first: 9, unit, q: Integers::Wide(vec![3, -4, crate::codec::log::ZERO]) },
+        State::Log { factors, first: 9, unit, q: Integers::Wide(vec![3, -4, codec::log::ZERO]) },
     ];
     for (tile, state) in states.iter().enumerate() {
         memory.put(&object, 0, tile, kept(state));
@@ -58,7 +58,7 @@ fn states_come_back_narrow_or_wide() {
     // the logarithmic lattice, so a lattice with it is wide.
     assert_eq!(memory.status().bytes, 400 + 200 + 400 + 400 + 3 * 16 + 6);
     let moment = State::Moment {
-        rule: crate::codec::moment::Rule::Root,
+        rule: codec::moment::Rule::Root,
         second: Arc::default(),
         accumulators: Integers::Wide(vec![1]),
         step: 0.5,

@@ -4,7 +4,7 @@ use std::fs::{File, Metadata};
 use std::io;
 
 use super::{Attribute, CrashPoint, Io};
-use crate::container::ReadAt;
+use formats::ReadAt;
 
 /// An open file of a store. Reads and writes are complete: short or interrupted calls continue.
 #[derive(Debug)]

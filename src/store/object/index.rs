@@ -2,12 +2,11 @@
 
 use std::ops::Range;
 
-use crate::codec::Rows;
-use crate::codec::{Dtype, TILE_BYTES, lattice, log};
-use crate::container::Role;
-use crate::published;
 use crate::store::Damage;
 use crate::tile::{Codec, Coding, TileSpec};
+use codec::Rows;
+use codec::{Dtype, TILE_BYTES, lattice, log};
+use formats::Role;
 
 mod columns;
 
@@ -198,7 +197,7 @@ impl Index {
         if coding.unit().is_some_and(|unit| !(log::is_unit(unit) && of_lattice)) {
             return Err(Damage("a logarithmic lattice has no such unit"));
         }
-        if coding.is_external() && !published::tile::is_for(tensor.dtype) {
+        if coding.is_external() && !papers::tile::is_for(tensor.dtype) {
             return Err(Damage("a published system's tensor has an unsupported type"));
         }
         if tensor.factors.is_some() != coding.has_factors() {

@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{FOOTER_BYTES, Footer, HEADER_BYTES, Header, Id, Index, Tile};
-use crate::codec::log::Factors;
-use crate::container::ReadAt;
-use crate::hash::xxh3_64;
 use crate::store::Damage;
 use crate::store::durable::{DeviceFile, Io};
+use codec::hash::xxh3_64;
+use codec::log::Factors;
+use formats::ReadAt;
 
 /// Limit on an index. It is read as a whole, and a crafted one can be compressed to a thousandth. 10,000 tensors of 100
 /// tiles take 14 MB; the header of a safetensors file has at most 100 MB.

@@ -2,10 +2,10 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
-use crate::codec::moment::Rule;
-use crate::codec::{Dtype, TILE_BYTES};
-use crate::container::Role;
 use crate::tile::{Codec, Coding};
+use codec::moment::Rule;
+use codec::{Dtype, TILE_BYTES};
+use formats::Role;
 
 fn id() -> impl Strategy<Value = Id> {
     any::<[u8; 16]>().prop_map(|bytes| if bytes == [0; 16] { Id([1; 16]) } else { Id(bytes) })
@@ -339,7 +339,7 @@ fn a_number_of_tensors_that_no_file_has_is_not_believed() {
     let count = index::MAX_TENSORS + 1;
     // Four texts, no restores, no error.
     let mut bytes = vec![0; 9];
-    crate::entropy::varint::put(count as u64, &mut bytes);
+    codec::entropy::varint::put(count as u64, &mut bytes);
     bytes.resize(bytes.len() + 12 * count, 0);
     let refused = Index::decode(&bytes, 1 << 40, 1 << 40);
     assert_eq!(refused, Err(crate::store::Damage("it has more tensors than any file")));

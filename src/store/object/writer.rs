@@ -4,9 +4,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::{Footer, HEADER_BYTES, Header, Id, Index, Object, Tile};
-use crate::hash::xxh3_64;
 use crate::store::beneath;
 use crate::store::durable::{CrashPoint, DeviceFile, Io, forget_pages, parent};
+use codec::hash::xxh3_64;
 
 /// zstd level for the index: it is small, and read as a whole at every open.
 const INDEX_LEVEL: i32 = 3;

@@ -97,7 +97,7 @@ proptest! {
         let mut head = record::encode(MAGIC, &());
         head.truncate(record::FIELDS);
         head.append(&mut body);
-        head.extend_from_slice(&crate::hash::xxh3_64(&head).to_le_bytes());
+        head.extend_from_slice(&codec::hash::xxh3_64(&head).to_le_bytes());
         let _ = Restores::decode(&head);
     }
 }

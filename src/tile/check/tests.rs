@@ -1,8 +1,8 @@
 use super::*;
-use crate::codec::moment::Rule;
-use crate::codec::{Dtype, Rows};
-use crate::hash::{Checksum, xxh3_64};
 use crate::tile::{Around, Coding, quantize};
+use codec::hash::{Checksum, xxh3_64};
+use codec::moment::Rule;
+use codec::{Dtype, Rows};
 
 /// More than two blocks, the last one short.
 const N: usize = 2 * BLOCK + 100;

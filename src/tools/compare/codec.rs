@@ -5,9 +5,9 @@ use std::str::FromStr;
 
 use anyhow::{Result, bail};
 
-use crate::published::registry::SystemId;
 use crate::store::Profile;
 use crate::tools::series::Series;
+use papers::registry::SystemId;
 
 use super::plain;
 

@@ -14,7 +14,6 @@ use anyhow::{Error, Result, anyhow};
 
 use crate::archive::{Archive, AtRest};
 use crate::clock;
-use crate::container::ReadAt;
 use crate::recall::{Chain, Layout, ReadError, stream};
 use crate::store::durable::scratch;
 use crate::store::object::{Object, path_of};
@@ -22,6 +21,7 @@ use crate::store::{Objects, Profile, STUB_BYTES, Store, Stub, step_pattern};
 use crate::tools::of_file;
 use crate::tools::series::{Series, State};
 use crate::tools::values::Size;
+use formats::ReadAt;
 
 use super::Steps;
 use super::report::{Measured, RoleKept, SKELETON};

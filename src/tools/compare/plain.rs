@@ -8,12 +8,12 @@ use std::time::Duration;
 use anyhow::{Error, Result, anyhow};
 
 use crate::clock::timed;
-use crate::codec::{Dtype, TILE_BYTES, lossless};
-use crate::container::ReadAt;
 use crate::store::object::gaps;
 use crate::tools::of_file;
 use crate::tools::series::{Series, State};
 use crate::tools::values::Size;
+use codec::{Dtype, TILE_BYTES, lossless};
+use formats::ReadAt;
 
 use super::Steps;
 use super::codec::Codec;

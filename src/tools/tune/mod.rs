@@ -13,13 +13,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use crate::published::inshrinkerator::search::{Space, search};
-use crate::published::inshrinkerator::{Config, Metric};
-use crate::published::registry::SystemId;
 use crate::store::durable::scratch;
 use crate::store::{Error, Profile, Store, step_pattern};
 use crate::terminal::interrupt::interrupted;
 use crate::terminal::log_to_stderr;
+use papers::inshrinkerator::search::{Space, search};
+use papers::inshrinkerator::{Config, Metric};
+use papers::registry::SystemId;
 
 use super::{Series, Watch};
 use eval::Evaluator;

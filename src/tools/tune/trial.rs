@@ -10,16 +10,16 @@ use std::path::Path;
 use anyhow::{Result, anyhow};
 
 use crate::archive::model_signature;
-use crate::container::{Role, Tensor};
 use crate::encode::{SeriesFile, encode_series};
-use crate::published::inshrinkerator::Layer;
-use crate::published::tile::is_for;
 use crate::recall::{self, Chain, Layout, stream};
 use crate::store::durable::scratch;
 use crate::store::object::rows_and_width;
 use crate::store::{MIN_RELEASE_BYTES, Profile};
 use crate::tools::series::{Series, State, is_parameter};
 use crate::tools::{Watch, of_file};
+use formats::{Role, Tensor};
+use papers::inshrinkerator::Layer;
+use papers::tile::is_for;
 
 /// A series whose last file profiles are tried on.
 pub(super) struct Trial<'a> {

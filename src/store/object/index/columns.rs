@@ -1,12 +1,12 @@
 //! The encoding of an index: one column per field, so that similar tensors cost a few bytes each. No field can be
 //! derived from another.
 
-use crate::codec::Dtype;
-use crate::codec::moment::Rule;
-use crate::container::Role;
-use crate::entropy::varint;
 use crate::store::Damage;
 use crate::store::bytes::{Fields, put_short_text};
+use codec::Dtype;
+use codec::entropy::varint;
+use codec::moment::Rule;
+use formats::Role;
 
 use super::super::HEADER_BYTES;
 use super::{Index, MAX_DIMS, TensorEntry, Tile, believed, tiles_of};

@@ -1,0 +1,163 @@
+//! The q of a tile to bytes and back, as differences to the parent's.
+//!
+//! An element's symbol is q - (q of the parent), and skips [`GONE`], which means "0 now, and was not". If the parent's
+//! element was 0, symbol 0 means that it still is; any other symbol is q and skips 0.
+
+use super::factors::Grid;
+use super::{MAX_Q, ZERO};
+use crate::entropy::ints;
+use crate::entropy::simd::{Level, multiversion};
+use crate::lattice::Unfit;
+use crate::{Corrupt, Integers, small};
+
+/// The parent of a tile.
+#[derive(Clone, Copy, Debug)]
+pub enum Parent<'a> {
+    /// No state: the factors give the rows and columns with zeros.
+    Factors(Grid<'a>),
+    /// The q of another state with the same factors and unit.
+    State(&'a [i32]),
+    /// The same in the form for memory.
+    Integers(&'a Integers),
+}
+
+/// The symbol of an element that is 0 and whose parent was not. It is the largest symbol without extra bits, so
+/// scattered zeros cost what their frequency implies.
+pub(crate) const GONE: i32 = 15;
+
+/// Appends the payload of a tile.
+///
+/// # Errors
+/// The lengths differ, or [`super::quantize`] never makes one of the q.
+pub fn encode_tile(q: &[i32], parent: Parent<'_>, out: &mut Vec<u8>) -> Result<(), Unfit> {
+    let fits = match parent {
+        Parent::Factors(grid) => grid.holds(q.len()),
+        Parent::State(parent) => parent.len() == q.len(),
+        Parent::Integers(parent) => parent.len() == q.len(),
+    };
+    if !fits {
+        return Err(Unfit("lengths differ"));
+    }
+    let (level, before) = (Level::detect(), out.len());
+    let mut sound = true;
+    let narrow = match parent {
+        Parent::Integers(parent) => parent.narrow(),
+        _ => None,
+    };
+    let classes = |start: usize, classes: &mut [u8]| {
+        let range = start..start + classes.len();
+        narrow.is_some_and(|before| small::steps(level, &q[range.clone()], &before[range], classes))
+    };
+    ints::encode_blocks_or(q.len(), out, classes, |start, symbols| {
+        match parent {
+            Parent::Factors(grid) => grid.initial(start, symbols),
+            Parent::State(parent) => symbols.copy_from_slice(&parent[start..][..symbols.len()]),
+            Parent::Integers(parent) => parent.fill(start, symbols),
+        }
+        sound &= to_symbols(level, &q[start..][..symbols.len()], symbols);
+    });
+    if sound {
+        return Ok(());
+    }
+    out.truncate(before);
+    Err(Unfit("steps beyond all octaves"))
+}
+
+/// Decodes a payload of [`encode_tile`]. `q` holds the parent's and becomes this tile's. `alone` is for a tile without
+/// a parent; `q` is not read then. After an error `q` is useless.
+pub fn decode_tile(payload: &[u8], alone: Option<Grid<'_>>, q: &mut [i32]) -> Result<(), Corrupt> {
+    if let Some(grid) = alone {
+        if !grid.holds(q.len()) {
+            return Err(Corrupt("elements beyond the factors"));
+        }
+        grid.initial(0, q);
+    }
+    let level = Level::detect();
+    ints::decode_blocks(payload, q.len(), |start, symbols| {
+        apply_symbols(level, symbols, &mut q[start..][..symbols.len()])
+    })
+}
+
+/// Turns the parent's q into the q of these symbols, or of these classes of small symbols.
+pub(crate) fn apply_symbols<S: ints::Symbol>(level: Level, symbols: &[S], q: &mut [i32]) -> Result<(), Corrupt> {
+    // Zeros come and go in few blocks.
+    let sound = match zeros_stay(level, symbols, q) {
+        true => add_symbols(level, symbols, q),
+        false => from_symbols(level, symbols, q),
+    };
+    if sound { Ok(()) } else { Err(Corrupt("steps beyond all octaves")) }
+}
+
+/// True if an element may have this q.
+#[inline(always)]
+fn is_q(q: i32) -> bool {
+    (q == ZERO) | is_step_of_q(q)
+}
+
+/// True if an element that is not 0 may have this q.
+#[inline(always)]
+pub(crate) fn is_step_of_q(q: i32) -> bool {
+    q.wrapping_add(MAX_Q) as u32 <= 2 * MAX_Q as u32
+}
+
+multiversion! {
+    /// Turns the parent's q into the symbols of `q`; false if a value is invalid.
+    fn to_symbols(q: &[i32], symbols: &mut [i32]) -> bool {
+        let mut sound = true;
+        for (symbol, &q) in symbols.iter_mut().zip(q) {
+            let parent = *symbol;
+            sound &= is_q(q) & is_q(parent);
+            let difference = q.wrapping_sub(parent);
+            let moved = difference.wrapping_add(i32::from(difference >= GONE));
+            let stays = if q == ZERO { GONE } else { moved };
+            let appears = if q == ZERO { 0 } else { q.wrapping_add(i32::from(q >= 0)) };
+            *symbol = if parent == ZERO { appears } else { stays };
+        }
+        sound
+    }
+}
+
+multiversion! {
+    /// True if no element was 0 or becomes 0, so that symbols are plain differences.
+    fn zeros_stay<S: ints::Symbol>(symbols: &[S], q: &[i32]) -> bool {
+        let mut none = true;
+        for (&q, symbol) in q.iter().zip(symbols) {
+            none &= (q != ZERO) & (symbol.value() < GONE);
+        }
+        none
+    }
+}
+
+multiversion! {
+    /// [`from_symbols`] for blocks where [`zeros_stay`].
+    fn add_symbols<S: ints::Symbol>(symbols: &[S], q: &mut [i32]) -> bool {
+        let mut sound = true;
+        for (q, symbol) in q.iter_mut().zip(symbols) {
+            let (parent, symbol) = (*q, symbol.value());
+            *q = parent.wrapping_add(symbol);
+            sound &= is_step_of_q(parent) & is_step_of_q(*q) & (symbol >= -4 * MAX_Q);
+        }
+        sound
+    }
+}
+
+multiversion! {
+    /// Turns the parent's q into the q of these symbols; false if a symbol is invalid.
+    fn from_symbols<S: ints::Symbol>(symbols: &[S], q: &mut [i32]) -> bool {
+        let mut sound = true;
+        for (q, symbol) in q.iter_mut().zip(symbols) {
+            let (parent, symbol) = (*q, symbol.value());
+            let moved = parent.wrapping_add(symbol).wrapping_sub(i32::from(symbol > GONE));
+            let stays = if symbol == GONE { ZERO } else { moved };
+            let appears = if symbol == 0 { ZERO } else { symbol.wrapping_sub(i32::from(symbol > 0)) };
+            let new = if parent == ZERO { appears } else { stays };
+            // This only detects a wrapped sum if its parts are small.
+            sound &= is_q(parent)
+                & is_q(new)
+                & (symbol.unsigned_abs() <= 4 * MAX_Q as u32)
+                & ((new == ZERO) == (symbol == if parent == ZERO { 0 } else { GONE }));
+            *q = new;
+        }
+        sound
+    }
+}

@@ -1,0 +1,80 @@
+//! The checkpoint that a file names as the best so far: Lightning's `ModelCheckpoint` writes it into each `.ckpt`,
+//! transformers' Trainer into `trainer_state.json`.
+//!
+//! Of Lightning's, `callbacks` maps a callback's name to its state. A state with `best_model_path` names one. That path is also the
+//! best of its `best_k_models`, which are not read.
+
+use std::io;
+
+use super::ReadAt;
+use super::pickle::{Graph, Item};
+use super::walk::pairs;
+
+/// Callbacks looked at: a job has some dozens.
+const MAX_CALLBACKS: usize = 1 << 10;
+/// Names handed out: a job has a few callbacks that save checkpoints.
+const MAX_NAMES: usize = 64;
+
+/// The paths that a pickle's callbacks name; `None` if no callback of it speaks of the best.
+pub(super) fn named(graph: &Graph) -> Option<Vec<String>> {
+    let get = |pairs: &[(Item, Item)], name: &str| {
+        pairs.iter().find(|&&(key, _)| graph.str(key) == Some(name)).map(|&(_, value)| value)
+    };
+    let callbacks = pairs(graph, get(pairs(graph, graph.root), "callbacks")?);
+    let states = callbacks.iter().take(MAX_CALLBACKS).map(|&(_, state)| pairs(graph, state));
+    let named: Vec<Item> = states.filter_map(|state| get(state, "best_model_path")).take(MAX_NAMES).collect();
+    let words = named.iter().filter_map(|&item| graph.str(item)).filter(|name| !name.is_empty());
+    (!named.is_empty()).then(|| words.map(String::from).collect())
+}
+
+/// The name of the best checkpoint in Trainer's state, or none. All of the file is read.
+///
+/// # Errors
+/// Those of `src`; `InvalidData` if the file is no such state, or truncated.
+pub fn best_of_trainer(src: &dyn ReadAt) -> io::Result<Option<String>> {
+    #[derive(serde::Deserialize)]
+    struct State {
+        best_model_checkpoint: Option<String>,
+    }
+    let mut bytes = vec![0; src.size() as usize];
+    src.read_exact_at(&mut bytes, 0)?;
+    let state: State = serde_json::from_slice(&with_plain_numbers(bytes))
+        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+    Ok(state.best_model_checkpoint)
+}
+
+/// The same JSON, with plain values in place of `NaN`, `Infinity` and `-Infinity`. Python writes these for a loss or a
+/// norm that overflowed, and JSON has no such numbers.
+fn with_plain_numbers(mut json: Vec<u8>) -> Vec<u8> {
+    const OTHERS: [(&[u8], &[u8]); 3] = [(b"-Infinity", b"     null"), (b"Infinity", b"    null"), (b"NaN", b"0  ")];
+    let (mut at, mut in_text) = (0, false);
+    while at < json.len() {
+        match json[at] {
+            b'"' => in_text = !in_text,
+            b'\\' if in_text => at += 1,
+            b'-' | b'I' | b'N' if !in_text => {
+                if let Some((word, plain)) = OTHERS.iter().find(|(word, _)| json[at..].starts_with(word)) {
+                    json[at..at + word.len()].copy_from_slice(plain);
+                }
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+    json
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loss_that_overflowed_hides_no_best_checkpoint() {
+        let state = br#"{"log_history": [{"grad_norm": NaN, "a \" NaN": -Infinity}, {"x": Infinity}],
+            "best_model_checkpoint": "out/NaN-run/checkpoint-40"}"#;
+        let best = best_of_trainer(&state.to_vec()).unwrap();
+        assert_eq!(best, Some("out/NaN-run/checkpoint-40".into()));
+        let cut = best_of_trainer(&state[..40].to_vec()).unwrap_err();
+        assert_eq!(cut.kind(), io::ErrorKind::InvalidData);
+    }
+}

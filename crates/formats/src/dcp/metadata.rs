@@ -1,0 +1,200 @@
+//! The pickle `.metadata`: `torch.distributed.checkpoint.metadata.Metadata`.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use super::super::ReadAt;
+use super::super::pickle::{self, Graph, Item, Node};
+use super::super::read::{Fail, bad};
+use super::super::view;
+use super::super::walk::pairs;
+use codec::Dtype;
+
+/// A name of the state dict.
+pub(super) struct Named {
+    /// The keys joined with dots. The table of files uses this name.
+    pub(super) fqn: String,
+    /// Keys from the state dict's root, where the planner has kept them; else the name alone.
+    pub(super) keys: Vec<Key>,
+    /// `None` if the value is no tensor.
+    pub(super) tensor: Option<Whole>,
+}
+
+/// One step from the state dict's root.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Key {
+    Name(String),
+    Number(i64),
+}
+
+impl Key {
+    fn size(&self) -> usize {
+        match self {
+            Key::Name(name) => name.len() + 32,
+            Key::Number(_) => 32,
+        }
+    }
+}
+
+/// A tensor as a whole.
+pub(super) struct Whole {
+    /// `None` if stepfs does not know the type.
+    pub(super) dtype: Option<Dtype>,
+    /// As torch calls it.
+    pub(super) type_name: String,
+    pub(super) shape: Vec<u64>,
+}
+
+/// A chunk of a tensor in one of the files.
+pub(super) struct Chunk {
+    pub(super) fqn: String,
+    /// Where it begins in the tensor, in elements by dimension.
+    pub(super) offsets: Vec<u64>,
+    /// Bytes of the file: its zip.
+    pub(super) extent: Range<u64>,
+}
+
+/// The contents of `.metadata`.
+pub(super) struct Metadata {
+    pub(super) names: Vec<Named>,
+    /// By name.
+    pub(super) files: HashMap<String, File>,
+}
+
+/// The chunks and objects in a file of the checkpoint.
+#[derive(Default)]
+pub(super) struct File {
+    /// Chunks of tensors, in the order of the table.
+    pub(super) chunks: Vec<Chunk>,
+    /// The end of the last value, in bytes: the file is at least so long.
+    pub(super) end: u64,
+}
+
+/// Bytes of names, keys and offsets that are kept. A pickle may repeat a long name at the cost of two bytes.
+const MAX_KEPT: usize = 128 << 20;
+
+/// Counts the entries that are kept.
+struct Budget(usize);
+
+impl Budget {
+    fn take(&mut self, bytes: usize) -> Result<(), Fail> {
+        self.0 = self.0.saturating_sub(bytes + 64);
+        match self.0 {
+            0 => bad("dcp: .metadata has too many names to keep"),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Reads the whole file.
+pub(super) fn read(src: &dyn ReadAt) -> Result<Metadata, Fail> {
+    let graph = pickle::load(src, 0, src.size())?;
+    let graph = &graph;
+    let class = |item| class(graph, item);
+    if class(graph.root) != Some("Metadata") {
+        return bad("dcp: .metadata is no pickle of torch's Metadata");
+    }
+    let (Some(state_dict), Some(storage)) =
+        (attribute(graph, graph.root, "state_dict_metadata"), attribute(graph, graph.root, "storage_data"))
+    else {
+        return bad("dcp: .metadata names no tensors or no files");
+    };
+    let planner = attribute(graph, graph.root, "planner_data").unwrap_or(Item::None);
+    let keys: HashMap<&str, Item> =
+        pairs(graph, planner).iter().filter_map(|&(fqn, keys)| Some((graph.str(fqn)?, keys))).collect();
+    let mut budget = Budget(MAX_KEPT);
+    let mut names = Vec::new();
+    for &(fqn, about) in pairs(graph, state_dict) {
+        let Some(fqn) = graph.str(fqn) else { return bad("dcp: a name that is no text") };
+        let tensor = match class(about) {
+            Some("TensorStorageMetadata") => Some(whole(graph, about)?),
+            _ => None,
+        };
+        let steps = keys.get(fqn).and_then(|&keys| steps(graph, keys));
+        let keys = steps.unwrap_or_else(|| vec![Key::Name(fqn.to_string())]);
+        budget.take(fqn.len() + 2 * keys.iter().map(Key::size).sum::<usize>())?;
+        names.push(Named { fqn: fqn.to_string(), keys, tensor });
+    }
+    let mut files: HashMap<String, File> = HashMap::new();
+    for &(index, place) in pairs(graph, storage) {
+        let Some(name) = attribute(graph, place, "relative_path").and_then(|path| graph.str(path)) else {
+            return bad("dcp: a tensor without a file");
+        };
+        // A name in the directory: nothing else is looked for.
+        if name.is_empty() || name.contains('/') || name == ".." {
+            return bad("dcp: a tensor in a file elsewhere");
+        }
+        budget.take(name.len())?;
+        let file = files.entry(name.to_string()).or_default();
+        let Some(extent) = extent(graph, place) else { return bad("dcp: a place that makes no sense") };
+        file.end = file.end.max(extent.end);
+        if let Some(chunk) = chunk(graph, index, extent)? {
+            budget.take(chunk.fqn.len() + 8 * chunk.offsets.len())?;
+            file.chunks.push(chunk);
+        }
+    }
+    Ok(Metadata { names, files })
+}
+
+/// The name of an object's class.
+fn class(graph: &Graph, item: Item) -> Option<&str> {
+    let Item::Node(n) = item else { return None };
+    let Node::Object(object) = graph.node(n) else { return None };
+    Some(graph.global(object.func)?.1)
+}
+
+/// An attribute of a dataclass, from the state that it was pickled with.
+fn attribute(graph: &Graph, item: Item, name: &str) -> Option<Item> {
+    let Item::Node(n) = item else { return None };
+    let Node::Object(object) = graph.node(n) else { return None };
+    let mut attributes = object.states.iter().flat_map(|&state| pairs(graph, state));
+    attributes.find(|&&(key, _)| graph.str(key) == Some(name)).map(|&(_, value)| value)
+}
+
+/// The keys from the root, as the planner keeps them: a tuple of texts and numbers.
+fn steps(graph: &Graph, keys: Item) -> Option<Vec<Key>> {
+    let key = |item: &Item| match *item {
+        Item::Int(n) => Some(Key::Number(n)),
+        item => graph.str(item).map(|name| Key::Name(name.to_string())),
+    };
+    let keys: Option<Vec<Key>> = graph.tuple(keys)?.iter().map(key).collect();
+    keys.filter(|keys| !keys.is_empty())
+}
+
+fn whole(graph: &Graph, about: Item) -> Result<Whole, Fail> {
+    let shape = attribute(graph, about, "size").and_then(|size| view::sizes(graph, size));
+    let Some(shape) = shape else { return bad("dcp: a tensor without a shape") };
+    let type_name = attribute(graph, about, "properties").and_then(|properties| type_name(graph, properties));
+    let type_name = type_name.unwrap_or_default().to_string();
+    Ok(Whole { dtype: view::dtype_named(&type_name), type_name, shape })
+}
+
+/// The name of the element type, which `TensorProperties` begin with.
+fn type_name(graph: &Graph, properties: Item) -> Option<&str> {
+    let Item::Node(n) = properties else { return None };
+    let Node::Object(object) = graph.node(n) else { return None };
+    let first = *graph.tuple(*object.states.first()?)?.first()?;
+    graph.global(first).filter(|(module, _)| *module == "torch").map(|(_, name)| name)
+}
+
+/// The bytes of a value in its file.
+fn extent(graph: &Graph, place: Item) -> Option<Range<u64>> {
+    let number = |name| match attribute(graph, place, name) {
+        Some(Item::Int(n)) => u64::try_from(n).ok(),
+        _ => None,
+    };
+    let start = number("offset")?;
+    Some(start..start.checked_add(number("length")?)?)
+}
+
+/// An entry of the table of files; `None` if it is no chunk of a tensor.
+fn chunk(graph: &Graph, index: Item, extent: Range<u64>) -> Result<Option<Chunk>, Fail> {
+    let Some(offsets) = attribute(graph, index, "offset").filter(|offset| *offset != Item::None) else {
+        return Ok(None);
+    };
+    let fqn = attribute(graph, index, "fqn").and_then(|fqn| graph.str(fqn)).map(String::from);
+    match fqn.zip(view::sizes(graph, offsets)) {
+        Some((fqn, offsets)) => Ok(Some(Chunk { fqn, offsets, extent })),
+        None => bad("dcp: a chunk that makes no sense"),
+    }
+}

@@ -1,0 +1,157 @@
+//! Pickles with arrays of numpy in them, as `pickle`, joblib and Paddle write them. Nothing in them is executed.
+//!
+//! The pickle is loaded as a graph. Each array becomes a tensor of torch in it, and what Paddle keeps of its
+//! optimizers becomes a state dict of torch. Then the walk of torch's files finds paths, roles, pairs and
+//! proofs. Arrays of objects, and those whose bytes are text (protocol 2), are left out: their bytes are kept as they
+//! are. So is what follows the first pickle of a file.
+
+mod paddle;
+
+use std::ops::Range;
+
+use super::made::{self, Places};
+use super::pickle::{self, Graph, Item, element, is_wrapper};
+use super::progress::Progress;
+use super::read::{Fail, bad};
+use super::storages::Storages;
+use super::view::sizes;
+use super::walk::walk;
+use super::{Description, Kind, ReadAt};
+use codec::Dtype;
+
+/// Most arrays of a file: some 150 MB of nodes.
+const MAX_ARRAYS: usize = 1 << 18;
+
+/// Describes the file, or `None` if its beginning is not that of a binary pickle, or if no array is in it. A pickle of
+/// protocol 0 or 1 has no magic number.
+pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description>, Fail> {
+    let mut start = [0; 2];
+    if size < 2 {
+        return Ok(None);
+    }
+    src.read_exact_at(&mut start, 0)?;
+    if !matches!(start, [0x80, 2..=5]) {
+        return Ok(None);
+    }
+    let mut graph = pickle::load_arrays(src, 0, size)?;
+    let mut found: Vec<(u32, Array)> = Vec::new();
+    let (mut wrapped, mut texts) = (false, 0);
+    for node in 0..graph.len() as u32 {
+        if let Some(array) = array(&graph, Item::Node(node)) {
+            wrapped |= graph.object(Item::Node(node)).is_some_and(|object| is_wrapper(&graph, object.func));
+            found.push((node, array));
+        }
+        texts += u64::from(is_text(&graph, Item::Node(node)));
+    }
+    if found.len() > MAX_ARRAYS {
+        return bad("pickle: more than 262,144 arrays");
+    }
+    let texts =
+        (texts > 0).then(|| format!("pickle: {texts} arrays are text, as protocol 2 has them; use protocol 4 or 5"));
+    if found.is_empty() {
+        return texts.map_or(Ok(None), bad);
+    }
+    // What is rewritten below says nothing of steps and decays.
+    let progress = Progress::of(&graph);
+    let places = replace(&mut graph, found);
+    paddle::rewrite(&mut graph);
+    let mut storages = Storages::new(&places);
+    let optimizers = walk(&graph, &mut storages)?;
+    let ((tensors, training), _, note) = storages.finish(&optimizers);
+    let note = note.map(|note| note.replacen("torch", "pickle", 1)).or(texts);
+    let kind = if wrapped { Kind::Joblib } else { Kind::Pickle };
+    Ok(Some(Description { note, progress, ..Description::new(kind, tensors, training) }))
+}
+
+/// Puts tensors in the places of arrays. Answers where their elements are.
+fn replace(graph: &mut Graph, mut found: Vec<(u32, Array)>) -> Places {
+    // The order of elements in the file is that in which the pickle names the arrays.
+    found.sort_by_key(|(_, array)| array.extent.start);
+    let mut places: Vec<Range<u64>> = Vec::new();
+    for (node, Array { dtype, shape, extent }) in found {
+        if places.last() != Some(&extent) {
+            places.push(extent.clone());
+        }
+        let name = dtype.map_or("unknown", type_name);
+        let tensor = made::tensor(graph, places.len() - 1, name, &shape, extent.end - extent.start);
+        *graph.node_mut(node) = tensor;
+    }
+    Places(places)
+}
+
+/// The name that torch gives a type.
+fn type_name(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::F32 => "float32",
+        Dtype::F64 => "float64",
+        Dtype::F16 => "float16",
+        Dtype::Bf16 => "bfloat16",
+        Dtype::F8E4m3 => "float8_e4m3fn",
+        Dtype::F8E5m2 => "float8_e5m2",
+        Dtype::C64 => "complex64",
+        Dtype::C128 => "complex128",
+        Dtype::I8 => "int8",
+        Dtype::I16 => "int16",
+        Dtype::I32 => "int32",
+        Dtype::I64 => "int64",
+        Dtype::U8 => "uint8",
+        Dtype::U16 => "uint16",
+        Dtype::U32 => "uint32",
+        Dtype::U64 => "uint64",
+        Dtype::Bool => "bool",
+    }
+}
+
+/// An array whose elements lie in the file.
+#[derive(Debug, PartialEq)]
+struct Array {
+    /// The type of its elements; `None` if stepfs does not know it.
+    dtype: Option<Dtype>,
+    /// Its shape. An array in Fortran order has one dimension, as in an npy file.
+    shape: Vec<u64>,
+    /// Where its elements are.
+    extent: Range<u64>,
+}
+
+/// The array that an item is; `None` for anything else, and for an array that makes no sense or has no elements.
+fn array(graph: &Graph, item: Item) -> Option<Array> {
+    let call = graph.object(item)?;
+    let (bytes, dtype, shape, order) = match graph.global(call.func)? {
+        ("numpy._core.multiarray" | "numpy.core.multiarray", "_reconstruct") => {
+            let [class, ..] = graph.tuple(call.args)? else { return None };
+            let ([state], Some(("numpy", "ndarray"))) = (&call.states[..], graph.global(*class)) else { return None };
+            let &[_, shape, dtype, Item::Bool(fortran), bytes] = graph.tuple(*state)? else { return None };
+            (bytes, dtype, shape, if fortran { "F" } else { "C" })
+        }
+        ("numpy._core.numeric" | "numpy.core.numeric", "_frombuffer") => {
+            let [bytes, dtype, shape, order, ..] = *graph.tuple(call.args)? else { return None };
+            (bytes, dtype, shape, graph.str(order)?)
+        }
+        _ if is_wrapper(graph, call.func) => {
+            let state = *call.states.last()?;
+            let get = |name| graph.get(state, name);
+            (call.args, get("dtype")?, get("shape")?, graph.str(get("order")?)?)
+        }
+        _ => return None,
+    };
+    let extent = graph.bytes(bytes)?;
+    let (dtype, unit) = element(graph, dtype)??;
+    let shape = sizes(graph, shape)?;
+    let elements = shape.iter().try_fold(1u64, |n, &dim| n.checked_mul(dim))?;
+    if elements == 0 || elements.checked_mul(unit)? != extent.end - extent.start {
+        return None;
+    }
+    let is_flat = order != "C" && shape.iter().filter(|&&dim| dim != 1).count() > 1;
+    Some(Array { dtype, shape: if is_flat { vec![elements] } else { shape }, extent })
+}
+
+/// Whether an item is an array whose elements are text, as Python 3 writes bytes below protocol 3.
+fn is_text(graph: &Graph, item: Item) -> bool {
+    let elements = || {
+        let call = graph.object(item)?;
+        let (_, name) = graph.global(call.func)?;
+        let elements = *graph.tuple(*call.states.first()?)?.last()?;
+        (name == "_reconstruct").then_some(graph.global(graph.object(elements)?.func)?)
+    };
+    elements() == Some(("_codecs", "encode"))
+}

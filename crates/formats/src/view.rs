@@ -1,0 +1,278 @@
+//! Tensors as torch pickles them: a call of a rebuild function on a persistent id that names a storage.
+
+use super::flat::Window;
+use super::pickle::{Graph, Item, Node};
+use codec::Dtype;
+
+/// A storage, as a persistent id names it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Storage<'a> {
+    /// Its record is `data/KEY`.
+    pub(super) key: &'a str,
+    /// Element type of the storage class; `None` for an untyped storage.
+    pub(super) dtype: Option<Dtype>,
+    /// Number of elements; of bytes if untyped.
+    pub(super) len: u64,
+    /// Whether the class is one that stepfs knows, or an untyped one.
+    pub(super) known: bool,
+    /// Whether a part of it is meant, as torch before 0.4 wrote views.
+    pub(super) part: bool,
+}
+
+impl Storage<'_> {
+    /// Bytes of one of its elements, if the class is known.
+    pub(super) fn unit(&self) -> Option<u64> {
+        match (self.dtype, self.known) {
+            (Some(dtype), _) => Some(dtype.size() as u64),
+            (None, true) => Some(1),
+            (None, false) => None,
+        }
+    }
+}
+
+/// A tensor, which is a view of a storage.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct View<'a> {
+    pub(super) storage: Storage<'a>,
+    /// Element type; `None` if stepfs does not know it.
+    pub(super) dtype: Option<Dtype>,
+    /// Its shape if it lies without gaps from the storage's start, with the dimensions in the storage's order: a transposed
+    /// matrix of rows and columns is one of columns and rows.
+    pub(super) shape: Option<Vec<u64>>,
+    /// Where it lies in the storage, if that is known.
+    pub(super) window: Option<Window>,
+    /// Whether it is an `nn.Parameter`.
+    pub(super) parameter: bool,
+    /// Of a rank's part of a distributed tensor: the shape of the whole.
+    pub(super) whole: Option<Vec<u64>>,
+}
+
+/// Most dimensions of a tensor, as in torch.
+const MAX_DIMS: usize = 64;
+
+/// Rebuild functions around rebuild functions that are looked through; torch nests two.
+const MAX_WRAPPERS: usize = 4;
+
+/// The storage that a persistent id names: `('storage', class, key, location, numel)`. Legacy files have a sixth
+/// field: `None`, or the part of the storage that is meant.
+pub(super) fn storage(graph: &Graph, item: Item) -> Option<Storage<'_>> {
+    let Item::Node(n) = item else { return None };
+    let Node::Persid(id) = *graph.node(n) else {
+        return None;
+    };
+    let (tag, class, key, len, part) = match *graph.tuple(id)? {
+        [tag, class, key, _, Item::Int(len)] => (tag, class, key, len, false),
+        [tag, class, key, _, Item::Int(len), view] => (tag, class, key, len, view != Item::None),
+        _ => return None,
+    };
+    if graph.str(tag) != Some("storage") {
+        return None;
+    }
+    let (_, class) = graph.global(class)?;
+    let dtype = storage_dtype(class);
+    Some(Storage {
+        key: graph.str(key)?,
+        dtype,
+        len: u64::try_from(len).ok()?,
+        known: dtype.is_some() || class == "UntypedStorage",
+        part,
+    })
+}
+
+/// Attributes of a rebuilt object that are looked at: distributed tensors have two, and what users add.
+const MAX_ATTRIBUTES: usize = 32;
+
+/// A call of the function that rebuilds a tensor from a storage.
+struct Rebuilt<'a> {
+    func: &'a str,
+    args: &'a [Item],
+    parameter: bool,
+    /// Of a rank's part of a distributed tensor: the size of the whole.
+    whole: Option<Item>,
+}
+
+/// The call without those around it, of parameters and subclasses. A distributed tensor (FSDP2, tensor parallelism)
+/// is the rank's part of it, which is all of it that is in the file.
+fn unwrapped(graph: &Graph, item: Item) -> Option<Rebuilt<'_>> {
+    let call = |item| match item {
+        Item::Node(n) => match graph.node(n) {
+            Node::Object(o) => Some((o.func, o.args)),
+            _ => None,
+        },
+        _ => None,
+    };
+    let (mut func, mut args) = call(item)?;
+    let (mut parameter, mut whole) = (false, None);
+    for _ in 0..MAX_WRAPPERS {
+        let (module, name) = graph.global(func)?;
+        let list = graph.tuple(args)?;
+        match (module, name, list) {
+            ("torch._utils", "_rebuild_parameter" | "_rebuild_parameter_with_state", [data, ..]) => {
+                parameter = true;
+                (func, args) = call(*data)?;
+            }
+            ("torch._tensor", "_rebuild_from_type_v2", &[inner, class, inner_args, state])
+                if is_distributed(graph, inner, class) =>
+            {
+                whole = whole.or(graph.tuple(inner_args)?.get(2).copied());
+                parameter |= attribute(graph, state, "_is_param") == Some(Item::Bool(true));
+                (func, args) = call(attribute(graph, state, "_local_tensor")?)?;
+            }
+            ("torch._tensor", "_rebuild_from_type_v2", &[inner, class, inner_args, _]) => {
+                parameter |= graph.global(class).is_some_and(|(_, c)| c == "Parameter");
+                (func, args) = (inner, inner_args);
+            }
+            ("torch._utils", "_rebuild_tensor" | "_rebuild_tensor_v2" | "_rebuild_tensor_v3", list) => {
+                return Some(Rebuilt { func: name, args: list, parameter, whole });
+            }
+            _ => return None,
+        }
+    }
+    None
+}
+
+/// Whether a subclass of tensors is torch's `DTensor`. Its module has had several names.
+fn is_distributed(graph: &Graph, inner: Item, class: Item) -> bool {
+    graph.global(inner) == Some(("torch._utils", "_rebuild_wrapper_subclass"))
+        && graph
+            .global(class)
+            .is_some_and(|(module, name)| name == "DTensor" && module.starts_with("torch.distributed."))
+}
+
+/// An attribute that a rebuilt object gets. Its state is a dict, or a pair of one and another for slots.
+fn attribute(graph: &Graph, state: Item, name: &str) -> Option<Item> {
+    let one = [state];
+    let dicts = graph.tuple(state).unwrap_or(&one);
+    let dicts = dicts.iter().take(2).filter_map(|dict| match dict {
+        Item::Node(n) => match graph.node(*n) {
+            Node::Dict(pairs) => Some(pairs),
+            _ => None,
+        },
+        _ => None,
+    });
+    let is_named = |key| matches!(key, Item::Str(text) if graph.text(text) == name.as_bytes());
+    dicts.flat_map(|pairs| pairs.iter().take(MAX_ATTRIBUTES)).find(|&&(key, _)| is_named(key)).map(|&(_, value)| value)
+}
+
+/// Whether the item is a tensor, without looking at its details.
+pub(super) fn is_tensor(graph: &Graph, item: Item) -> bool {
+    unwrapped(graph, item).is_some()
+}
+
+/// The tensor that the item is; `None` for anything else, and for a tensor that makes no sense.
+pub(super) fn view(graph: &Graph, item: Item) -> Option<View<'_>> {
+    let Rebuilt { func: name, args, parameter, whole } = unwrapped(graph, item)?;
+    let [persid, Item::Int(offset), shape, stride, rest @ ..] = args else {
+        return None;
+    };
+    let storage = storage(graph, *persid)?;
+    let dtype = match (name, rest) {
+        ("_rebuild_tensor_v3", [_, _, dtype, ..]) => {
+            let (module, name) = graph.global(*dtype)?;
+            (module == "torch").then(|| dtype_named(name)).flatten()
+        }
+        ("_rebuild_tensor_v3", _) => return None,
+        _ => storage.dtype,
+    };
+    let (shape, stride) = (sizes(graph, *shape)?, sizes(graph, *stride)?);
+    let offset = u64::try_from(*offset).ok()?;
+    if shape.len() != stride.len() {
+        return None;
+    }
+    let is_contiguous = is_contiguous(&shape, &stride);
+    let whole = whole.and_then(|whole| sizes(graph, whole));
+    let dense = if is_contiguous { Some(shape.clone()) } else { in_order(&shape, &stride) };
+    let window = Window { offset, is_dense: dense.is_some(), shape: dense.clone().unwrap_or(shape) };
+    let shape = dense.filter(|_| offset == 0 && !storage.part);
+    Some(View { storage, dtype, shape, window: (!storage.part).then_some(window), parameter, whole })
+}
+
+/// The shape of the tensor that the item is, wherever in its storage it lies.
+pub(super) fn shape(graph: &Graph, item: Item) -> Option<Vec<u64>> {
+    unwrapped(graph, item)?.args.get(2).and_then(|&shape| sizes(graph, shape))
+}
+
+/// The numbers of a size, of at most [`MAX_DIMS`] dimensions.
+pub(super) fn sizes(graph: &Graph, item: Item) -> Option<Vec<u64>> {
+    let items = graph.tuple(size_args(graph, item))?;
+    let number = |i: &Item| match *i {
+        Item::Int(n) => u64::try_from(n).ok(),
+        _ => None,
+    };
+    (items.len() <= MAX_DIMS).then(|| items.iter().map(number).collect()).flatten()
+}
+
+/// A size is a tuple, or `torch.Size(tuple)`.
+fn size_args(graph: &Graph, item: Item) -> Item {
+    if let Item::Node(n) = item
+        && let Node::Object(o) = graph.node(n)
+        && graph.global(o.func) == Some(("torch", "Size"))
+        && let Some(&[sizes]) = graph.tuple(o.args)
+    {
+        return sizes;
+    }
+    item
+}
+
+/// The dimensions of a tensor whose elements lie without gaps, but in another order: by descending stride.
+fn in_order(shape: &[u64], stride: &[u64]) -> Option<Vec<u64>> {
+    let mut dims: Vec<(u64, u64)> =
+        stride.iter().copied().zip(shape.iter().copied()).filter(|dim| dim.1 != 1).collect();
+    dims.sort_unstable_by(|a, b| b.cmp(a));
+    let (stride, shape): (Vec<u64>, Vec<u64>) = dims.into_iter().unzip();
+    is_contiguous(&shape, &stride).then_some(shape)
+}
+
+fn is_contiguous(shape: &[u64], stride: &[u64]) -> bool {
+    let mut expected = Some(1u64);
+    for (&dim, &step) in shape.iter().zip(stride).rev() {
+        // The stride of a dimension of size 1 is never used.
+        if dim != 1 && expected != Some(step) {
+            return false;
+        }
+        expected = expected.and_then(|e| e.checked_mul(dim));
+    }
+    true
+}
+
+fn storage_dtype(class: &str) -> Option<Dtype> {
+    Some(match class.strip_suffix("Storage")? {
+        "Float" => Dtype::F32,
+        "Double" => Dtype::F64,
+        "Half" => Dtype::F16,
+        "BFloat16" => Dtype::Bf16,
+        "Long" => Dtype::I64,
+        "Int" | "QInt32" => Dtype::I32,
+        "Short" => Dtype::I16,
+        "Char" | "QInt8" => Dtype::I8,
+        "Byte" | "QUInt8" | "QUInt4x2" | "QUInt2x4" => Dtype::U8,
+        "Bool" => Dtype::Bool,
+        "ComplexFloat" => Dtype::C64,
+        "ComplexDouble" => Dtype::C128,
+        _ => return None,
+    })
+}
+
+/// The element type that torch calls so.
+pub(super) fn dtype_named(name: &str) -> Option<Dtype> {
+    Some(match name {
+        "float32" | "float" => Dtype::F32,
+        "float64" | "double" => Dtype::F64,
+        "float16" | "half" => Dtype::F16,
+        "bfloat16" => Dtype::Bf16,
+        "float8_e4m3fn" => Dtype::F8E4m3,
+        "float8_e5m2" => Dtype::F8E5m2,
+        "complex64" | "cfloat" => Dtype::C64,
+        "complex128" | "cdouble" => Dtype::C128,
+        "int8" => Dtype::I8,
+        "int16" | "short" => Dtype::I16,
+        "int32" | "int" => Dtype::I32,
+        "int64" | "long" => Dtype::I64,
+        "uint8" => Dtype::U8,
+        "uint16" => Dtype::U16,
+        "uint32" => Dtype::U32,
+        "uint64" => Dtype::U64,
+        "bool" => Dtype::Bool,
+        _ => return None,
+    })
+}

@@ -1,0 +1,408 @@
+//! The published systems by name: the names for `stepfs.toml` and the command line, and the decoder of each payload.
+//!
+//! A system is one row of [`FAMILIES`].
+
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
+use super::check_n_run::{self, CheckNRun, Method};
+use super::delta_dnn::DeltaDnn;
+use super::gobo::Gobo;
+use super::inshrinkerator::{Config, Inshrinkerator, Metric, Named};
+use super::lc::Lc;
+use super::qd_compressor::QdCompressor;
+use super::scar::Scar;
+use super::topn::TopN;
+use super::{Policy, System};
+use codec::Corrupt;
+
+/// Systems that differ in one number.
+pub struct Family {
+    /// The first byte of its payloads: never reuse one. 0 belongs to none.
+    pub id: u8,
+    /// Its name; its number, if it has one, follows after a hyphen.
+    pub word: &'static str,
+    /// The numbers that it may have. 0: the name has no number.
+    pub numbers: &'static [RangeInclusive<u8>],
+    /// The numbers to try or list in place of all.
+    pub usual: &'static [u8],
+    /// A description in one line.
+    pub about: &'static str,
+    /// The system with one of its numbers.
+    pub make: fn(u8) -> Box<dyn System>,
+}
+
+impl Family {
+    fn has(&self, number: u8) -> bool {
+        self.numbers.iter().any(|numbers| numbers.contains(&number))
+    }
+
+    /// Its numbers in words, without 0.
+    fn words(&self) -> String {
+        let range = |numbers: &RangeInclusive<u8>| match (*numbers.start().max(&1), *numbers.end()) {
+            (least, most) if least < most => format!("{least} to {most}"),
+            (_, most) => most.to_string(),
+        };
+        self.numbers.iter().filter(|numbers| *numbers.end() > 0).map(range).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// Every system.
+pub static FAMILIES: &[Family] = &[
+    Family {
+        id: 1,
+        word: "lc",
+        numbers: &[0..=8],
+        usual: &[2, 3, 4, 0],
+        about: "LC-Checkpoint (ICML 2020): exponent buckets, promotion of number bits (no number: none), Huffman",
+        make: |bits| Box::new(Lc { bits: Some(bits).filter(|bits| *bits > 0), by_tensor: false }),
+    },
+    Family {
+        id: 2,
+        word: "lc-layer",
+        numbers: &[0..=8],
+        usual: &[3],
+        about: "LC-Checkpoint with separate buckets and promotion for each tensor",
+        make: |bits| Box::new(Lc { bits: Some(bits).filter(|bits| *bits > 0), by_tensor: true }),
+    },
+    Family {
+        id: 3,
+        word: "scar",
+        numbers: &[1..=100],
+        usual: &[5, 10],
+        about: "SCAR (2018) as LC-Checkpoint compares it: each checkpoint saves the next number percent, by turns",
+        make: |percent| Box::new(Scar { percent, priority: false }),
+    },
+    Family {
+        id: 4,
+        word: "scar-priority",
+        numbers: &[1..=100],
+        usual: &[5],
+        about: "SCAR (2018): the number percent of the rows that changed most since their last save",
+        make: |percent| Box::new(Scar { percent, priority: true }),
+    },
+    Family {
+        id: 5,
+        word: "topn",
+        numbers: &[1..=100],
+        usual: &[5, 10],
+        about: "TOPN as LC-Checkpoint compares it: the number percent of the parameters that changed most",
+        make: |percent| Box::new(TopN { percent }),
+    },
+    Family {
+        id: 10,
+        word: "check-n-run",
+        numbers: CHECK_N_RUN_BITS,
+        usual: &[2, 3, 4, 8],
+        about: "Check-N-Run (NSDI 2022): modified rows, each quantized in a range from a search; intermittent",
+        make: |bits| sound(CheckNRun::new(bits.into())),
+    },
+    Family {
+        id: 11,
+        word: "check-n-run-symmetric",
+        numbers: CHECK_N_RUN_BITS,
+        usual: &[4],
+        about: "Check-N-Run with rows quantized symmetrically about 0",
+        make: |bits| sound(CheckNRun::new(bits.into()).map(|system| system.with(Method::Symmetric))),
+    },
+    Family {
+        id: 12,
+        word: "check-n-run-asymmetric",
+        numbers: &[2..=4],
+        usual: &[4],
+        about: "Check-N-Run with rows quantized from their smallest to their largest value",
+        make: |bits| sound(CheckNRun::new(bits.into()).map(|system| system.with(Method::Asymmetric))),
+    },
+    Family {
+        id: 13,
+        word: "check-n-run-one-shot",
+        numbers: CHECK_N_RUN_BITS,
+        usual: &[4],
+        about: "Check-N-Run with differences to the first checkpoint of a chain only",
+        make: |bits| sound(CheckNRun::new(bits.into()).map(|system| system.with_policy(Policy::OneShot))),
+    },
+    Family {
+        id: 14,
+        word: "check-n-run-consecutive",
+        numbers: CHECK_N_RUN_BITS,
+        usual: &[4],
+        about: "Check-N-Run with differences to the previous checkpoint",
+        make: |bits| sound(CheckNRun::new(bits.into()).map(|system| system.with_policy(Policy::Consecutive))),
+    },
+    Family {
+        id: 20,
+        word: "inshrinkerator",
+        numbers: &[1..=7],
+        usual: &[3, 4, 5],
+        about: "Inshrinkerator (2023): protected, pruned or clustered by k-means; differences of bins; 2^number bins",
+        make: |bits| sound(Inshrinkerator::new(usual(bits, Metric::Magnitude))),
+    },
+    Family {
+        id: 21,
+        word: "inshrinkerator-sensitivity",
+        numbers: &[1..=7],
+        usual: &[4],
+        about: "Inshrinkerator that prunes by |w g|, g the gradient's running mean",
+        make: |bits| sound(Inshrinkerator::new(usual(bits, Metric::Sensitivity))),
+    },
+    Family {
+        id: 30,
+        word: "qd-compressor",
+        numbers: &[0..=0],
+        usual: &[0],
+        about: "QD-Compressor (2023): bins by each layer's entropy, cyclic differences",
+        make: |_| sound(QdCompressor::new(8, 256)),
+    },
+    Family {
+        id: 31,
+        word: "delta-dnn",
+        numbers: &[1..=8],
+        usual: &[2, 3],
+        about: "Delta-DNN (2020): differences within an error bound of 10^-number",
+        make: |digits| sound(format!("1e-{digits}").parse().ok().and_then(DeltaDnn::new)),
+    },
+    Family {
+        id: 32,
+        word: "gobo",
+        numbers: &[1..=8],
+        usual: &[3, 4],
+        about: "GOBO (2020): outliers exact, all others clustered by k-medians with number bits",
+        make: |bits| sound(Gobo::new(bits.into())),
+    },
+];
+
+/// Only Check-N-Run with bits by the expected restores has these.
+const CHECK_N_RUN_BITS: &[RangeInclusive<u8>] = &[2..=4, 8..=8];
+
+/// The table holds no parameters that a system refuses.
+fn sound<S: System + 'static>(system: Option<S>) -> Box<dyn System> {
+    Box::new(system.unwrap_or_else(|| unreachable!("parameters of the table")))
+}
+
+/// Inshrinkerator's configuration of 2^`bits` bins.
+fn usual(bits: u8, metric: Metric) -> Config {
+    Config { metric, ..Config::new(1 << bits) }
+}
+
+/// One published system: its family and number; or a configuration of Inshrinkerator without a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SystemId {
+    family: u8,
+    number: u8,
+    config: Option<Named>,
+}
+
+/// The families of Inshrinkerator, by pruning metric; payloads of configurations also belong to these.
+const INSHRINKERATOR: [(Metric, u8); 2] = [(Metric::Magnitude, 20), (Metric::Sensitivity, 21)];
+
+impl SystemId {
+    /// The usual ones of all families, in the order of the table.
+    pub fn usual() -> impl Iterator<Item = SystemId> {
+        FAMILIES.iter().flat_map(|family| family.usual.iter().map(|&number| SystemId::new(family, number)))
+    }
+
+    fn new(family: &Family, number: u8) -> SystemId {
+        SystemId { family: family.id, number, config: None }
+    }
+
+    /// Inshrinkerator in this configuration, its shares in whole hundredths of a percent; `None` if the configuration
+    /// is invalid.
+    pub fn inshrinkerator(config: &Config) -> Option<SystemId> {
+        let named = Named::nearest(config)?;
+        let (_, family) = INSHRINKERATOR.into_iter().find(|(metric, _)| *metric == config.metric)?;
+        Some(match named.number() {
+            Some(number) => SystemId { family, number, config: None },
+            None => SystemId { family, number: 0, config: Some(named) },
+        })
+    }
+
+    /// The configuration, if it is Inshrinkerator.
+    pub fn configuration(self) -> Option<Config> {
+        let (metric, _) = INSHRINKERATOR.into_iter().find(|(_, family)| *family == self.family)?;
+        Some(self.config.map_or_else(|| usual(self.number, metric), Named::config))
+    }
+
+    /// The first byte of its payloads.
+    pub fn family(self) -> u8 {
+        self.family
+    }
+
+    fn row(self) -> &'static Family {
+        // Only created from the table.
+        FAMILIES.iter().find(|family| family.id == self.family).unwrap_or(&FAMILIES[0])
+    }
+
+    /// A description in one line.
+    pub fn about(self) -> &'static str {
+        self.row().about
+    }
+
+    /// The system.
+    pub fn system(self) -> Box<dyn System> {
+        match self.config.and_then(|named| Inshrinkerator::new(named.config())) {
+            Some(system) => Box::new(system),
+            None => (self.row().make)(self.number),
+        }
+    }
+
+    /// The system to use for this many expected restores of a run and this many observed ones. Check-N-Run's section
+    /// 6.2.1: the bits for the expected restores, or the requested bits if those are more; 8 after more restores than
+    /// expected. No other system depends on restores.
+    #[must_use]
+    pub fn in_force(self, expected: u32, seen: u32) -> SystemId {
+        let has_bits_by_restores = self.row().numbers == CHECK_N_RUN_BITS;
+        let least = if has_bits_by_restores { check_n_run::bits_after(expected, seen) as u8 } else { 0 };
+        SystemId { number: self.number.max(least), ..self }
+    }
+}
+
+impl fmt::Display for SystemId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(config) = self.config {
+            return config.fmt(f);
+        }
+        match self.number {
+            0 => f.write_str(self.row().word),
+            number => write!(f, "{}-{number}", self.row().word),
+        }
+    }
+}
+
+impl FromStr for SystemId {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<SystemId, String> {
+        if text.split('-').nth(1).is_some_and(|part| part.ends_with("bins")) {
+            let named: Named = text.parse()?;
+            return SystemId::inshrinkerator(&named.config())
+                .ok_or_else(|| format!("{text:?} is not a configuration of Inshrinkerator"));
+        }
+        let of = |word: &str| FAMILIES.iter().find(|family| family.word == word);
+        let unknown = || format!("{text:?} is not a published system");
+        let (family, number) = match of(text) {
+            Some(family) => (family, Some(0)),
+            None => {
+                let (word, number) = text.rsplit_once('-').ok_or_else(unknown)?;
+                // No sign and no leading zeros: a system has only one name.
+                let sound = number.parse().ok().filter(|n: &u8| n.to_string() == number && *n > 0);
+                (of(word).ok_or_else(unknown)?, sound)
+            }
+        };
+        match number.filter(|number| family.has(*number)) {
+            Some(number) => Ok(SystemId::new(family, number)),
+            None => Err(match family.words().as_str() {
+                "" => format!("{text:?}: {} has no number", family.word),
+                words => format!("{text:?}: {} has a number, {words}", family.word),
+            }),
+        }
+    }
+}
+
+/// The decoder of payloads that begin with this byte.
+///
+/// # Errors
+/// No system has this number.
+pub fn decoder(id: u8) -> Result<Box<dyn System>, Corrupt> {
+    let family = FAMILIES.iter().find(|family| family.id == id).ok_or(Corrupt("number of a published system"))?;
+    // Numbers only affect encoding; a payload has everything for decoding.
+    let any = family.numbers.last().map_or(0, |numbers| *numbers.end());
+    Ok((family.make)(any))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn configurations_are_read_as_they_are_written_and_no_other_way() {
+        let shares = [0.0, 0.0005, 0.01, 0.07, 0.1, 0.123, 0.3, 0.2999, 1.0];
+        let mut seen = std::collections::HashSet::new();
+        for bins in [2u16, 3, 12, 16, 128, 239] {
+            for embedding_bins in [2, 16, 32, 239] {
+                for (prune, protect) in shares.iter().flat_map(|a| shares.iter().map(move |b| (*a, *b))) {
+                    for metric in [Metric::Magnitude, Metric::Sensitivity] {
+                        let config = Config { bins, embedding_bins, prune, metric, protect };
+                        let id = SystemId::inshrinkerator(&config).unwrap();
+                        let name = id.to_string();
+                        assert_eq!(name.parse(), Ok(id));
+                        assert_eq!(id.configuration(), Some(config));
+                        assert!(decoder(id.family()).is_ok() && seen.insert(format!("{:?}", id.system())));
+                    }
+                }
+            }
+        }
+        let named = "inshrinkerator-12bins-embedding32-prune30-sensitivity-protect0.5".parse::<SystemId>().unwrap();
+        let config = Config { bins: 12, embedding_bins: 32, prune: 0.3, metric: Metric::Sensitivity, protect: 0.005 };
+        assert_eq!(named.configuration(), Some(config));
+        assert_eq!(named.in_force(1, 100), named);
+        assert!("inshrinkerator-16bins".parse::<SystemId>().unwrap_err().contains("is called inshrinkerator-4"));
+        assert_eq!("lc-3".parse::<SystemId>().unwrap().configuration(), None);
+        for wrong in
+            ["12bins", "1bins", "240bins", "12bins-prune101", "12bins-prunenan", "12bins-prune-1", "12bins-prune30.0"]
+        {
+            assert_eq!(format!("inshrinkerator-{wrong}").parse::<SystemId>().is_ok(), wrong == "12bins", "{wrong}");
+        }
+        for wrong in [
+            "inshrinkerator-12bins-prune10",
+            "inshrinkerator-12bins-sensitivity-prune30",
+            "inshrinkerator-12bins-prune30-prune30",
+            "inshrinkerator-012bins",
+            "inshrinkerator-12bins-",
+            "lc-12bins",
+        ] {
+            assert!(wrong.parse::<SystemId>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn check_n_run_takes_the_bits_that_expected_restores_ask_for() {
+        let bits = |name: &str, expected, seen| name.parse::<SystemId>().unwrap().in_force(expected, seen).to_string();
+        assert_eq!(bits("check-n-run-2", 1, 0), "check-n-run-2");
+        assert_eq!(bits("check-n-run-2", 20, 0), "check-n-run-4");
+        // Never fewer than requested.
+        assert_eq!(bits("check-n-run-8", 1, 0), "check-n-run-8");
+        assert_eq!(bits("check-n-run-one-shot-3", 3, 4), "check-n-run-one-shot-8");
+        assert_eq!(bits("lc-2", 20, 100), "lc-2");
+    }
+
+    /// Names are in users' settings: each means its parameters.
+    #[test]
+    fn a_name_means_its_parameters() {
+        let systems: [(&str, Box<dyn System>); 9] = [
+            ("lc-3", Box::new(Lc { bits: Some(3), by_tensor: false })),
+            ("lc-layer-3", Box::new(Lc { bits: Some(3), by_tensor: true })),
+            ("scar-priority-10", Box::new(Scar { percent: 10, priority: true })),
+            ("topn-1", Box::new(TopN { percent: 1 })),
+            ("check-n-run-4", Box::new(CheckNRun::new(4).unwrap())),
+            ("check-n-run-one-shot-4", Box::new(CheckNRun::new(4).unwrap().with_policy(Policy::OneShot))),
+            ("inshrinkerator-5", Box::new(Inshrinkerator::new(Config::new(32)).unwrap())),
+            ("delta-dnn-3", Box::new(DeltaDnn::new(1e-3).unwrap())),
+            ("gobo-4", Box::new(Gobo::new(4).unwrap())),
+        ];
+        for (name, system) in systems {
+            let named = name.parse::<SystemId>().unwrap().system();
+            assert_eq!(format!("{named:?}"), format!("{system:?}"), "{name}");
+        }
+    }
+
+    #[test]
+    fn names_are_read_as_they_are_written_and_no_other_way() {
+        let mut seen = std::collections::HashSet::new();
+        for family in FAMILIES {
+            assert!(family.id > 0 && FAMILIES.iter().filter(|other| other.id == family.id).count() == 1);
+            assert!(family.usual.iter().all(|number| family.has(*number)), "{}", family.word);
+            for number in family.numbers.iter().flat_map(|numbers| numbers.clone()) {
+                let id = SystemId::new(family, number);
+                assert_eq!(id.to_string().parse(), Ok(id));
+                assert!(seen.insert(format!("{:?}", id.system())), "{id} is another system by another name");
+            }
+        }
+        for wrong in
+            ["", "lc-", "lc-0", "lc-03", "lc-+3", "lc-9", "lc-256", "scar", "scar-0", "scar-101", "LC-3", "lc-3-", "-"]
+        {
+            assert!(wrong.parse::<SystemId>().is_err(), "{wrong}");
+        }
+        assert!(decoder(0).is_err() && decoder(255).is_err());
+    }
+}
