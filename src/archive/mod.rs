@@ -1,4 +1,4 @@
-//! The life of a file after the last close: it is sealed, archived and released. `life` has the steps.
+//! The life of a file after the last close: it is sealed, archived and released. `threads` has the steps.
 //!
 //! Everything that the archive needs after a crash is in the store. The next mount starts each unfinished step again.
 
@@ -16,8 +16,6 @@ mod distributed;
 mod duplicate_files;
 mod events;
 mod housekeeper;
-mod inbox;
-mod life;
 mod lineage;
 mod lossy;
 mod merge;
@@ -53,7 +51,7 @@ use crate::store::{Error, Id, Objects, Store};
 use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, thread};
 
 use catalog::{Catalog, State};
-use inbox::Inbox;
+use events::Inbox;
 use moves::Moves;
 use resident::ResidentReason;
 use threads::Wake;

@@ -266,9 +266,28 @@ mod run {
     use super::super::*;
 
     const NAMES: [&str; 22] = [
-        "run", "exp1", "exp2", "checkpoint-1", "checkpoint-2", "global_step1", "global_step02", "step_1.pt", "step_2.pt",
-        "100", "200.pt", "x", "version-3", "version-4", "variables-0-of-2.ckpt", "epoch=1-step=2.ckpt",
-        "epoch=1-step=4.ckpt", "zero", "fp32.pt", "c", "0.1", "model_rank0_step_1.pt",
+        "run",
+        "exp1",
+        "exp2",
+        "checkpoint-1",
+        "checkpoint-2",
+        "global_step1",
+        "global_step02",
+        "step_1.pt",
+        "step_2.pt",
+        "100",
+        "200.pt",
+        "x",
+        "version-3",
+        "version-4",
+        "variables-0-of-2.ckpt",
+        "epoch=1-step=2.ckpt",
+        "epoch=1-step=4.ckpt",
+        "zero",
+        "fp32.pt",
+        "c",
+        "0.1",
+        "model_rank0_step_1.pt",
     ];
 
     fn path() -> impl Strategy<Value = PathBuf> {
