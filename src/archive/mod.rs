@@ -1,4 +1,4 @@
-//! The life of a file after the last close: it is sealed, archived and released. `life` has the steps.
+//! The life of a file after the last close: it is sealed, archived and released. `threads` has the steps.
 //!
 //! Everything that the archive needs after a crash is in the store. The next mount starts each unfinished step again.
 
@@ -15,8 +15,6 @@ mod decide;
 mod distributed;
 mod events;
 mod housekeeper;
-mod inbox;
-mod life;
 mod lineage;
 mod lossy;
 mod merge;
@@ -52,7 +50,7 @@ use crate::store::{Error, Id, Objects, Store};
 use crate::sync::{AtomicBool, AtomicU64, Mutex, thread};
 
 use catalog::{Catalog, State};
-use inbox::Inbox;
+use events::Inbox;
 use merge::Merges;
 use moves::Moves;
 use resident::ResidentReason;

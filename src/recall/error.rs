@@ -3,7 +3,6 @@
 use std::io;
 
 use crate::store::{Damage, Id, Stub};
-use codec::Corrupt;
 
 /// A failed read: the kernel gets EIO, and the log names object and tensor.
 #[derive(Debug, thiserror::Error)]

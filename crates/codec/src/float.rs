@@ -49,7 +49,7 @@ pub trait Float {
 
 /// The precision of a loop. The format's results are those of f64. A loop in f32 says where its own may differ, and a
 /// vector has twice as many numbers.
-pub(crate) trait Real:
+pub trait Real:
     Copy
     + Default
     + PartialOrd
@@ -165,7 +165,9 @@ real!(f32, u32, 23, 1023 - 127, single, of_single, |value, F| F::may_be_tie(valu
     (F::of_single(sum), F::may_be_tie(sum) & (rounded_off != 0.0))
 });
 
+/// IEEE's half precision.
 pub struct F16;
+/// bfloat16: the upper half of an f32.
 pub struct Bf16;
 pub(crate) struct F32;
 pub(super) struct F64;

@@ -25,7 +25,7 @@ pub(in crate::archive) struct Task {
     pub(in crate::archive) step: Step,
 }
 
-/// The steps of a file's life; `archive/life.rs` takes them.
+/// The steps of a file's life; `archive/threads.rs` takes them.
 #[derive(Clone, Debug)]
 pub(in crate::archive) enum Step {
     /// Make it durable and find its tensors.

@@ -14,9 +14,10 @@ use crate::store::step_pattern;
 
 /// Longer than any test, so that groups wait until they are told not to.
 const LONG: Duration = Duration::from_secs(1 << 31);
-const FILES: [&str; 10] = [
+/// Those below `exp` are of another run.
+const FILES: [&str; 13] = [
     "checkpoint-1/a", "checkpoint-1/b", "checkpoint-2/a", "checkpoint-2/b", "checkpoint-3/a", "x_1", "x_2", "x_3",
-    "z_1", "y",
+    "z_1", "y", "exp/checkpoint-1/a", "exp/checkpoint-2/a", "exp/x_1",
 ];
 /// The parts of files in the lineages 0, 1 and 2.
 const PARTS: [Part; 3] = [Part::Other, Part::Whole, Part::Piece];
@@ -116,16 +117,18 @@ fn note() -> impl Strategy<Value = Note> {
 
 fn make(catalog: &mut Catalog, note: &Note, (start, now): (Instant, Instant), objects: &Objects) {
     let path = |at: &usize| Path::new(FILES[*at]);
+    // Files of two runs are of no lineage together.
+    let of = |at: &usize, lineage: u64| lineage + if FILES[*at].starts_with("exp") { 3 } else { 0 };
     let version = |catalog: &Catalog, at: &usize| catalog.get(path(at)).map_or(0, |entry| entry.version);
     match note {
         Note::Open(f) => catalog.opened_for_writing(path(f), objects),
         Note::Close(f, len) => catalog.closed(path(f), len.map(|len| (len, now)), objects),
         Note::Seal(f, lineage, modified, sample, step) => {
-            let state = State::Sealed(sealed_at(vec![*step], *lineage, *modified, *sample));
+            let state = State::Sealed(sealed_at(vec![*step], of(f, *lineage), *modified, *sample));
             catalog.advance(path(f), version(catalog, f), state);
         }
         Note::Durable(f, lineage, modified, sample) => {
-            catalog.advance(path(f), version(catalog, f), State::Durable(sealed(*lineage, *modified, *sample)));
+            catalog.advance(path(f), version(catalog, f), State::Durable(sealed(of(f, *lineage), *modified, *sample)));
         }
         Note::Archive(f) => {
             if let Some(State::Sealed(sealed)) = catalog.get(path(f)).map(|entry| entry.state.clone()) {
