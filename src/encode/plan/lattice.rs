@@ -58,13 +58,17 @@ pub(super) fn weight(subject: &Subject) -> io::Result<Option<Choice>> {
     };
     let Some(coding) = coding else { return Ok(None) };
     // The keyframe of a table uses the plain lattice, since its rows have no update yet.
-    let step = match table {
+    let step = match &table {
         Some(table) if coding.is_by_rows() => table.keyframe(subject),
         _ => coding.step(),
     };
     let alone = step.map_or(Coding::LOSSLESS, |step| Codec::Lattice { step }.alone());
-    let bits = if subject.material.super_step { bits(subject, coding, alone)? } else { None };
-    Ok(Some(Choice { coding, alone, bits: bits.unwrap_or((0.0, 0.0)) }))
+    let row_step = match table {
+        Some(table) if coding.is_by_rows() => table.row_step(subject)?,
+        _ => 0.0,
+    };
+    let bits = if subject.material.super_step { bits(subject, coding, alone, row_step)? } else { None };
+    Ok(Some(Choice { coding, alone, bits: bits.unwrap_or((0.0, 0.0)), row_step }))
 }
 
 fn on_lattice(subject: &Subject, twin: &Tensor) -> io::Result<Option<Coding>> {
@@ -195,9 +199,30 @@ impl Table {
         if tensor.dtype.size() == 2 {
             return Ok(1.0);
         }
-        let decoded = walk::decode(base.chain, base.number as usize, self.tile)?;
-        let former = lattice::values(tensor.dtype, &decoded[self.from.min(decoded.len())..]);
+        let former = self.former(tensor, base)?;
         Ok(rows::factor(&former, &self.values, self.width, |row| self.moves[row] == 0.0))
+    }
+
+    /// The rows of the base.
+    fn former(&self, tensor: &Tensor, base: Archived) -> io::Result<Vec<f64>> {
+        let decoded = walk::decode(base.chain, base.number as usize, self.tile)?;
+        Ok(lattice::values(tensor.dtype, &decoded[self.from.min(decoded.len())..]))
+    }
+
+    /// The step of a row, in units of its distance to the base. The step shall follow the row's next update, and the
+    /// base may lie several states back. The median over rows that move tells how much farther away it is.
+    fn row_step(&self, subject: &Subject) -> io::Result<f64> {
+        let Some(base) = subject.parent else { return Ok(subject.rates.row) };
+        let former = self.former(subject.tensor, base)?;
+        let rows = self.values.chunks(self.width).zip(former.chunks(self.width)).zip(&self.moves);
+        let share = |((now, then), moves): ((&[f64], &[f64]), &f64)| {
+            let squares = now.iter().zip(then).map(|(a, b)| (a - self.factor * b).powi(2)).sum::<f64>();
+            moves / (squares / self.width as f64).sqrt()
+        };
+        let mut shares: Vec<f64> =
+            rows.filter(|(_, moves)| **moves > 0.0).map(share).filter(|s| s.is_finite()).collect();
+        shares.sort_by(f64::total_cmp);
+        Ok(subject.rates.row * shares.get(shares.len() / 2).map_or(1.0, |share| share.min(1.0)))
     }
 
     /// The step of a table's keyframe: that of the median among the moving rows. It is a power of two, so that later
@@ -212,7 +237,7 @@ impl Table {
 }
 
 /// Bits of the middle tile, as a difference to the base and without it.
-fn bits(subject: &Subject, coding: Coding, alone: Coding) -> io::Result<Option<(f64, f64)>> {
+fn bits(subject: &Subject, coding: Coding, alone: Coding, row_step: f64) -> io::Result<Option<(f64, f64)>> {
     let (Some(parent), Some(chain)) = (coding.parent, subject.material.base) else {
         return Ok(None);
     };
@@ -221,7 +246,7 @@ fn bits(subject: &Subject, coding: Coding, alone: Coding) -> io::Result<Option<(
     let base = walk::state(chain, parent as usize, middle)?;
     let bits = |coding: Coding, base: Option<&State>| -> io::Result<Option<f64>> {
         let spec = super::subject::spec(subject.tensor, coding, middle);
-        let around = Around { parent: base, row_step: subject.rates.row, ..Around::default() };
+        let around = Around { parent: base, row_step, ..Around::default() };
         let Some((state, _)) = tile::quantize(spec, &data, around, None) else {
             return Ok(None);
         };

@@ -219,15 +219,15 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
     let choose = |&index: &usize| -> io::Result<(Plan, (f64, f64))> {
         let tensor = &all[index];
         let parent = base.get(tensor);
-        let (mut lossy, mut row_step, mut outward) = (None, 0.0, 0.0);
+        let (mut lossy, mut outward) = (None, 0.0);
         let original = copies.get(&index).and_then(|original| place(*original));
         if let Some(of) = original {
             let coding = Codec::Cast { of: of as u32 }.alone();
-            lossy = Some(Choice { coding, alone: coding, bits: (0.0, 0.0) });
+            lossy = Some(Choice::of(coding));
         } else if let Some(system) = systems[index] {
             let alone = if system.system().stands_alone() { Codec::External.alone() } else { Coding::LOSSLESS };
             let coding = parent.map_or(alone, |parent| Codec::External.on(parent.number));
-            lossy = Some(Choice { coding, alone, bits: (0.0, 0.0) }).filter(|_| coding != Coding::LOSSLESS);
+            lossy = Some(Choice { coding, ..Choice::of(alone) }).filter(|_| coding != Coding::LOSSLESS);
         } else if let Some((kind, rates)) = kinds[index] {
             let partner = tensor.partner.and_then(|partner| Some((all.get(partner)?, place(partner)? as u32)));
             let twin = twins[index].as_ref();
@@ -252,9 +252,9 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
                 Kind::Direction => moments::direction(&subject)?,
                 Kind::Sign => moments::signs(&subject)?,
             };
-            (row_step, outward) = (rates.row, rates.outward);
+            outward = rates.outward;
         }
-        let Choice { coding, alone, bits } = match lossy {
+        let Choice { coding, alone, bits, row_step } = match lossy {
             Some(choice) => choice,
             None => lossless_choice(material.source, tensor, parent.map(|parent| (parent.chain, parent.number)))?,
         };
@@ -334,7 +334,7 @@ fn system(material: &Material, tensor: &Tensor) -> Option<SystemId> {
 
 /// Alone or as a difference to the base: the smaller of both by estimate.
 fn lossless_choice(source: &dyn ReadAt, tensor: &Tensor, parent: Option<(&Chain, u32)>) -> io::Result<Choice> {
-    let alone = Choice { coding: Coding::LOSSLESS, alone: Coding::LOSSLESS, bits: (0.0, 0.0) };
+    let alone = Choice::of(Coding::LOSSLESS);
     let Some((chain, parent)) = parent else {
         return Ok(alone);
     };

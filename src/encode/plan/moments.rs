@@ -75,10 +75,7 @@ pub(super) fn first(subject: &Subject) -> io::Result<Option<Choice>> {
     }
     let step = first_step(&samples, rule, &subject.rates);
     // A first moment is never a difference, so it costs the same with and without a base.
-    Ok(step.map(|step| {
-        let coding = Codec::Moment { second: place, step, rule }.alone();
-        Choice { coding, alone: coding, bits: (0.0, 0.0) }
-    }))
+    Ok(step.map(|step| Choice::of(Codec::Moment { second: place, step, rule }.alone())))
 }
 
 /// Whether these can be moments of Adam: then nearly none is beyond [`LARGEST_QUOTIENT`].
@@ -119,10 +116,7 @@ pub(super) fn momentum(subject: &Subject) -> io::Result<Option<Choice>> {
     let tensor = subject.tensor;
     let rms = root_mean_square(subject)?;
     let step = lattice::choose_g(tensor.dtype, &[rms], subject.rates.momentum);
-    Ok(step.map(|step| {
-        let coding = Codec::Lattice { step }.alone();
-        Choice { coding, alone: coding, bits: (0.0, 0.0) }
-    }))
+    Ok(step.map(|step| Choice::of(Codec::Lattice { step }.alone())))
 }
 
 /// A momentum of which small elements count as much as large ones: in units of its row's and column's size. One step
@@ -143,10 +137,7 @@ fn sized(subject: &Subject, step: f64, rule: Rule) -> io::Result<Option<Choice>>
     if root_mean_square(subject)? == 0.0 {
         return Ok(None);
     }
-    Ok(lattice_step(1.0, step).map(|step| {
-        let coding = Codec::Sized { step, rule }.alone();
-        Choice { coding, alone: coding, bits: (0.0, 0.0) }
-    }))
+    Ok(lattice_step(1.0, step).map(|step| Choice::of(Codec::Sized { step, rule }.alone())))
 }
 
 /// The unit of a second moment, octaves / 65536.
@@ -227,7 +218,7 @@ pub(super) fn second(subject: &Subject, unit: u32) -> io::Result<Option<Choice>>
     let factor_bits = if factors.is_flat() { 0.0 } else { FACTOR_BITS * (rows + width) as f64 * share };
     let around = Around { factors: Some(&factors), ..Around::default() };
     let Some(key_bits) = bits(alone, around, factor_bits)? else { return Ok(None) };
-    let key = Choice { coding: alone, alone, bits: (key_bits, key_bits) };
+    let key = Choice { bits: (key_bits, key_bits), ..Choice::of(alone) };
     let Some(parent) = subject.parent else { return Ok(Some(key)) };
     let state = walk::state(parent.chain, parent.number as usize, middle)?;
     if !matches!(&*state, State::Log { unit: before, .. } if *before == unit) {
@@ -236,7 +227,7 @@ pub(super) fn second(subject: &Subject, unit: u32) -> io::Result<Option<Choice>>
     let coding = Codec::Log { unit }.on(parent.number);
     let delta = bits(coding, Around { parent: Some(&state), ..around }, factor_bits)?;
     Ok(Some(match delta.filter(|delta| *delta < key_bits) {
-        Some(delta) => Choice { coding, alone, bits: (delta, key_bits) },
+        Some(delta) => Choice { coding, bits: (delta, key_bits), ..key },
         None => key,
     }))
 }

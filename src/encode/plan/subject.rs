@@ -48,6 +48,15 @@ pub(super) struct Choice {
     pub(super) coding: Coding,
     pub(super) alone: Coding,
     pub(super) bits: (f64, f64),
+    /// Step of a row in units of its distance to the base; 0 if it has no step of its own.
+    pub(super) row_step: f64,
+}
+
+impl Choice {
+    /// The same with the base and without.
+    pub(super) fn of(coding: Coding) -> Choice {
+        Choice { coding, alone: coding, bits: (0.0, 0.0), row_step: 0.0 }
+    }
 }
 
 /// The input for the coding of one tensor.
