@@ -16,7 +16,7 @@ def share(row, role):
 
 def main():
     mount, rows = sys.argv[1], sorted(json.load(sys.stdin), key=lambda row: row["path"])
-    head = ("checkpoint", "state", "ls -l", "du", "of file", "weights", "optimizer", "max error")
+    head = ("checkpoint", "state", "ls -l", "du", "of file", "weights", "optimizer", "error")
     line = "{:16}{:10}{:>10}{:>10}{:>9}{:>10}{:>11}{:>11}".format
     print(line(*head))
     logical = disk = 0
@@ -25,7 +25,9 @@ def main():
         size, used = stat.st_size, 512 * stat.st_blocks
         logical, disk = logical + size, disk + used
         encoded = row["state"] in ("archived", "released")
-        tail = (share(row, "weight"), share(row, "optimizer"), f"{row['max_abs_error'] or 0:.2g}") if encoded else ("exact",) * 2 + ("0",)
+        updates = row.get("error_updates")
+        error = "-" if updates is None else f"{updates:.1f} upd."
+        tail = (share(row, "weight"), share(row, "optimizer"), error) if encoded else ("exact",) * 2 + ("-",)
         print(line(os.path.basename(row["path"]), row["state"], f"{size / 1e6:.2f} MB", f"{used / 1e6:.2f} MB",
                    f"{100 * used / max(size, 1):.1f} %", *tail))
     print(line(f"{len(rows)} files", "", f"{logical / 1e6:.2f} MB", f"{disk / 1e6:.2f} MB",

@@ -96,7 +96,7 @@ fn heir(number: usize) -> String {
 
 /// Not under the name that is kept exact: their first states are quantized.
 fn state_of(run: &str, number: usize) -> String {
-    format!("{run}/at_{number}.safetensors")
+    format!("{run}/iter_{number}.safetensors")
 }
 
 fn names() -> Vec<String> {
@@ -323,25 +323,6 @@ fn golden_stores_are_read_for_ever() {
         [("adam", 14), ("published", 3 * (FAMILIES.len() + 3)), ("wide", 3), ("optimizers", 12), ("opaque", 3)];
     let codings: BTreeSet<_> = stores.into_iter().flat_map(|(name, files)| is_read(name, files)).collect();
     assert_eq!(codings.len(), 16, "{codings:?}");
-}
-
-/// A store from before the first release is refused as a whole, with a hint.
-#[test]
-fn a_store_of_a_development_version_is_refused() {
-    let dir = tempfile::tempdir().unwrap();
-    let root = dir.path().join("store");
-    copy(&golden("wide"), &root);
-    let object = first_object(&root.join("objects"));
-    let mut bytes = fs::read(&object).unwrap();
-    bytes[..8].copy_from_slice(b"stepfsOB");
-    fs::write(&object, bytes).unwrap();
-    let error = Archive::open(Store::open(&root).unwrap()).err().unwrap().to_string();
-    assert!(error.contains("export its files with that version"), "{error}");
-}
-
-fn first_object(objects: &Path) -> PathBuf {
-    let shard = fs::read_dir(objects).unwrap().next().unwrap().unwrap().path();
-    fs::read_dir(shard).unwrap().next().unwrap().unwrap().path()
 }
 
 /// A file as a reader gets it, in pieces.
