@@ -32,7 +32,7 @@ pub fn signature(description: &Description) -> u64 {
         tensors = large.iter().collect();
     }
     tensors.sort_by(|a, b| a.0.path.cmp(&b.0.path));
-    let mut hash = Xxh3::new();
+    let mut hash = Xxh3::default();
     for (tensor, shape) in tensors {
         hash.update(tensor.path.as_bytes());
         hash.update(&[0, tensor.dtype as u8]);
@@ -54,7 +54,7 @@ fn large(description: &Description) -> Vec<(&Tensor, &[u64])> {
 }
 
 fn of_chunks(description: &Description) -> u64 {
-    let mut hash = Xxh3::new();
+    let mut hash = Xxh3::default();
     for (number, tensor) in description.tensors.iter().enumerate() {
         if tensor.shape.iter().product::<u64>() >= SIGNATURE_ELEMENTS {
             hash.update(&(number as u64).to_le_bytes());
@@ -67,7 +67,7 @@ fn of_chunks(description: &Description) -> u64 {
 
 /// Whether a file with this signature has tensors that count. Of files without, no one can be the base of another.
 pub(super) fn has_tensors(signature: u64) -> bool {
-    signature != Xxh3::new().digest()
+    signature != Xxh3::default().digest()
 }
 
 /// The lineage of a file with this path.
@@ -75,7 +75,7 @@ pub(super) fn has_tensors(signature: u64) -> bool {
 /// The kinds of an optimizer's state in it count. A save of weights alone is no newer state of a save with Adam's
 /// moments, because a run cannot go on from it as from the other.
 pub(super) fn lineage(path: &Path, description: &Description) -> u64 {
-    let mut hash = Xxh3::new();
+    let mut hash = Xxh3::default();
     hash.update(&step_pattern::pattern(path));
     hash.update(&signature(description).to_le_bytes());
     optimizer_state(description).into_iter().for_each(|kind| hash.update(&[kind]));

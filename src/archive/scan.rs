@@ -229,7 +229,7 @@ fn compressible(file: &dyn ReadAt) -> io::Result<bool> {
 
 /// xxh3-128 of a whole file.
 pub(super) fn hash(file: &dyn ReadAt, len: u64) -> io::Result<u128> {
-    let mut hash = Xxh3Of128::new();
+    let mut hash = Xxh3Of128::default();
     let mut buf = vec![0; HASH_BYTES];
     let mut at = 0;
     while at < len {

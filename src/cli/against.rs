@@ -145,7 +145,7 @@ fn compare(tree: &Tree, local: &Local, line: &Line) -> Result<(Verdict, Option<S
     {
         return Ok((Verdict::OnRemote, None));
     }
-    let mut hash = Sha256::new();
+    let mut hash = Sha256::default();
     tree.read(&path, &mut |_, bytes| {
         hash.update(bytes);
         Ok(())

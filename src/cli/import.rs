@@ -107,7 +107,7 @@ fn holds(tree: &Tree, to: &Path, from: &Path, bar: &ProgressBar) -> Result<bool>
     let source = File::open(from)?;
     let mut buf = Vec::new();
     if let Some(stub) = tree.stub(to)? {
-        let mut hash = Sha256::new();
+        let mut hash = Sha256::default();
         copy(&source, &mut |_, bytes| {
             hash.update(bytes);
             Ok(())

@@ -42,7 +42,7 @@ impl Sampler {
     pub(crate) fn new(len: u64) -> Sampler {
         let mut left: Vec<Range<u64>> = ranges(len).collect();
         left.reverse();
-        Sampler { left, hash: Xxh3::new() }
+        Sampler { left, hash: Xxh3::default() }
     }
 
     /// The next piece, which begins at `offset`.

@@ -66,7 +66,7 @@ pub(crate) fn hash_of(
     len: u64,
     cancelled: &(dyn Fn() -> bool + Sync),
 ) -> StepResult<[u8; 32]> {
-    let mut hash = Sha256::new();
+    let mut hash = Sha256::default();
     let mut piece = vec![0; PIECE];
     let mut at = 0;
     while at < len {

@@ -51,7 +51,7 @@ pub(super) fn verify(
     cancelled: &(dyn Fn() -> bool + Sync),
 ) -> StepResult<Decoded> {
     let layout = Layout::of(chain.leaf());
-    let mut hash = Xxh3Of128::new();
+    let mut hash = Xxh3Of128::default();
     let mut patched = false;
     let mut sample = Sampler::new(chain.leaf().header().logical_len);
     let mut end = 0;

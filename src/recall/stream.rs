@@ -134,7 +134,7 @@ pub fn check_hash(chain: &Chain, expected: u128) -> Result<(), ReadError> {
 
 /// The same on a pool's threads, see [`stream_on`].
 pub(crate) fn check_hash_on(pool: Option<&Pool>, chain: &Chain, expected: u128) -> Result<(), ReadError> {
-    let mut hash = Xxh3Of128::new();
+    let mut hash = Xxh3Of128::default();
     stream_on(pool, chain, &Layout::of(chain.leaf()), |_, _, bytes| {
         hash.update(bytes);
         Ok::<(), ReadError>(())

@@ -170,7 +170,7 @@ pub fn fetch_whole(
     put: &mut dyn FnMut(&[u8], u64) -> io::Result<()>,
 ) -> Result<()> {
     let name = encoding.name(owner);
-    let mut hash = Xxh3Of128::new();
+    let mut hash = Xxh3Of128::default();
     let mut at = 0;
     while at < encoding.len {
         let bytes = place.get(&name, at..(at + PIECE).min(encoding.len))?;

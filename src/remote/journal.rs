@@ -299,7 +299,7 @@ pub fn is_node(name: &str) -> bool {
 }
 
 fn sum(bytes: &[u8]) -> u128 {
-    let mut hash = Xxh3Of128::new();
+    let mut hash = Xxh3Of128::default();
     hash.update(bytes);
     hash.digest()
 }

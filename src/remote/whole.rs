@@ -30,7 +30,7 @@ pub(super) fn encode(
 ) -> Result<(Header, DeviceFile)> {
     let len = source.size();
     let mut writer = ObjectWriter::create_on(store.io(), &store.tmp())?;
-    let (mut decoded, mut original) = (Xxh3Of128::new(), Sha256::new());
+    let (mut decoded, mut original) = (Xxh3Of128::default(), Sha256::default());
     let mut skeleton = Vec::new();
     let mut buf = vec![0; TILE_BYTES];
     let mut at = 0;

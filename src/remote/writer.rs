@@ -390,7 +390,7 @@ fn id_of(name: &str) -> Option<Id> {
 }
 
 fn hash_of(file: &(dyn ReadAt + Sync), len: u64) -> Result<u128> {
-    let mut hash = Xxh3Of128::new();
+    let mut hash = Xxh3Of128::default();
     let mut buf = vec![0; PIECE];
     let mut at = 0;
     while at < len {

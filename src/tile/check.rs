@@ -59,7 +59,7 @@ impl<'a> Check<'a> {
             limits: None,
             stated: f64::INFINITY,
             crc: None,
-            hash: Xxh3::new(),
+            hash: Xxh3::default(),
             error: Some(0.0),
             max_abs_error: 0.0,
             differs: false,

@@ -207,7 +207,7 @@ impl State {
 
     /// xxh3-64 of everything in the state that affects its successors and readers.
     pub fn hash(&self) -> u64 {
-        let mut hash = Xxh3::new();
+        let mut hash = Xxh3::default();
         let integers = |hash: &mut Xxh3, values: &Integers| {
             values.wide().iter().for_each(|value| hash.update(&value.to_le_bytes()));
         };

@@ -18,14 +18,10 @@ pub fn xxh3_64(bytes: &[u8]) -> u64 {
 }
 
 /// xxh3-64 of consecutive pieces.
+#[derive(Default)]
 pub struct Xxh3(XxHash3_64);
 
 impl Xxh3 {
-    /// Before any bytes.
-    pub fn new() -> Xxh3 {
-        Xxh3(XxHash3_64::new())
-    }
-
     /// Adds the next bytes.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.write(bytes);
@@ -38,14 +34,10 @@ impl Xxh3 {
 }
 
 /// xxh3-128 of consecutive pieces, for whole files.
+#[derive(Default)]
 pub struct Xxh3Of128(XxHash3_128);
 
 impl Xxh3Of128 {
-    /// Before any bytes.
-    pub fn new() -> Xxh3Of128 {
-        Xxh3Of128(XxHash3_128::new())
-    }
-
     /// Adds the next bytes.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.write(bytes);
@@ -58,14 +50,10 @@ impl Xxh3Of128 {
 }
 
 /// SHA-256 of consecutive pieces.
+#[derive(Default)]
 pub struct Sha256(sha2::Sha256);
 
 impl Sha256 {
-    /// Before any bytes.
-    pub fn new() -> Sha256 {
-        Sha256(sha2::Sha256::new())
-    }
-
     /// Adds the next bytes.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
@@ -79,7 +67,7 @@ impl Sha256 {
 
 /// SHA-256 of some bytes.
 pub fn sha256(bytes: &[u8]) -> [u8; 32] {
-    let mut hash = Sha256::new();
+    let mut hash = Sha256::default();
     hash.update(bytes);
     hash.digest()
 }
@@ -119,7 +107,7 @@ mod tests {
             let mut cuts: Vec<usize> =
                 cuts.iter().map(|cut| cut.index(bytes.len() + 1)).chain([0, bytes.len()]).collect();
             cuts.sort_unstable();
-            let (mut narrow, mut wide) = (Xxh3::new(), Xxh3Of128::new());
+            let (mut narrow, mut wide) = (Xxh3::default(), Xxh3Of128::default());
             for ends in cuts.windows(2) {
                 narrow.update(&bytes[ends[0]..ends[1]]);
                 wide.update(&bytes[ends[0]..ends[1]]);

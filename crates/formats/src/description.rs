@@ -86,7 +86,7 @@ impl Description {
             let key = |t: &Tensor| (t.dtype as u8, t.shape.clone());
             a.path.cmp(&b.path).then_with(|| key(a).cmp(&key(b)))
         });
-        let mut hash = Xxh3::new();
+        let mut hash = Xxh3::default();
         for t in tensors {
             // Lengths first, so that no two lists of tensors give the same bytes.
             hash.update(&(t.path.len() as u64).to_le_bytes());

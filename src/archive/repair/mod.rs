@@ -285,13 +285,13 @@ impl<'a> Repair<'a> {
 
     /// An object, and its ancestors if all of them are there.
     fn chain_of(&self, object: &Arc<Object>) -> Chain {
-        let above = object.header().parent.and_then(|parent| Chain::open(&self.objects, parent).ok());
+        let above = object.header().parent.and_then(|parent| Chain::open(self.objects, parent).ok());
         let above = above.iter().flat_map(|above| above.objects().iter().cloned());
         Chain::of_opened([Arc::clone(object)].into_iter().chain(above).collect())
     }
 
     fn decodes(&self, id: Id) -> bool {
-        let chain = Chain::open(&self.objects, id);
+        let chain = Chain::open(self.objects, id);
         chain.and_then(|chain| check_hash(&chain, chain.leaf().header().decoded_hash)).is_ok()
     }
 }
