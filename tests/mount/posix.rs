@@ -244,7 +244,7 @@ both! {
         assert_eq!(at(&m.tree().join("f")), b"hello");
     }
 
-    /// DESIGN 2: sealed when the last handle *and mapping* is gone. With passthrough the kernel does not report that.
+    /// A file is sealed when the last handle *and mapping* is gone. With passthrough the kernel does not report that.
     fn a_mapping_keeps_a_file_from_being_sealed(m: &Mounted) {
         let path = m.mnt().join("f");
         fs::write(&path, pattern(100_000, 4)).unwrap();

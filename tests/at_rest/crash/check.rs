@@ -1,4 +1,4 @@
-//! Opens a store after a failure, lets it recover and continue, and checks the promises (DESIGN section 1).
+//! Opens a store after a failure, lets it recover and continue, and checks the promises (docs/SEMANTICS.md).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
