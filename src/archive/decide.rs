@@ -110,7 +110,7 @@ impl Verdict {
     }
 }
 
-/// What keeps a file as it is.
+/// The reason that keeps a file as it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Why {
     /// A stub has taken its place.
@@ -394,7 +394,7 @@ fn touched(entry: &Entry) -> i64 {
     entry.state.sealed().map_or(entry.seen_ns, |sealed| sealed.modified_ns.min(entry.seen_ns))
 }
 
-/// What the files of a checkpoint wait for.
+/// The condition that the files of a checkpoint wait for.
 #[derive(Clone, Debug)]
 struct Group {
     is_directory: bool,

@@ -10,7 +10,7 @@ use crate::store::{PIN, files_below};
 use super::format::name;
 use super::source::{Local, Mount};
 
-/// What only files and directories can.
+/// Operations that only files and directories have.
 const CAN: &str = "be pinned";
 
 /// Keep files, or all files below directories, exactly as they are.

@@ -24,14 +24,14 @@ use crate::store::{Objects, Store, Stub, beneath, files_below, is_of_remote, nat
 use super::interrupt::Temporary;
 use super::remote::Remote;
 
-/// What a path or URL names.
+/// The thing that a path or URL names.
 pub(super) enum Source {
     Local(Local),
     Remote(Remote),
 }
 
 impl Source {
-    /// What a user names.
+    /// The path or URL as the user names it.
     ///
     /// # Errors
     /// It is neither a store, nor in a mount, nor a URL.

@@ -189,7 +189,7 @@ fn mend<F: Float>(v: F::Bytes, p: i32, steps: Steps, bound: i32, q: &mut i32, ou
     None
 }
 
-/// What a precision's exponent lacks to that of f64, as a pseudo-logarithm.
+/// The exponent of f64 less that of a precision, as a pseudo-logarithm.
 const fn bias<P: Real>() -> i32 {
     P::BELOW << FRACTION_BITS
 }

@@ -114,7 +114,7 @@ impl Optimizer {
 /// The parameter in full precision, as Transformer Engine and apex call it, and Megatron.
 const COPIES: &[Slot] = &[alone("master_param", Role::Master), alone("fp32_param", Role::Master)];
 
-/// What optimizers like Adam may have: NAdam's product of momenta, and GaLore's projection of the gradient, of which
+/// Further state of optimizers like Adam: NAdam's product of momenta, and GaLore's projection of the gradient, of which
 /// both moments are then, element by element.
 const OF_ADAM: &[&str] = &["mu_product", "projector", "projector/", "max_exp_avg_sq"];
 
@@ -231,7 +231,7 @@ pub(super) fn is_real(dtype: Dtype) -> bool {
 /// One parameter's state: slots with the indices of their tensors.
 pub(super) type Slots<'a> = Vec<(&'a str, usize)>;
 
-/// What a tensor turns out to be.
+/// The role of a tensor, with its reason.
 pub(super) struct Verdict {
     pub(super) tensor: usize,
     pub(super) role: Role,
@@ -251,7 +251,7 @@ pub(super) fn doubt(slots: &Slots, why: &'static str) -> Vec<Verdict> {
 pub(super) struct State<'a> {
     pub(super) tensors: &'a [Tensor],
     pub(super) slots: &'a Slots<'a>,
-    /// Names of what it keeps beside tensors: numbers, lists, objects.
+    /// Names of its state beside tensors: numbers, lists, objects.
     pub(super) foreign: &'a [String],
     /// It is below `state` of an optimizer's `state_dict()`.
     pub(super) known: bool,

@@ -63,7 +63,7 @@ impl State {
         self.is_durable() && !matches!(self, State::Resident(ResidentReason::Empty | ResidentReason::CutShort(_)))
     }
 
-    /// What is known of a state of a lineage.
+    /// The known facts about a state of a lineage.
     pub(in crate::archive) fn sealed(&self) -> Option<&Sealed> {
         match self {
             State::Sealed(sealed) | State::Archived(sealed, _) => Some(sealed),

@@ -8,11 +8,11 @@
 //! A damaged file that cannot be repaired stays in its place, so that a backup can complete it.
 //!
 //! - `examine`: reads and decodes everything.
-//! - `remains`: what is left of a damaged object.
+//! - `remains`: the readable parts of a damaged object.
 //! - `sources`: who else has an object, or the bytes that it lost.
 //! - `rebuild`: writes an object from such a source.
 //! - `stubs`: damaged stubs.
-//! - `salvage`: saves what can be read of a file that cannot be repaired.
+//! - `salvage`: saves the readable tensors of a file that cannot be repaired.
 
 mod examine;
 mod rebuild;
@@ -104,7 +104,7 @@ struct Repair<'a> {
     store: &'a Store,
     objects: &'a Objects,
     found: &'a Found,
-    /// What is left of the objects that cannot be decoded.
+    /// The readable parts of the objects that cannot be decoded.
     remains: BTreeMap<Id, Remains>,
     sources: Sources<'a>,
 }
@@ -213,7 +213,7 @@ impl<'a> Repair<'a> {
         })
     }
 
-    /// What is left of the object, completed by others.
+    /// The readable parts of the object, completed by others.
     fn rest(&self, id: Id) -> Option<Candidate<'_>> {
         let remains = &self.remains[&id];
         let object = remains.object().filter(|_| !remains.is_whole(id))?;

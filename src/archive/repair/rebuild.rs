@@ -18,7 +18,7 @@ use super::set_aside;
 
 /// An object to be written again.
 pub(super) struct Rebuild<'a> {
-    /// What it becomes.
+    /// Its header afterwards.
     pub(super) header: Header,
     pub(super) index: &'a Index,
     /// An object of this index, with its ancestors as far as they are there. It has all parts but the lost ones.

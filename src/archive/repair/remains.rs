@@ -44,7 +44,7 @@ impl Part {
     }
 }
 
-/// What is left of an object.
+/// The readable parts of an object.
 #[derive(Debug, Default)]
 pub(super) struct Remains {
     header: Option<Header>,

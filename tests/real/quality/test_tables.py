@@ -108,3 +108,24 @@ def test_rows_without_a_gradient_cost_nothing_and_keep_their_error(mount, kind):
     ratios = now[same] / before[same]
     alike = (ratios / ratios.median() - 1).abs() <= 2.4e-7
     assert alike.double().mean() > 0.98 and (ratios.median() - factor).abs() < 5e-4, (alike.double().mean(), ratios.median(), factor)
+
+
+def test_a_table_loses_no_more_at_a_super_step(mount):
+    """The base of a super-step lies eight states back, and a row's step follows the next update all the same."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(512, 128), nn.Flatten(), nn.Linear(8 * 128, 256))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    targets = torch.randint(256, (512,))
+    for step in range(1, 221):
+        # Half of the rows, each of them in every interval.
+        words = torch.randint(256, (64, 8))
+        loss = nn.functional.cross_entropy(model(words), targets[words[:, 0]])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step % 20 == 0:
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+            torch.save(copy.deepcopy(state), mount / f"step_{step}.pt")
+    mount.sync()
+    errors = [mount.entry(f"step_{step}.pt")["error_updates"] for step in range(20, 201, 20)]
+    assert max(errors) <= 4 * sorted(errors)[len(errors) // 2], errors

@@ -88,7 +88,7 @@ fn configuration(text: &[u8]) -> Option<bool> {
     }
 }
 
-/// The same of what a model was compiled with.
+/// The same of a model's compiled configuration.
 fn says_adam(compiled: &Value, is_legacy: bool) -> Option<bool> {
     if !compiled.is_object() {
         return (!compiled.is_null()).then_some(false);
