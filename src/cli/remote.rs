@@ -21,7 +21,7 @@ use super::{DAMAGED, say_json};
 
 /// Longest part of a host's name in a node's name.
 const HOST: usize = 40;
-/// Text before the name of the store that a remote is copied into.
+/// Begins the name of a store that a remote is copied into.
 const COPY: &str = "stepfs-remote-";
 
 /// Opens the remote of a store that is about to be mounted on `dir`. It need not answer yet.
