@@ -136,8 +136,9 @@ impl Store {
     /// As of [`Io::sync_file`]; the error of [`Store::sync_failed`], if the file has one.
     pub fn sync_written(&self, file: &DeviceFile, at: CrashPoint) -> io::Result<()> {
         let failed = number(file.as_file()).ok().and_then(|number| self.failed().remove(&number));
-        file.sync(at)?;
-        failed.map_or(Ok(()), |code| Err(io::Error::from_raw_os_error(code)))
+        let synced = file.sync(at);
+        // It counts more than an error of this sync, after which the caller may try again: then nothing would tell of it.
+        failed.map_or(synced, |code| Err(io::Error::from_raw_os_error(code)))
     }
 
     /// Notes that bytes of a file could not be written. A program may ignore that, so the next

@@ -154,6 +154,10 @@ impl Files {
     /// Enters a file that was `old` before, whose run and checkpoint follow from its name and state.
     fn enter(&mut self, mut file: File, old: Option<&File>) {
         let run = self.runs.entry(Arc::clone(&file.run)).or_default();
+        // A lone file's run is made anew with each change of the file, and its checkpoint is not. Others must find that one.
+        if run.files.is_empty() {
+            run.checkpoints.extend(file.checkpoint.clone());
+        }
         if self.settle > 0 && old.is_none_or(|old| old.entry.state.part() != file.entry.state.part()) {
             file.checkpoint = Checkpoint::of(&file.path, &file.entry.state).map(|checkpoint| {
                 let known = run.checkpoints.get(&checkpoint).cloned();
@@ -202,7 +206,8 @@ impl Files {
     /// A thread looks for work at this time.
     pub(super) fn pass(&mut self, now: Instant, wall_ns: Option<i64>) {
         self.now.instant = self.now.instant.max(now);
-        self.now.wall_ns = self.now.wall_ns.max(wall_ns.unwrap_or(i64::MIN));
+        // It may go back: a clock that was a day ahead must not open the checkpoints of that day.
+        self.now.wall_ns = wall_ns.unwrap_or(self.now.wall_ns);
     }
 
     /// The latest time that a thread looked for work at.

@@ -436,6 +436,19 @@ fn another_profile_undoes_what_was_archived_for_the_old_one() {
     assert!(matches!(catalog.get(&name(1)).unwrap().state, State::Archived(..)));
 }
 
+/// A file that was alone in its run when it was read shares its checkpoint with the files that come later.
+#[test]
+fn a_lone_file_that_was_read_is_of_one_checkpoint_with_the_next() {
+    let (mut catalog, objects) = (Catalog::new(LONG), no_objects());
+    let [first, second, next] = ["run/checkpoint-1/a", "run/checkpoint-1/b", "run/checkpoint-2/a"].map(Path::new);
+    catalog.found(first.into(), State::Sealed(sealed(1, 1, 1)));
+    catalog.closed(first, None, &objects);
+    catalog.found(second.into(), State::Sealed(sealed(2, 2, 2)));
+    catalog.found(next.into(), State::Sealed(sealed(1, 3, 3)));
+    let step = catalog.claim_step(Instant::now(), 0).0.map(|task| task.path);
+    assert!(step.is_none(), "a file goes before the rest of its checkpoint: {step:?}");
+}
+
 #[test]
 fn the_highest_step_stays_beside_the_newest_until_a_higher_one_is_there() {
     let (mut catalog, objects) = (Catalog::new(Duration::ZERO), no_objects());

@@ -33,7 +33,7 @@ use serde::Serialize;
 use crate::recall::{Chain, check_hash};
 use crate::store::durable::CrashPoint;
 use crate::store::object::{Header, Object, path_of};
-use crate::store::{Id, Objects, Store};
+use crate::store::{Damage, Id, Objects, Store};
 use formats::{InOrder, describe_at};
 
 pub use examine::{Damaged, Progress};
@@ -200,7 +200,7 @@ impl<'a> Repair<'a> {
     fn astray(&self, id: Id) -> Option<Candidate<'_>> {
         let (path, object) = self.sources.astray(id)?;
         Candidate::new(format!("it lies at {} and gets its own name", path.display()), move || {
-            self.copy(&object, object.header().clone())
+            self.replace_by(id, &object)
         })
     }
 
@@ -209,7 +209,7 @@ impl<'a> Repair<'a> {
         let (owner, encoding) = self.sources.on_remote(id)?;
         Candidate::new(format!("the remote has it, of node {owner}"), move || {
             let object = self.sources.bring(owner, encoding)?;
-            self.copy(&object, object.header().clone())
+            self.replace_by(id, &object)
         })
     }
 
@@ -274,6 +274,15 @@ impl<'a> Repair<'a> {
     fn replaceable(&self, id: Id) -> Option<&Header> {
         let remains = &self.remains[&id];
         remains.header().filter(|_| !remains.is_whole(id) || self.objects.children(id) == 0)
+    }
+
+    /// Puts an object of the same id in the place of a damaged one, if the header there says no other content.
+    fn replace_by(&self, id: Id, object: &Arc<Object>) -> io::Result<()> {
+        let decoded = |header: &Header| (header.decoded_hash, header.logical_len);
+        if self.remains[&id].header().is_some_and(|own| decoded(own) != decoded(object.header())) {
+            return Err(Damage("it has another content under the same id").into());
+        }
+        self.copy(object, object.header().clone())
     }
 
     /// Writes the payloads of an object under the header of one that decodes to the same.

@@ -222,7 +222,9 @@ impl Table {
         let mut shares: Vec<f64> =
             rows.filter(|(_, moves)| **moves > 0.0).map(share).filter(|s| s.is_finite()).collect();
         shares.sort_by(f64::total_cmp);
-        Ok(subject.rates.row * shares.get(shares.len() / 2).map_or(1.0, |share| share.min(1.0)))
+        let share = shares.get(shares.len() / 2).map_or(1.0, |share| share.min(1.0));
+        // The next update may be smaller than the last, which stands for it if a state is coded ahead.
+        Ok(subject.rates.row * if subject.material.ahead { share / FINER_AHEAD } else { share })
     }
 
     /// The step of a table's keyframe: that of the median among the moving rows. It is a power of two, so that later
