@@ -33,7 +33,7 @@ pub const MAX_E: u32 = 24;
 /// roundings of a decay: a row at its bound would else be chosen anew for each of them, in ever finer steps.
 const AT_REST: f64 = 9.0 / 16.0;
 
-/// From this many A on that are not 0, a row's A show its e. Fewer may by chance all be multiples of more.
+/// From this many elements on, a row's A show its e. In a shorter row all may by chance be multiples of more.
 const TELLING: usize = 8;
 
 /// The base that a tile is quantized against.
@@ -51,7 +51,7 @@ pub struct Base<'a> {
 
 /// Quantizes the tile `w`. The step of a changed row is `c` times the root mean square of W - R_parent in it, rounded
 /// to g * 2^e; its bound is half of that. Let p be the largest power of two (at most 2^[`MAX_E`]) that divides the
-/// row's parent A. If fewer than 8 of the A are not 0, p is 1. A row whose elements are all within
+/// row's parent A. If the A are all 0 or the row has fewer than 8 elements, p is 1. A row whose elements are all within
 /// 9/16 of g * p stays as it is. Appends the elements that would miss the bound to `exceptions`; `r_out` has their
 /// exact bits. Returns the largest |R - W|.
 ///
@@ -94,9 +94,8 @@ struct Row {
     /// Largest and mean square of |W - R_parent|, the latter in steps.
     largest: f64,
     mean: f64,
-    /// All bits that occur in the parent's A, and how many of these are not 0.
+    /// All bits that occur in the parent's A.
     bits: i32,
-    moved: usize,
 }
 
 /// Elements measured together: their differences stay in the first-level cache.
@@ -106,7 +105,7 @@ const LOOK: usize = 256;
 #[inline(always)]
 fn look<F: Float>(w: &[F::Bytes], k: Option<&[F::Bytes]>, a: Option<&[i32]>, g: f64, r: &mut [F::Bytes]) -> Row {
     let inverse = 1.0 / g;
-    let (mut largest, mut bits, mut moved) = (0i64, 0i32, 0usize);
+    let (mut largest, mut bits) = (0i64, 0i32);
     // Eight sums side by side: with one, each addition would wait for the last.
     let mut sums = [0f64; 8];
     let mut differences = [0f64; LOOK];
@@ -117,7 +116,6 @@ fn look<F: Float>(w: &[F::Bytes], k: Option<&[F::Bytes]>, a: Option<&[i32]>, g: 
         largest = largest.max(difference.abs().to_bits() as i64);
         *steps = difference * inverse;
         bits |= a;
-        moved += usize::from(a != 0);
     };
     for (number, (w, r)) in w.chunks(LOOK).zip(r.chunks_mut(LOOK)).enumerate() {
         let range = number * LOOK..number * LOOK + w.len();
@@ -135,7 +133,7 @@ fn look<F: Float>(w: &[F::Bytes], k: Option<&[F::Bytes]>, a: Option<&[i32]>, g: 
         }
         sums.iter_mut().zip(tail).for_each(|(sum, d)| *sum += d * d);
     }
-    Row { largest: f64::from_bits(largest as u64), mean: sums.iter().sum::<f64>() / w.len() as f64, bits, moved }
+    Row { largest: f64::from_bits(largest as u64), mean: sums.iter().sum::<f64>() / w.len() as f64, bits }
 }
 
 /// The e whose step is nearest, as a ratio, to this many steps of the table.
@@ -186,7 +184,7 @@ multiversion! {
             if !row.largest.is_finite() {
                 return None;
             }
-            let told = if row.moved < TELLING { 0 } else { row.bits.trailing_zeros().min(MAX_E) };
+            let told = if row.bits == 0 || length < TELLING { 0 } else { row.bits.trailing_zeros().min(MAX_E) };
             if row.largest <= base.g * AT_REST * f64::from(1 << told) {
                 match parent {
                     Some(parent) => a.copy_from_slice(parent),

@@ -48,6 +48,9 @@ const LEAST_ROWS: u64 = 256;
 /// is chosen anew once they have become finer by this factor.
 const FINER: f64 = 4.0;
 
+/// A base is several states back if rows' next updates are below this share of their distance to it.
+const MUCH_FARTHER: f64 = 0.5;
+
 /// The coding of a weight. `None` for lossless: nothing moves, or its update is unknown.
 pub(super) fn weight(subject: &Subject) -> io::Result<Option<Choice>> {
     let Some(twin) = subject.twin else { return Ok(None) };
@@ -222,9 +225,9 @@ impl Table {
         let mut shares: Vec<f64> =
             rows.filter(|(_, moves)| **moves > 0.0).map(share).filter(|s| s.is_finite()).collect();
         shares.sort_by(f64::total_cmp);
-        let share = shares.get(shares.len() / 2).map_or(1.0, |share| share.min(1.0));
-        // The next update may be smaller than the last, which stands for it if a state is coded ahead.
-        Ok(subject.rates.row * if subject.material.ahead { share / FINER_AHEAD } else { share })
+        let share = shares.get(shares.len() / 2).copied().unwrap_or(1.0);
+        // From one state to the next, updates differ by less than this, and finer rows would soon be coded anew.
+        Ok(subject.rates.row * if share < MUCH_FARTHER { share } else { 1.0 })
     }
 
     /// The step of a table's keyframe: that of the median among the moving rows. It is a power of two, so that later

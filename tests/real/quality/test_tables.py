@@ -48,7 +48,7 @@ def sgd(decay):
 
 # The optimizer, and the most that a later file may take of its bytes.
 KINDS = {
-    "AdamW without decay": (adamw(0), 0.016),
+    "AdamW without decay": (adamw(0), 0.018),
     "AdamW, decay .01": (adamw(0.01), 0.016),
     "AdamW, decay .1": (adamw(0.1), 0.016),
     "SparseAdam": (sparse, 0.03),
