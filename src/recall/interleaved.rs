@@ -18,7 +18,7 @@ fn released() -> (PathBuf, Id, Arc<Vec<u8>>) {
     static DECODED: OnceLock<Vec<u8>> = OnceLock::new();
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/adam");
     let store = Store::look(&root).unwrap();
-    let file = File::open(store.tree().join("state/at_3.safetensors")).unwrap();
+    let file = File::open(store.tree().join("state/iter_3.safetensors")).unwrap();
     let id = Stub::read(&file, store.id()).unwrap().unwrap().object;
     let objects = store.objects();
     let decode = move || {
