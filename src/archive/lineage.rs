@@ -9,7 +9,7 @@ use std::path::Path;
 
 use crate::store::step_pattern;
 use codec::hash::Xxh3;
-use formats::{Description, Kind, Role, Tensor};
+use formats::{Description, Role, Tensor};
 
 use super::catalog::Part;
 
@@ -23,7 +23,7 @@ const SIGNATURE_ELEMENTS: u64 = 1024;
 /// The chunks of a distributed checkpoint count by their place in the file: a file is sealed before their names are
 /// known.
 pub fn signature(description: &Description) -> u64 {
-    if description.kind == Kind::Dcp {
+    if description.kind.is_named_later() {
         return of_chunks(description);
     }
     let large = large(description);
@@ -86,7 +86,7 @@ pub(super) fn lineage(path: &Path, description: &Description) -> u64 {
 pub(super) fn part(description: &Description) -> Part {
     let has_weights = large(description).iter().any(|(tensor, _)| tensor.role.group() == Role::Weight);
     match (has_weights, !optimizer_state(description).is_empty()) {
-        _ if description.kind == Kind::Dcp => Part::Piece,
+        _ if description.kind.is_named_later() => Part::Piece,
         (true, true) => Part::Whole,
         (false, false) => Part::Other,
         _ => Part::Piece,
@@ -96,7 +96,7 @@ pub(super) fn part(description: &Description) -> Part {
 /// The kinds of an optimizer's state among the tensors that count. None in a distributed checkpoint, whose tensors have
 /// no names when a file is sealed.
 fn optimizer_state(description: &Description) -> BTreeSet<u8> {
-    let large = if description.kind == Kind::Dcp { Vec::new() } else { large(description) };
+    let large = if description.kind.is_named_later() { Vec::new() } else { large(description) };
     let roles = large.iter().map(|(tensor, _)| tensor.role);
     roles.filter(|role| role.group() == Role::Optimizer).map(|role| role as u8).collect()
 }

@@ -114,8 +114,8 @@ impl Optimizer {
 /// The parameter in full precision, as Transformer Engine and apex call it, and Megatron.
 const COPIES: &[Slot] = &[alone("master_param", Role::Master), alone("fp32_param", Role::Master)];
 
-/// Further state of optimizers like Adam: NAdam's product of momenta, and GaLore's projection of the gradient, of which
-/// both moments are then, element by element.
+/// Further state of optimizers like Adam. NAdam keeps a product of momenta. GaLore keeps a projection of the gradient,
+/// and both moments are of the projected gradient, element by element.
 const OF_ADAM: &[&str] = &["mu_product", "projector", "projector/", "max_exp_avg_sq"];
 
 /// bitsandbytes keeps all tensors of a parameter in a mapping of this name, so that nobody casts them.
@@ -260,7 +260,7 @@ pub(super) struct State<'a> {
 }
 
 impl State<'_> {
-    /// What each tensor of it is. What is not in the answer stays what it is.
+    /// The role of each tensor of this state. A tensor that is missing in the answer keeps its role.
     pub(super) fn verdicts(&self) -> Vec<Verdict> {
         let mut seen: Vec<&str> = self.slots.iter().map(|&(slot, _)| slot).collect();
         seen.extend(self.foreign.iter().map(String::as_str));

@@ -289,8 +289,8 @@ fn steps_of_tables() {
     assert!(moves(&[1.0, 2.0], &[f64::NAN, 2.0], 2).0[0].is_nan());
 }
 
-/// Twenty states of a table whose rows all shrink as AdamW shrinks them, in roundings of f32, and of which one in ten
-/// also moves by itself, a different one in each state.
+/// Twenty states of a table. AdamW's decay shrinks all rows, with the roundings of f32. One row in ten also moves by
+/// itself, another one in each state.
 #[test]
 fn rows_that_only_decay_cost_a_flag() {
     const WIDTH: usize = 64;
