@@ -7,6 +7,7 @@ pub mod beneath;
 pub(crate) mod bytes;
 pub mod durable;
 mod error;
+mod guide;
 mod marks;
 mod name_bytes;
 pub mod natural;

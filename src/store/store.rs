@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::durable::{self, CrashPoint, DeviceFile, Io};
 use super::object::{Id, path_of};
 use super::settings::{self, Settings};
-use super::{Error, Profile, Profiles, Stub, beneath, files_below, profile_mark, release};
+use super::{Error, Profile, Profiles, Stub, beneath, files_below, guide, profile_mark, release};
 
 const DIRECTORIES: [&str; 4] = ["tree", "objects", "tmp", "cache"];
 const SETTINGS: &str = "stepfs.toml";
@@ -63,6 +63,7 @@ impl Store {
         let store = Store { root, settings, io, failed: Mutex::default(), _lock: Some(lock) };
         release::recover(&store).map_err(Error::io(store.tmp()))?;
         store.io.empty(&store.tmp(), CrashPoint::TmpEmptied).map_err(Error::io(store.tmp()))?;
+        guide::leave(&store.root, &store.tmp());
         Ok(store)
     }
 
@@ -90,7 +91,7 @@ impl Store {
             let name = entry?.file_name();
             let is_directory = DIRECTORIES.iter().any(|directory| name == **directory);
             if is_directory && fs::read_dir(self.root.join(&name))?.next().is_some()
-                || !is_directory && !OWN_FILES.iter().any(|own| name == **own)
+                || !is_directory && !OWN_FILES.iter().any(|own| name == **own) && !guide::is_guide(&self.root, &name)
             {
                 return Ok(());
             }
@@ -98,7 +99,8 @@ impl Store {
         let device = self.io.device();
         // Only empty directories can go, so what came meanwhile stays. Without the settings it is no store any more.
         DIRECTORIES.iter().try_for_each(|name| device.remove_dir(&self.root.join(name), UNMADE))?;
-        OWN_FILES.iter().try_for_each(|name| self.io.remove(&self.root.join(name), UNMADE))?;
+        let files = OWN_FILES.iter().chain(&guide::NAMES);
+        files.into_iter().try_for_each(|name| self.io.remove(&self.root.join(name), UNMADE))?;
         device.remove_dir(&self.root, UNMADE)
     }
 
@@ -230,7 +232,10 @@ fn create(io: &Io, root: &Path) -> Result<File, Error> {
     if root.exists() {
         for entry in fs::read_dir(root).map_err(Error::io(root))? {
             let name = entry.map_err(Error::io(root))?.file_name();
-            let ours = DIRECTORIES.iter().any(|d| name == **d) || name == LOCK || name == "stepfs.toml.new";
+            let ours = DIRECTORIES.iter().any(|d| name == **d)
+                || name == LOCK
+                || name == "stepfs.toml.new"
+                || guide::is_guide(root, &name);
             let tree = root.join("tree");
             let occupied = tree.is_dir() && fs::read_dir(&tree).map_err(Error::io(&tree))?.next().is_some();
             // Another process has created it in the meantime.

@@ -5,14 +5,19 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
+sys.path.append(str(ROOT / "tools"))
 BIN = os.environ.get("STEPFS_BIN", str(ROOT / "target/release/stepfs"))
 # With STEPFS_TEST_PLAIN=1 the "mount" is a plain directory: checks the tests' own programs, not stepfs.
 PLAIN = bool(os.environ.get("STEPFS_TEST_PLAIN"))
+
+# Whether tools/read_store.py reads what a test leaves on its mount. frameworks/conftest.py says so.
+SECOND_READER = False
 
 OK, FAILURE, USAGE, DAMAGE = 0, 1, 2, 3
 
@@ -255,11 +260,26 @@ def remove_base(base):
     shutil.rmtree(base)
 
 
+def compare_readers(mount):
+    """The bytes of tools/read_store.py are those of the mount, for each released file."""
+    import read_store
+
+    store = read_store.Store(str(mount.store))
+    for name in mount.released():
+        out = mount.base / "second-reader"
+        assert read_store.get(store, name, str(out)) == 0, f"the second reader misses parts of {name}"
+        same = subprocess.run(["cmp", str(out), str(mount.dir / name)], capture_output=True, text=True)
+        assert same.returncode == 0, f"the second reader gives other bytes: {same.stdout}{same.stderr}"
+        out.unlink()
+
+
 def open_mount(passthrough):
     mount = (PlainMount if PLAIN else Mount)(make_base(), passthrough)
     try:
         mount.mount()
         yield mount
+        if SECOND_READER and is_mounted(mount.dir):
+            compare_readers(mount)
     finally:
         mount.close()
         remove_base(mount.base)
