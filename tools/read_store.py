@@ -512,7 +512,7 @@ def moment(body, tensor, start, length, companion, factors):
             d = np.sqrt(d if kind == F64 else d.astype("<f4")).astype("<f8")
     with np.errstate(all="ignore"):
         values = tensor.step * ints(body.sized(), n) * d
-    least, most = 5e-324 if kind == F64 else RANGES[kind][0], RANGES[kind][1]
+    least, most = RANGES[kind]
     if tensor.way == 8:
         values = np.where((values != 0) & (np.abs(values) < least), np.copysign(least, values), values)
     return Tile(exceptions(body, narrow(np.clip(values, -most, most), kind), SIZES[kind]))
@@ -915,7 +915,7 @@ def object_of(store, path, info):
         return None
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
         head = file.read(4096)
-    if not any(head):
+    if not any(head) and info.st_blocks <= 8:  # no more room than a stub takes
         found = []
         for name in object_names(store):
             try:

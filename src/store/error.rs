@@ -39,9 +39,12 @@ pub enum Error {
     },
     /// Another version of stepfs made it.
     #[error(
-        "the store has format {found}, this stepfs reads format {FORMAT} only; use a {} stepfs, or export the files with it \
-         and save them to a new store",
-        if *found > FORMAT { "newer" } else { "former" }
+        "the store has format {found}, this stepfs reads format {FORMAT} only; {}",
+        if *found > FORMAT {
+            "use a newer stepfs; without one, the store's own read_store.py reads it (see its README)"
+        } else {
+            "export the files with a former stepfs, and save them to a new store"
+        }
     )]
     Format {
         /// The store's format.

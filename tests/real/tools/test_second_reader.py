@@ -243,8 +243,9 @@ def test_a_lost_name_does_not_lose_the_object(store, tmp_path):
     known = read_store.Store(str(path))
     name = read_store.object_of(known, str(stub), os.lstat(stub))
     whole, info = stub.read_bytes(), os.stat(stub)
-    for text in [bytes(len(whole)), whole[:40] + b"x" + whole[41:]]:
+    for text in [bytes(4096), whole[:40] + b"x" + whole[41:4096]]:
         stub.write_bytes(text)
+        os.truncate(stub, len(whole))
         os.utime(stub, ns=(info.st_atime_ns, info.st_mtime_ns))
         assert gets(path, "types_step_1.pt", tmp_path / "out")[0] == 2
         listed = reader(path, "ls")
@@ -257,12 +258,22 @@ def test_a_lost_name_does_not_lose_the_object(store, tmp_path):
     assert gets(path, "types_step_2.pt", tmp_path / "out")[::2] == (0, given["types_step_2.pt"])
 
 
-def test_other_formats_are_refused_with_the_next_step(store):
+def test_an_old_program_leaves_a_newer_store_untouched_and_names_the_next_step(store):
     path, _ = store
     settings = path / "stepfs.toml"
     settings.write_text(settings.read_text().replace("format = 2", "format = 3"))
+    state = lambda: {file: (file.lstat().st_mtime_ns, file.lstat().st_ino) for file in path.rglob("*")}
+    before = state()
     done = reader(path, "ls")
     assert done.returncode == 2 and "format 3" in done.stderr and "read_store.py" in done.stderr
+    (path.parent / "mnt").mkdir()
+    for words in [("mount", path, path.parent / "mnt"), ("ls", path), ("status", path), ("verify", path), ("verify", "--repair", path),
+                  ("why", path), ("gc", path), ("import", path, PROGRAM), ("export", path, "own_1.bin", path.parent / "out"),
+                  ("cat", path, "own_1.bin")]:
+        done = run(*words, check=False)
+        said = "the store has format 3, this stepfs reads format 2 only; use a newer stepfs; without one, the store's own read_store.py"
+        assert done.returncode == harness.FAILURE and said in done.stderr, (words, done)
+    assert state() == before and not (path.parent / "out").exists()
 
 
 def test_parents_in_a_circle_end(store, tmp_path):
