@@ -35,6 +35,10 @@ package:
 packages:
     scripts/packages.sh
 
+# Cut a release: `just release --dry-run 0.2.0` shows it
+release *words:
+    scripts/release.sh {{words}}
+
 # Build the site from the documents
 docs:
     scripts/docs.sh

@@ -71,7 +71,7 @@ cargo update --workspace --offline --quiet
 (cd fuzz && cargo update --workspace --offline --quiet)
 [ "$(version_here)" = "$version" ] || die "Cargo.toml has no version of its own in [workspace.package]"
 git --no-pager diff --stat
-notes_of "$version" | head -20
+notes_of "$version" | sed -n 1,8p
 packages "v$version"
 
 if [ -n "$dry" ]; then
