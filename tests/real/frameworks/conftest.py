@@ -6,4 +6,4 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def second_reader(monkeypatch):
-    monkeypatch.setattr(harness, "SECOND_READER", not harness.PLAIN)
+    monkeypatch.setattr(harness, "SECOND_READER", 0 if harness.PLAIN else 16 << 20)
