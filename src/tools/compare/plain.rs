@@ -137,7 +137,7 @@ pub(super) fn planes(series: &Series, steps: &Steps) -> Result<Measured> {
                 state.file.read_exact_at(&mut tile[..count], start).map_err(of_file(&state.path))?;
                 stored += planes.tile(tensor.dtype, &tile[..count])?;
             }
-            let len = tensor.extent.end - tensor.extent.start;
+            let len = tensor.bytes();
             let role: &mut RoleKept = planes.measured.roles.entry(tensor.role.name()).or_default();
             role.add(stored, len, len / tensor.dtype.size() as u64);
             bytes += stored;
