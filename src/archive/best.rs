@@ -12,9 +12,9 @@ use std::io;
 use std::path::{Component, Path, PathBuf};
 
 use crate::store::{MIN_RELEASE_BYTES, Profile, Store, beneath, in_parallel};
-use formats::{Description, ReadAt, best_of_trainer, describe};
+use formats::{Description, ReadAt, best_of_trainer, describe, is_trainer_state, may_name_best};
 
-use super::catalog::{Catalog, Says, State, is_torch, is_trainer_state, may_speak, modified_ns};
+use super::catalog::{Catalog, Says, State, modified_ns};
 use super::resident::ResidentReason;
 use super::scan::scan;
 use super::{Archive, found_at};
@@ -46,7 +46,7 @@ pub(super) fn said(file: &dyn ReadAt, path: &Path, description: Option<&Descript
 
 /// The statement of a file that is too small to be released.
 pub(super) fn small_said(file: &(dyn ReadAt + Sync), path: &Path) -> io::Result<Option<Says>> {
-    match is_torch(path) {
+    match may_name_best(path) && !is_trainer_state(path) {
         true => said(file, path, Some(&describe(file)?)),
         false => said(file, path, None),
     }
@@ -56,7 +56,7 @@ pub(super) fn small_said(file: &(dyn ReadAt + Sync), path: &Path) -> io::Result<
 /// looked at then.
 pub(super) fn of_small(store: &Store, found: &[(PathBuf, io::Result<State>)]) -> Vec<Word> {
     let small = |state: &io::Result<State>| matches!(state, Ok(State::Resident(ResidentReason::Small)));
-    let small = found.iter().filter(|(path, state)| small(state) && may_speak(path));
+    let small = found.iter().filter(|(path, state)| small(state) && may_name_best(path));
     let paths: Vec<&Path> = small.map(|(path, _)| path.as_path()).collect();
     let word = |path: &&Path| -> io::Result<Option<Word>> {
         let file = store.io().open_beneath(&store.tree(), path, 0)?;
@@ -162,7 +162,7 @@ pub fn best_at_rest(store: &Store) -> io::Result<impl Fn(&Path) -> bool> {
     let found = scan(store)?;
     let mut catalog = Catalog::new(store.settings().settle);
     let large = |(path, state): &(PathBuf, io::Result<State>)| match state {
-        Ok(State::Closed) if may_speak(path) => Some(path.clone()),
+        Ok(State::Closed) if may_name_best(path) => Some(path.clone()),
         _ => None,
     };
     let large: Vec<PathBuf> = found.files.iter().filter_map(large).collect();

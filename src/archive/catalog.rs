@@ -27,7 +27,7 @@ pub(super) use claims::{Closed, Step, Task};
 pub(super) use entry::{Entry, Failed, Held, Part, Sealed, State};
 use files::Files;
 use named::Named;
-pub(super) use named::{Says, is_torch, is_trainer_state, may_speak};
+pub(super) use named::Says;
 
 /// All files of the tree.
 #[derive(Debug)]

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use crate::encode::{BATCH, StepResult};
+use crate::encode::StepResult;
 use crate::recall::{Chain, ReadError, walk};
 use crate::store::durable::Io;
 use crate::store::object::{Header, Object, ObjectWriter, TensorEntry, Tile};
@@ -28,6 +28,10 @@ use codec::hash::xxh3_64;
 /// Tensors looked at to estimate what an object would take as a difference to another: the largest ones, and of equally
 /// large ones some of each part of the file.
 const SAMPLED_TENSORS: usize = 32;
+
+/// Tiles encoded at once: a tile takes about 3 MB while it is encoded (its bytes, K, A, R and payload), so 16 take 50
+/// MB.
+const BATCH: usize = 16;
 
 /// The input of a re-parenting.
 pub(super) struct Move<'a> {

@@ -1,6 +1,6 @@
 //! Published systems at work: they see all tensors of a file that are theirs, then encode tile by tile.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::sync::Arc;
 
@@ -12,13 +12,12 @@ use papers::{Fit, Tensor, Tile, tile};
 
 use super::plan::{self, Job, read_tile, tiles};
 
-/// A tensor's system, its parameters, and the tensor's first moment.
-type Fitted = (SystemId, Arc<dyn Fit>, Option<usize>);
-
 /// The systems' parameters for the tensors of a file.
 pub(super) struct Fits {
     /// By number of the plan.
-    of: HashMap<usize, Fitted>,
+    of: HashMap<usize, (SystemId, Arc<dyn Fit>)>,
+    /// By number of a tensor in the file, see [`first_moments`].
+    moments: HashMap<usize, usize>,
 }
 
 /// An encoded tile: payload, bytes as written and as decoded.
@@ -27,34 +26,32 @@ pub(super) type Encoded = (Vec<u8>, Arc<Vec<u8>>, Arc<Vec<u8>>);
 impl Fits {
     /// Shows each system its tensors, tile by tile.
     pub(super) fn of(job: &Job) -> io::Result<Fits> {
-        let mut fits = Fits { of: HashMap::new() };
-        let moments = first_moments(job);
-        let mut ids: Vec<SystemId> = Vec::new();
-        for id in job.plans.iter().filter_map(|plan| plan.system) {
-            if !ids.contains(&id) {
-                ids.push(id);
-            }
-        }
+        let mut fits = Fits { of: HashMap::new(), moments: first_moments(job) };
+        let ids: BTreeSet<SystemId> = job.plans.iter().filter_map(|plan| plan.system).collect();
         for id in ids {
-            let plans = job.plans.iter().enumerate().filter(|(_, plan)| plan.system == Some(id));
-            let sources: Vec<Source> =
-                plans.map(|(at, plan)| Source::of(job, at, moments.get(&plan.index).copied())).collect();
+            let plans: Vec<usize> = (0..job.plans.len()).filter(|at| job.plans[*at].system == Some(id)).collect();
+            let sources: Vec<Source> = plans.iter().map(|at| fits.source(job, *at)).collect();
             let tensors: Vec<&dyn Tensor> = sources.iter().map(|source| source as &dyn Tensor).collect();
             let found = id.system().fit(&tensors, job.position)?;
-            let moment = |source: &Source| moments.get(&job.plans[source.at].index).copied();
-            fits.of.extend(sources.iter().zip(found).map(|(source, fit)| (source.at, (id, fit, moment(source)))));
+            fits.of.extend(plans.into_iter().zip(found.into_iter().map(|fit| (id, fit))));
         }
         Ok(fits)
     }
 
     /// Encodes a tile. `None`: its tensor is to stay lossless.
     pub(super) fn encode(&self, job: &Job, at: usize, number: usize) -> io::Result<Option<Encoded>> {
-        let Some((system, fit, moment)) = self.of.get(&at) else { return Ok(None) };
-        let (data, tile) = Source::of(job, at, *moment).read(number)?;
+        let Some((system, fit)) = self.of.get(&at) else { return Ok(None) };
+        let (data, tile) = self.source(job, at).read(number)?;
         let dtype = job.plans[at].tensor.dtype;
         let mut payload = Vec::new();
         let decoded = tile::encode(*system, fit.as_ref(), dtype, &tile, &mut payload);
         Ok(decoded.map(|decoded| (payload, data, Arc::new(decoded.bytes))))
+    }
+
+    fn source<'a>(&self, job: &'a Job, at: usize) -> Source<'a> {
+        let plan = &job.plans[at];
+        let moment = self.moments.get(&plan.index).map(|moment| &job.description.tensors[*moment]);
+        Source { job, at, gradient: moment.filter(|moment| moment.shape == plan.tensor.shape) }
     }
 }
 
@@ -76,14 +73,7 @@ struct Source<'a> {
     gradient: Option<&'a formats::Tensor>,
 }
 
-impl<'a> Source<'a> {
-    /// `moment`: the number of its first moment among the file's tensors.
-    fn of(job: &'a Job, at: usize, moment: Option<usize>) -> Source<'a> {
-        let shape = &job.plans[at].tensor.shape;
-        let moment = moment.map(|moment| &job.description.tensors[moment]);
-        Source { job, at, gradient: moment.filter(|moment| moment.shape == *shape) }
-    }
-
+impl Source<'_> {
     /// A tile's bytes as written, and the system's view of it.
     fn read(&self, number: usize) -> io::Result<(Arc<Vec<u8>>, Tile)> {
         let (plan, job) = (&self.job.plans[self.at], self.job);

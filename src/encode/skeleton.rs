@@ -1,8 +1,7 @@
 //! The skeleton of a file: what lies between its tensors, or all of it where nothing is understood.
 
+use std::io;
 use std::ops::Range;
-
-use rayon::prelude::*;
 
 use crate::store::object::{ObjectWriter, Tile};
 use codec::TILE_BYTES;
@@ -11,10 +10,7 @@ use formats::Patch;
 
 use super::error::{StepError, StepResult};
 use super::plan::Job;
-
-/// Tiles encoded at once: a tile takes about 3 MB while it is encoded (its bytes, K, A, R and payload), so 16 take 50
-/// MB.
-pub(crate) const BATCH: usize = 16;
+use super::workers::Workers;
 
 /// zstd level: pickles and headers, or whole files that are not understood.
 pub(crate) const LEVEL: i32 = 3;
@@ -29,46 +25,48 @@ const SHORT: u64 = 1 << 20;
 /// [`StepError::Cancelled`].
 pub(super) fn encode(
     job: &Job,
+    workers: &Workers,
     writer: &mut ObjectWriter,
     gaps: &[Range<u64>],
     patches: &[Patch],
 ) -> StepResult<Vec<Tile>> {
     let len: u64 = gaps.iter().map(|gap| gap.end - gap.start).sum();
     let level = if len <= SHORT { LEVEL_OF_SHORT } else { LEVEL };
-    let mut tiles = Vec::new();
-    let mut chunks: Vec<Vec<u8>> = Vec::new();
-    let mut flush = |chunks: &mut Vec<Vec<u8>>, writer: &mut ObjectWriter| -> StepResult<()> {
-        if (job.cancelled)() {
-            return Err(StepError::Cancelled);
-        }
-        let packed: Vec<_> = chunks.par_iter().map(|chunk| zstd::bulk::compress(chunk, level)).collect();
-        for (chunk, payload) in chunks.drain(..).zip(packed) {
-            tiles.push(writer.put(&payload?, xxh3_64(&chunk))?);
-        }
-        Ok(())
-    };
-    for gap in gaps {
-        let mut at = gap.start;
-        while at < gap.end {
-            if chunks.last().is_none_or(|chunk| chunk.len() == TILE_BYTES) {
-                if chunks.len() == BATCH {
-                    flush(&mut chunks, writer)?;
-                }
-                chunks.push(Vec::new());
-            }
-            let Some(chunk) = chunks.last_mut() else {
-                break;
-            };
-            let take = (gap.end - at).min((TILE_BYTES - chunk.len()) as u64) as usize;
+    let pack = |parts: Vec<Range<u64>>| -> io::Result<(Vec<u8>, u64)> {
+        let mut chunk = Vec::with_capacity(TILE_BYTES);
+        for part in parts {
             let from = chunk.len();
-            chunk.resize(from + take, 0);
-            job.source.read_exact_at(&mut chunk[from..], at)?;
-            patch(patches, at, &mut chunk[from..]);
-            at += take as u64;
+            chunk.resize(from + (part.end - part.start) as usize, 0);
+            job.source.read_exact_at(&mut chunk[from..], part.start)?;
+            patch(patches, part.start, &mut chunk[from..]);
         }
-    }
-    flush(&mut chunks, writer)?;
+        Ok((zstd::bulk::compress(&chunk, level)?, xxh3_64(&chunk)))
+    };
+    let mut tiles = Vec::new();
+    workers.in_order(chunks(gaps), pack, |packed| {
+        let (payload, hash) = packed?;
+        tiles.push(writer.put(&payload, hash)?);
+        if (job.cancelled)() { Err(StepError::Cancelled) } else { Ok(()) }
+    })?;
     Ok(tiles)
+}
+
+/// The pieces of the gaps that make each chunk.
+fn chunks(gaps: &[Range<u64>]) -> impl Iterator<Item = Vec<Range<u64>>> {
+    let (mut gaps, mut left) = (gaps.iter(), 0..0);
+    std::iter::from_fn(move || {
+        let (mut parts, mut room) = (Vec::new(), TILE_BYTES as u64);
+        while room > 0 {
+            if left.is_empty() {
+                let Some(next) = gaps.next() else { break };
+                left = next.clone();
+            }
+            let part = left.start..left.end.min(left.start + room);
+            (left.start, room) = (part.end, room - (part.end - part.start));
+            parts.push(part);
+        }
+        (!parts.is_empty()).then_some(parts)
+    })
 }
 
 /// Carries out the patches (by ascending offset, disjoint) that fall into `bytes`, which lie at `offset` of the file.

@@ -85,7 +85,7 @@ pub(crate) fn not_finite(source: &(dyn ReadAt + Sync), description: &Description
         |tensor: &&Tensor| !matches!(tensor.role, Role::Other | Role::Optimizer) && tensor.dtype.is_lattice_float();
     let tensors: Vec<&Tensor> = description.tensors.iter().filter(is_of_training).collect();
     let is_finite = |tensor: &Tensor| -> io::Result<bool> {
-        let len = tensor.extent.end - tensor.extent.start;
+        let len = tensor.bytes();
         for start in (0..len).step_by(PIECE as usize) {
             if !are_finite(tensor.dtype, &read(source, tensor, &(start..len.min(start + PIECE)))?) {
                 return Ok(false);
@@ -125,7 +125,7 @@ fn adam(before: &State, after: &State, (then, now): (f64, f64)) -> io::Result<Ad
     /// Tensors looked at.
     const TENSORS: usize = 32;
     let mut seconds: Vec<&Tensor> = before.description.tensors.iter().filter(is_of_adam).collect();
-    seconds.sort_by_key(|tensor| std::cmp::Reverse(tensor.extent.end - tensor.extent.start));
+    seconds.sort_by_key(|tensor| std::cmp::Reverse(tensor.bytes()));
     let (mut broken, mut elements) = (0u64, 0u64);
     for tensor in seconds.into_iter().take(TENSORS) {
         let Some(twin) = later(tensor) else { continue };

@@ -21,7 +21,7 @@ use super::plan::{self, Job, Plan, has_factors, read, read_tile, sample, tiles};
 use super::published::Fits;
 use super::skeleton;
 use super::tensor_writer::{Done, EncodedFactors, EncodedTile, TensorWriter};
-use super::tile_encoder::Encoder;
+use super::tile_encoder::{Encoder, Way};
 use super::workers::Workers;
 
 /// So many tiles of a second moment are written, then as many of its first moment. Neighbouring tiles need no
@@ -65,7 +65,7 @@ pub(super) fn encode(job: &Job, workers: &Workers, writer: &mut ObjectWriter) ->
     let mut patches = job.description.patches(job.source, &changed)?;
     patches.sort_by_key(|patch| patch.offset);
     let gaps = gaps(tensors.iter().map(|t| t.extent.clone()), job.len);
-    let skeleton = workers.install(|| skeleton::encode(job, writer, &gaps, &patches))?;
+    let skeleton = skeleton::encode(job, workers, writer, &gaps, &patches)?;
     log::trace!(target: STAGES, "skeleton");
     let index = Index {
         origin: job.origin.to_string_lossy().into_owned(),
@@ -163,13 +163,13 @@ impl<'a> Output<'a, '_> {
         });
         let make = |(part, tile): (usize, usize)| -> (usize, Made) {
             let Part { at, coding, first, factors, misfits } = &parts[part];
-            let factors = factors.as_ref().map(|encoded| &encoded.factors);
-            let made = match first {
+            let way = Way { at: *at, coding: *coding, factors: factors.as_ref().map(|encoded| &encoded.factors) };
+            let made = match *first {
                 _ if misfits.load(Ordering::Relaxed) => Ok(None),
-                None => encoder.tile_of(*at, *coding, factors, tile).map(|made| made.map(|tile| vec![tile])),
-                Some(first) => {
-                    let made = encoder.tiles_of_moments((*at, *coding), factors, *first, tile);
-                    made.map(|made| made.map(Vec::from))
+                None => encoder.tile_of(way, tile).map(|made| made.map(|tile| vec![tile])),
+                Some((at, coding)) => {
+                    let first = Way { at, coding, factors: None };
+                    encoder.tiles_of_moments(way, first, tile).map(|made| made.map(Vec::from))
                 }
             };
             (part, made)
@@ -245,7 +245,7 @@ impl<'a> Output<'a, '_> {
         let (encoder, job, writer) = (self.encoder, self.encoder.job, &mut *self.writer);
         let coding = job.plans[at].lossless(job.source, job.base)?;
         let mut tensor = TensorWriter::begin(job, writer, at, coding, None)?;
-        let make = |tile: usize| encoder.tile_of(at, coding, None, tile);
+        let make = |tile: usize| encoder.tile_of(Way { at, coding, factors: None }, tile);
         self.workers.in_order(0..tiles(&job.plans[at].tensor), make, |tile| {
             let tile = tile?.ok_or(io::ErrorKind::InvalidData)?;
             tensor.put(writer, &tile)
@@ -256,7 +256,7 @@ impl<'a> Output<'a, '_> {
 
 /// The first moments that are encoded with their seconds, tile by tile. The key is the second.
 fn first_moments(job: &Job) -> HashMap<usize, usize> {
-    let len = |plan: &Plan| plan.tensor.extent.end - plan.tensor.extent.start;
+    let len = |plan: &Plan| plan.tensor.bytes();
     let second = |first: &Plan| match first.coding.codec {
         Codec::Moment { second, .. } => Some(second as usize).filter(|&second| {
             let plan = &job.plans[second];

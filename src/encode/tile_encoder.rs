@@ -17,6 +17,15 @@ use super::tensor_writer::{Done, EncodedTile, with_crc};
 /// Type of a tensor, and bytes of it as written and as decoded.
 type Pieces = (Dtype, Vec<u8>, Arc<Vec<u8>>);
 
+/// How a tensor is encoded.
+#[derive(Clone, Copy)]
+pub(super) struct Way<'f> {
+    /// Number of its plan.
+    pub(super) at: usize,
+    pub(super) coding: Coding,
+    pub(super) factors: Option<&'f Arc<Factors>>,
+}
+
 /// Encodes single tiles, in any order and at once.
 pub(super) struct Encoder<'a> {
     pub(super) job: &'a Job<'a>,
@@ -39,16 +48,10 @@ fn only_tile((tile, written, decoded): WithBytes) -> EncodedTile {
 
 impl Encoder<'_> {
     /// A tile of one tensor. `None`: its codec does not fit (NaN, infinity).
-    pub(super) fn tile_of(
-        &self,
-        at: usize,
-        coding: Coding,
-        factors: Option<&Arc<Factors>>,
-        number: usize,
-    ) -> io::Result<Option<EncodedTile>> {
-        let encoded = match coding.is_external() {
-            true => self.published(at, coding, number)?,
-            false => self.encode(at, coding, factors, None, number)?,
+    pub(super) fn tile_of(&self, way: Way, number: usize) -> io::Result<Option<EncodedTile>> {
+        let encoded = match way.coding.is_external() {
+            true => self.published(way, number)?,
+            false => self.encode(way, None, number)?,
         };
         Ok(encoded.map(only_tile))
     }
@@ -57,45 +60,25 @@ impl Encoder<'_> {
     /// them does not fit.
     pub(super) fn tiles_of_moments(
         &self,
-        (second, coding): (usize, Coding),
-        factors: Option<&Arc<Factors>>,
-        (first, of_first): (usize, Coding),
+        second: Way,
+        first: Way,
         number: usize,
     ) -> io::Result<Option<[EncodedTile; 2]>> {
-        let dtype = self.job.plans[second].tensor.dtype;
-        let Some(done) = self.encode(second, coding, factors, None, number)? else { return Ok(None) };
-        let (tile, written, decoded) = done;
-        let companion = Some((dtype, written.as_slice(), &decoded));
-        let first = self.encode(first, of_first, None, companion, number)?;
+        let Some((tile, written, decoded)) = self.encode(second, None, number)? else { return Ok(None) };
+        let companion = (self.job.plans[second.at].tensor.dtype, written.as_slice(), &decoded);
+        let first = self.encode(first, Some(companion), number)?;
         Ok(first.map(|first| [only_tile((tile, written, decoded)), only_tile(first)]))
     }
 
     /// `companion`: its tile, where that is known already.
-    fn encode(
-        &self,
-        at: usize,
-        coding: Coding,
-        factors: Option<&Arc<Factors>>,
-        companion: Option<Companion>,
-        number: usize,
-    ) -> io::Result<Option<WithBytes>> {
-        let tensor = &self.job.plans[at].tensor;
+    fn encode(&self, way: Way, companion: Option<Companion>, number: usize) -> io::Result<Option<WithBytes>> {
+        let tensor = &self.job.plans[way.at].tensor;
         let data = Arc::new(read_tile(self.job.source, tensor, number)?);
-        let parent = self.parent(coding, number)?;
-        let plan = &self.job.plans[at];
-        let around = Around {
-            parent: parent.as_deref(),
-            factors,
-            companion,
-            row_step: plan.row_step,
-            outward: plan.outward,
-            keep: plan.keep(),
-        };
-        let Some((state, decoded, checked)) = self.quantize(at, coding, &data, around, number)? else {
-            return Ok(None);
-        };
+        let parent = self.parent(way.coding, number)?;
+        let quantized = self.quantize(way, &data, parent.as_deref(), companion, number)?;
+        let Some((state, decoded, checked)) = quantized else { return Ok(None) };
         let mut payload = Vec::new();
-        if !tile::encode(plan::spec(tensor, coding, number), &state, parent.as_deref(), &mut payload)? {
+        if !tile::encode(plan::spec(tensor, way.coding, number), &state, parent.as_deref(), &mut payload)? {
             return Ok(None);
         }
         [Some(Arc::new(state)), parent].into_iter().flatten().for_each(State::give_back);
@@ -103,21 +86,21 @@ impl Encoder<'_> {
     }
 
     /// A published system's tile.
-    fn published(&self, at: usize, coding: Coding, number: usize) -> io::Result<Option<WithBytes>> {
-        let Some((payload, data, decoded)) = self.fits.encode(self.job, at, number)? else { return Ok(None) };
-        let mut check = self.check(at, coding, number, Around::default());
+    fn published(&self, way: Way, number: usize) -> io::Result<Option<WithBytes>> {
+        let Some((payload, data, decoded)) = self.fits.encode(self.job, way.at, number)? else { return Ok(None) };
+        let mut check = self.check(way, Around::default(), number);
         check.add_all(&data, &decoded)?;
         // Beyond the largest finite value, the error cannot be stated.
         Ok(check.finish().map(|checked| (EncodedTile { payload, checked }, data, decoded)))
     }
 
     /// The proof for a tile.
-    fn check<'b>(&self, at: usize, coding: Coding, number: usize, around: Around<'b>) -> Check<'b> {
-        let plan = &self.job.plans[at];
+    fn check<'b>(&self, way: Way, around: Around<'b>, number: usize) -> Check<'b> {
+        let plan = &self.job.plans[way.at];
         let divisors = around.companion.map(|(_, written, decoded)| (written, decoded.as_slice()));
-        Check::new(plan::spec(&plan.tensor, coding, number), around.factors, divisors)
+        Check::new(plan::spec(&plan.tensor, way.coding, number), around.factors, divisors)
             .within(plan.limits)
-            .with_crc(with_crc(self.job, coding).then(|| self.job.description.checksum()))
+            .with_crc(with_crc(self.job, way.coding).then(|| self.job.description.checksum()))
     }
 
     fn parent(&self, coding: Coding, number: usize) -> io::Result<Option<Arc<State>>> {
@@ -130,25 +113,27 @@ impl Encoder<'_> {
     /// of its codec.
     fn quantize(
         &self,
-        at: usize,
-        coding: Coding,
+        way: Way,
         data: &Arc<Vec<u8>>,
-        around: Around,
+        parent: Option<&State>,
+        companion: Option<Companion>,
         number: usize,
     ) -> io::Result<Option<Quantized>> {
-        let tensor = &self.job.plans[at].tensor;
+        let plan = &self.job.plans[way.at];
         let found;
-        let companion = match coding.companion().filter(|_| around.companion.is_none()) {
+        let companion = match way.coding.companion().filter(|_| companion.is_none()) {
             Some(other) => {
-                found = self.companion(other as usize, tensor, number)?;
+                found = self.companion(other as usize, &plan.tensor, number)?;
                 let Some((dtype, written, decoded)) = &found else { return Ok(None) };
                 Some((*dtype, written.as_slice(), decoded))
             }
-            None => around.companion,
+            None => companion,
         };
-        let around = Around { companion, ..around };
-        let mut check = self.check(at, coding, number, around);
-        let quantized = tile::quantize(plan::spec(tensor, coding, number), data, around, Some(&mut check));
+        let (factors, row_step, outward, keep) = (way.factors, plan.row_step, plan.outward, plan.keep());
+        let around = Around { parent, factors, companion, row_step, outward, keep };
+        let mut check = self.check(way, around, number);
+        let quantized =
+            tile::quantize(plan::spec(&plan.tensor, way.coding, number), data, around, Some(&mut check));
         Ok(quantized.zip(check.finish()).map(|((state, decoded), checked)| (state, decoded, checked)))
     }
 
@@ -161,16 +146,14 @@ impl Encoder<'_> {
         };
         let tensor = &plan.tensor;
         let (from, to) = (tensor.dtype.size(), of.dtype.size());
-        let end = ((number + 1) * TILE_BYTES).min((of.extent.end - of.extent.start) as usize) / to * from;
+        let end = ((number + 1) * TILE_BYTES).min(of.bytes() as usize) / to * from;
         let start = number * TILE_BYTES / to * from;
         let (mut written, mut decoded) = (Vec::with_capacity(end - start), Vec::with_capacity(end - start));
+        let way = Way { at, coding: done.entry.coding, factors: done.factors.as_ref() };
         for piece in start / TILE_BYTES..end.div_ceil(TILE_BYTES) {
             let data = Arc::new(read_tile(self.job.source, tensor, piece)?);
-            let coding = done.entry.coding;
-            let parent = self.parent(coding, piece)?;
-            let (factors, row_step, keep) = (done.factors.as_ref(), plan.row_step, plan.keep());
-            let around = Around { parent: parent.as_deref(), factors, row_step, keep, ..Around::default() };
-            let quantized = self.quantize(at, coding, &data, around, piece)?;
+            let parent = self.parent(way.coding, piece)?;
+            let quantized = self.quantize(way, &data, parent.as_deref(), None, piece)?;
             let Some((_, bytes, _)) = quantized else { return Ok(None) };
             let first = piece * TILE_BYTES;
             let range = start.max(first) - first..end.min(first + data.len()) - first;

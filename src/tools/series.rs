@@ -145,7 +145,7 @@ impl Series {
     /// Parameters in a file.
     pub(super) fn parameters(&self, state: &State) -> u64 {
         let tensors = state.description.tensors.iter().filter(|tensor| self.counts(tensor));
-        tensors.map(|t| (t.extent.end - t.extent.start) / t.dtype.size() as u64).sum()
+        tensors.map(|t| t.elements()).sum()
     }
 
     /// The last file.

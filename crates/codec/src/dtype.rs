@@ -40,37 +40,41 @@ pub enum Dtype {
     C128 = 16,
 }
 
+/// Of each type, in the order of their codes: bytes per element, and safetensors' name.
+const TYPES: [(Dtype, usize, &str); 17] = [
+    (Dtype::U8, 1, "U8"),
+    (Dtype::I8, 1, "I8"),
+    (Dtype::Bool, 1, "BOOL"),
+    (Dtype::I16, 2, "I16"),
+    (Dtype::U16, 2, "U16"),
+    (Dtype::I32, 4, "I32"),
+    (Dtype::U32, 4, "U32"),
+    (Dtype::I64, 8, "I64"),
+    (Dtype::U64, 8, "U64"),
+    (Dtype::F16, 2, "F16"),
+    (Dtype::Bf16, 2, "BF16"),
+    (Dtype::F32, 4, "F32"),
+    (Dtype::F64, 8, "F64"),
+    (Dtype::F8E4m3, 1, "F8_E4M3"),
+    (Dtype::F8E5m2, 1, "F8_E5M2"),
+    (Dtype::C64, 8, "C64"),
+    (Dtype::C128, 16, "C128"),
+];
+
 impl Dtype {
     /// All element types, in the order of their codes.
-    pub const ALL: [Dtype; 17] = [
-        Dtype::U8,
-        Dtype::I8,
-        Dtype::Bool,
-        Dtype::I16,
-        Dtype::U16,
-        Dtype::I32,
-        Dtype::U32,
-        Dtype::I64,
-        Dtype::U64,
-        Dtype::F16,
-        Dtype::Bf16,
-        Dtype::F32,
-        Dtype::F64,
-        Dtype::F8E4m3,
-        Dtype::F8E5m2,
-        Dtype::C64,
-        Dtype::C128,
-    ];
+    pub const ALL: [Dtype; 17] = {
+        let (mut all, mut at) = ([Dtype::U8; 17], 0);
+        while at < all.len() {
+            all[at] = TYPES[at].0;
+            at += 1;
+        }
+        all
+    };
 
     /// Bytes per element.
     pub const fn size(self) -> usize {
-        match self {
-            Dtype::U8 | Dtype::I8 | Dtype::Bool | Dtype::F8E4m3 | Dtype::F8E5m2 => 1,
-            Dtype::I16 | Dtype::U16 | Dtype::F16 | Dtype::Bf16 => 2,
-            Dtype::I32 | Dtype::U32 | Dtype::F32 => 4,
-            Dtype::I64 | Dtype::U64 | Dtype::F64 | Dtype::C64 => 8,
-            Dtype::C128 => 16,
-        }
+        TYPES[self as usize].1
     }
 
     /// True if the lattice codec can quantize this type: fp16, bf16, fp32 and fp64.
@@ -91,25 +95,7 @@ impl Dtype {
 
     /// safetensors' name of this type, which messages also use.
     pub const fn name(self) -> &'static str {
-        match self {
-            Dtype::U8 => "U8",
-            Dtype::I8 => "I8",
-            Dtype::Bool => "BOOL",
-            Dtype::I16 => "I16",
-            Dtype::U16 => "U16",
-            Dtype::I32 => "I32",
-            Dtype::U32 => "U32",
-            Dtype::I64 => "I64",
-            Dtype::U64 => "U64",
-            Dtype::F16 => "F16",
-            Dtype::Bf16 => "BF16",
-            Dtype::F32 => "F32",
-            Dtype::F64 => "F64",
-            Dtype::F8E4m3 => "F8_E4M3",
-            Dtype::F8E5m2 => "F8_E5M2",
-            Dtype::C64 => "C64",
-            Dtype::C128 => "C128",
-        }
+        TYPES[self as usize].2
     }
 
     /// The type with this stored code, if it exists.

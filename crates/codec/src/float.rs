@@ -1,9 +1,10 @@
 //! The floating-point types of the lattice: exact widening to f64, and rounding back.
 //!
-//! Rounding is to nearest, ties to even, straight from the f64. For the 16-bit types it goes through f32 by *rounding
-//! to odd*, so that the final rounding gives the same result as a single one. (Boldo and Melquiond, "When double
-//! rounding is odd", 2005: two bits to spare suffice; f32 has 13 and 16.) It uses only IEEE and integer operations, and
-//! no branch on values. So the compiler may vectorize it, and the bits are the same on every machine.
+//! An f64 is rounded once, to the nearest element; of two equally near ones, to the even one. For the 16-bit types the
+//! f64 first becomes an f32, so it is rounded twice. If the f32 is not exact, its last bit is set (*rounding to odd*):
+//! then it never looks like the middle of two elements, and both roundings together give what one would. (Boldo and
+//! Melquiond, "When double rounding is odd", 2005: two spare bits suffice, f32 has 13 and 16.) There is no branch on
+//! values, so the compiler may vectorize it, and the bits are the same on every machine.
 
 use std::ops::{Add, Div, Mul, Neg};
 
@@ -34,8 +35,8 @@ pub trait Float {
     fn single(element: Self::Bytes) -> f32;
     /// The element nearest to an f32, ties to even.
     fn of_single(value: f32) -> Self::Bytes;
-    /// True if an f32 lies in the middle of two elements, or may. If the f32 was rounded, [`Float::of_single`] may then
-    /// differ from [`Float::round`] of the number before.
+    /// True if an f32 may lie in the middle of two elements. If that f32 was rounded from another number,
+    /// [`Float::of_single`] of it may be another element than [`Float::round`] of the number.
     fn may_be_tie(value: f32) -> bool;
     /// The value, exactly.
     fn widen(element: Self::Bytes) -> f64;
@@ -47,8 +48,8 @@ pub trait Float {
     fn from_raw(raw: u64) -> Option<Self::Bytes>;
 }
 
-/// The precision of a loop. The format's results are those of f64. A loop in f32 says where its own may differ, and a
-/// vector has twice as many numbers.
+/// The numbers that a loop computes with. The format's results are those of f64. A loop in f32 is faster, because a
+/// vector has twice as many numbers, and marks each element where f64 may give another one.
 pub trait Real:
     Copy
     + Default
@@ -87,9 +88,9 @@ pub trait Real:
     fn of_high_bits(bits: i32, fraction: u32) -> Self;
     /// True for 0 without a sign.
     fn is_plain_zero(self) -> bool;
-    /// True if [`Real::element`] of a product may differ from that of the product in f64.
+    /// True if this product, computed in f64, may give another element.
     fn is_in_doubt<F: Float>(self) -> bool;
-    /// The element nearest to a sum, and whether it may differ from that of the sum in f64.
+    /// The element nearest to a sum, and whether the sum in f64 may give another one.
     fn sum<F: Float>(self, x: Self) -> (F::Bytes, bool);
 }
 
@@ -312,7 +313,7 @@ float!(
     |value| value.to_bits()
 );
 
-/// The f32 at or next to `value` towards zero, with its last bit set if that was not exact.
+/// The f32 next to `value` on the side of zero, with its last bit set; `value` itself if it is one.
 #[inline(always)]
 fn round_to_odd(value: f64) -> f32 {
     let nearest = value as f32;

@@ -4,48 +4,17 @@
 //! of [`log`] and [`moment`]).
 
 use super::exception::{Exception, apply_exceptions, take_exceptions};
-use super::float::{Float, for_float};
+use super::float::{Float, Real, for_float};
 use super::log::Grid;
 use super::moment::Rule;
-use super::narrow::{Sums, Width};
-use super::single::{add_and_reconstruct, in_single};
+use super::lattice::in_single;
+use super::narrow::{LARGEST, Sums, Width};
 use super::{Corrupt, Dtype, Integers, lattice, log, moment};
-use crate::entropy::ints::Symbols;
-use crate::entropy::simd::Level;
+use crate::entropy::ints::{BLOCK, Symbol, Symbols};
+use crate::entropy::simd::{Level, multiversion};
 use crate::entropy::{ints, varint};
 
-/// Values processed together, in the first-level cache.
-pub(super) const BLOCK: usize = ints::BLOCK;
-
-/// The state before a run.
-#[derive(Clone, Copy, Debug)]
-pub enum From<'a> {
-    /// Zeros: a keyframe, or the state that K holds.
-    Zeros,
-    /// The initial steps of a logarithmic lattice without a parent.
-    Factors(Grid<'a>),
-    /// The integers of a state.
-    Integers(&'a Integers),
-}
-
-impl From<'_> {
-    /// True if the state has as many integers as the tile has elements.
-    fn suits(self, n: usize) -> bool {
-        match self {
-            From::Zeros => true,
-            From::Factors(grid) => grid.holds(n),
-            From::Integers(integers) => integers.len() == n,
-        }
-    }
-
-    pub(super) fn fill(self, start: usize, out: &mut [i32]) {
-        match self {
-            From::Zeros => out.fill(0),
-            From::Factors(grid) => grid.initial(start, out),
-            From::Integers(integers) => integers.fill(start, out),
-        }
-    }
-}
+pub use super::narrow::From;
 
 const LENGTHS: Corrupt = Corrupt("lengths of a tile and its parent differ");
 
@@ -152,6 +121,31 @@ pub fn lattice(
         }
     }
     apply_exceptions(dtype, exceptions, out)
+}
+
+multiversion! {
+    /// R = K + g * (A + symbol) of a block in one pass, with a step of [`in_single`]. False if an A is so large that its
+    /// sum may be beyond 16 bits, or a result may be wrong; `out` is useless then.
+    fn add_and_reconstruct<F: Float>(
+        k: Option<&[F::Bytes]>,
+        g: f32,
+        a: &[i16],
+        classes: &[u8],
+        out: &mut [F::Bytes],
+    ) -> bool {
+        let mut sound = true;
+        let mut one = |k: f32, a: i16, class: u8, out: &mut F::Bytes| {
+            let in_doubt;
+            (*out, in_doubt) = k.sum::<F>(g * (i32::from(a) + class.value()) as f32);
+            sound &= (-LARGEST..=LARGEST).contains(&a) & !in_doubt;
+        };
+        let both = out.iter_mut().zip(a).zip(classes);
+        match k {
+            Some(k) => both.zip(k).for_each(|(((out, &a), &class), &k)| one(F::single(k), a, class, out)),
+            None => both.for_each(|((out, &a), &class)| one(0.0, a, class, out)),
+        }
+        sound
+    }
 }
 
 /// Fills `out` with the tile that a run of the logarithmic lattice leads to. If its q are to be kept, they go to `kept`.

@@ -17,9 +17,8 @@
 
 use super::exception::{put_exceptions, take_exceptions};
 use super::float::{Float, Real, for_float};
-use super::single::in_single;
-use super::{Dtype, lossless, small};
-use crate::entropy::ints::Symbol;
+use super::{Dtype, Unfit, lossless};
+use crate::entropy::ints::{LARGE, SMALL, Symbol};
 use crate::entropy::simd::{Level, multiversion};
 use crate::entropy::{Corrupt, ints, varint};
 
@@ -37,16 +36,30 @@ pub(super) const ROUNDER: f64 = 6_755_399_441_055_744.0;
 /// Elements quantized between two checks for failure.
 const CHUNK: usize = 512;
 
-/// This tile does not suit the codec; the tensor must be stored losslessly.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not to be quantized: {0}")]
-pub struct Unfit(pub &'static str);
-
 /// True if `g` can be a step: positive, at most [`STEP_BITS`] significant bits, and neither it nor its inverse near the
 /// ends of f64.
 pub fn is_step(g: f64) -> bool {
     let fraction = g.to_bits() & ((1 << 52) - 1);
     g.is_normal() && g > 0.0 && (1.0 / g).is_normal() && fraction.trailing_zeros() >= 53 - STEP_BITS
+}
+
+/// Significant bits of a step whose product with 15 bits is exact in f32, which has 24.
+const SINGLE_BITS: u32 = 9;
+
+/// No product of such a step leaves f32, or the range where it is exact.
+const LARGEST_SINGLE: f64 = (1u128 << 64) as f64;
+
+/// The step of a tile in f32, if loops in f32 give the bits of f64: vectors then have twice as many numbers. The elements
+/// must be f32 or bf16, and the step's product with every integer of 16 bits exact in f32.
+///
+/// A sum or product of two f32 has the same bits if f64 computes it, and f32 then rounds it. f64 has more than twice as
+/// many bits and two to spare, so rounding twice does no harm. (Figueroa, "When is double rounding innocuous?", 1995)
+/// For bf16 the f32 is rounded once more. That gives other bits only if the f32 lies in the middle of two bf16 and was
+/// rounded itself. Such a chunk is computed in f64.
+pub(super) fn in_single(dtype: Dtype, g: f64) -> Option<f32> {
+    let fraction = g.to_bits() & ((1 << 52) - 1);
+    let is_short = fraction.trailing_zeros() > 52 - SINGLE_BITS && (1.0 / LARGEST_SINGLE..=LARGEST_SINGLE).contains(&g);
+    (matches!(dtype, Dtype::F32 | Dtype::Bf16) && is_short).then_some(g as f32)
 }
 
 /// R of one element.
@@ -293,7 +306,7 @@ pub fn encode_difference(
     varint::put_bytes(out, |out| {
         let classes = |start: usize, classes: &mut [u8]| {
             let range = start..start + classes.len();
-            narrow.is_some_and(|before| small::differences(level, &a[range.clone()], &before[range], classes))
+            narrow.is_some_and(|before| small_differences(level, &a[range.clone()], &before[range], classes))
         };
         ints::encode_blocks_or(a.len(), out, classes, |start, symbols| {
             fits &= parent(start, symbols) && subtract_from(level, &a[start..][..symbols.len()], symbols);
@@ -337,6 +350,20 @@ pub fn take_keyframe(dtype: Dtype, mut payload: &[u8], len: usize) -> Result<(Op
     let mut k = vec![0; len];
     lossless::decode(dtype, keyframe, None, &mut k)?;
     Ok((Some(k), payload))
+}
+
+multiversion! {
+    /// The classes of `a` less `before`, in one pass: no block of either is widened first. False if a difference is not
+    /// small, or an element of `before` stands for another value ([`super::Integers`]).
+    fn small_differences(a: &[i32], before: &[i16], classes: &mut [u8]) -> bool {
+        let mut other = 0u32;
+        for ((class, &a), &before) in classes.iter_mut().zip(a).zip(before) {
+            let index = a.wrapping_sub(before.into()).wrapping_add(SMALL) as u32;
+            other |= u32::from((index >= u32::from(LARGE)) | (before == i16::MIN));
+            *class = index as u8;
+        }
+        other == 0
+    }
 }
 
 multiversion! {

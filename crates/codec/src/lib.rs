@@ -5,17 +5,15 @@
 //! - [`lossless`]: any element type, bit for bit, alone or as a difference to a parent.
 //! - [`moment`]: m = g*A*sqrt(v), for first moments, with the second moments beside them.
 //! - [`rows`]: the lattice with a step for each row, for embedding tables.
-//! - [`along`]: all of these from payloads to bytes in one pass.
+//! - [`fused_decode`]: all of these from payloads to bytes in one pass.
 //! - [`cast`]: copies in another type.
 //! - [`Dtype`]: element types by safetensors' names.
 //! - `exception`: elements kept exactly beside a quantized tile.
 //! - [`floor`]: keeps values of one-sign tensors from becoming 0 or changing their sign.
 //! - `float`: widening of each floating-point type to f64 and rounding back; defined once, for every machine.
 //! - `narrow`: integers of a block in 16 bits, as long as those hold them.
-//! - `small`: small differences to integers of 16 bits.
 //! - `ordered`: floats as integers in the order of their values, and their differences.
 //! - `planes`: elements split into one stream per byte.
-//! - `single`: f32 where it gives the bits of f64.
 //!
 //! Symbols become bits in [`crate::entropy`].
 
@@ -26,7 +24,6 @@ mod exception;
 pub mod float;
 pub mod floor;
 pub mod fused_decode;
-mod geometry;
 pub mod hash;
 mod integers;
 pub mod lattice;
@@ -37,13 +34,16 @@ mod narrow;
 mod ordered;
 mod planes;
 pub mod rows;
-mod single;
-mod small;
 
 pub use dtype::Dtype;
 pub use entropy::Corrupt;
-pub use geometry::Rows;
 pub use integers::Integers;
+pub use rows::Rows;
+
+/// This tile does not suit the codec; the tensor must be stored losslessly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not to be quantized: {0}")]
+pub struct Unfit(pub &'static str);
 
 /// Decoded bytes of one tile; the last tile of a tensor may be shorter. A tile and its accumulators stay in a core's
 /// second-level cache (1 MiB and more today) while it is decoded. A tensor has enough tiles for all cores, and a read

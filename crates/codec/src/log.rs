@@ -23,12 +23,11 @@ mod tile;
 
 pub use centre::{Piece, centred};
 pub use factors::{ALL_ZERO, Factors, FactorsBuilder, Grid, LONG};
-pub(super) use tile::{GONE, apply_symbols, is_step_of_q};
+pub(super) use tile::{GONE, apply_symbols};
 pub use tile::{Parent, decode_tile, encode_tile};
 
 use super::float::{Float, Real, for_float};
-use super::lattice::Unfit;
-use super::{Corrupt, Dtype};
+use super::{Corrupt, Dtype, Unfit};
 use crate::entropy::ints::Symbol;
 use crate::entropy::simd::{Level, multiversion};
 

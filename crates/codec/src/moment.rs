@@ -19,9 +19,8 @@ use rule::{Divide, for_rule};
 pub use rule::{OUTWARD, Rule};
 
 use super::float::{Float, Real, for_float};
-use super::lattice::{Exception, MAX_A, ROUNDER, Unfit, is_step};
-use super::single::in_single;
-use super::{Corrupt, Dtype};
+use super::lattice::{Exception, MAX_A, ROUNDER, in_single, is_step};
+use super::{Corrupt, Dtype, Unfit};
 use crate::entropy::ints::Symbol;
 use crate::entropy::simd::{Level, multiversion};
 

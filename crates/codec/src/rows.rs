@@ -19,10 +19,9 @@ mod tile;
 
 pub use tile::{decode_tile_add, encode_tile};
 
-use super::Dtype;
 use super::float::{Float, for_float};
-use super::geometry::Rows;
-use super::lattice::{Exception, MAX_A, ROUNDER, Unfit, is_step, predict};
+use super::lattice::{Exception, MAX_A, ROUNDER, is_step, predict};
+use super::{Dtype, Unfit};
 use crate::entropy::Corrupt;
 use crate::entropy::simd::{Level, multiversion};
 
@@ -35,6 +34,29 @@ const AT_REST: f64 = 9.0 / 16.0;
 
 /// From this many elements on, a row's A show its e. In a shorter row all may by chance be multiples of more.
 const TELLING: usize = 8;
+
+/// The position of a tile's elements in the rows of their tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// Elements of one row.
+    pub width: u64,
+    /// Index of the tile's first element in the tensor.
+    pub first: u64,
+}
+
+impl Rows {
+    /// Lengths of the rows in a tile of this many elements, including cut rows at its ends. Width 0 has none.
+    fn lengths(self, elements: usize) -> impl Iterator<Item = usize> {
+        let width = usize::try_from(self.width).unwrap_or(usize::MAX);
+        let mut length = self.width.saturating_sub(self.first.checked_rem(self.width).unwrap_or(0));
+        let mut left = if width == 0 { 0 } else { elements };
+        std::iter::from_fn(move || {
+            let now = left.min(usize::try_from(length).unwrap_or(usize::MAX));
+            (left, length) = (left - now, self.width);
+            (now > 0).then_some(now)
+        })
+    }
+}
 
 /// The base that a tile is quantized against.
 #[derive(Clone, Copy, Debug)]

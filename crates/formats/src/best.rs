@@ -5,24 +5,36 @@
 //! best of its `best_k_models`, which are not read.
 
 use std::io;
+use std::path::Path;
 
 use super::ReadAt;
 use super::pickle::{Graph, Item};
-use super::walk::pairs;
+
+/// Trainer's state.
+const TRAINER_STATE: &str = "trainer_state.json";
+/// Endings of the names of Lightning's checkpoints.
+const LIGHTNING: [&str; 3] = ["ckpt", "pt", "pth"];
 
 /// Callbacks looked at: a job has some dozens.
 const MAX_CALLBACKS: usize = 1 << 10;
 /// Names handed out: a job has a few callbacks that save checkpoints.
 const MAX_NAMES: usize = 64;
 
+/// Whether a file has the name of Trainer's state.
+pub fn is_trainer_state(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name == TRAINER_STATE)
+}
+
+/// Whether a file of this name may name the best checkpoint of its run, however small it is.
+pub fn may_name_best(path: &Path) -> bool {
+    is_trainer_state(path) || path.extension().is_some_and(|ending| LIGHTNING.iter().any(|known| ending == *known))
+}
+
 /// The paths that a pickle's callbacks name; `None` if no callback of it speaks of the best.
 pub(super) fn named(graph: &Graph) -> Option<Vec<String>> {
-    let get = |pairs: &[(Item, Item)], name: &str| {
-        pairs.iter().find(|&&(key, _)| graph.str(key) == Some(name)).map(|&(_, value)| value)
-    };
-    let callbacks = pairs(graph, get(pairs(graph, graph.root), "callbacks")?);
-    let states = callbacks.iter().take(MAX_CALLBACKS).map(|&(_, state)| pairs(graph, state));
-    let named: Vec<Item> = states.filter_map(|state| get(state, "best_model_path")).take(MAX_NAMES).collect();
+    let callbacks = graph.pairs(graph.get(graph.root, "callbacks")?).iter().take(MAX_CALLBACKS);
+    let named = callbacks.filter_map(|&(_, state)| graph.get(state, "best_model_path"));
+    let named: Vec<Item> = named.take(MAX_NAMES).collect();
     let words = named.iter().filter_map(|&item| graph.str(item)).filter(|name| !name.is_empty());
     (!named.is_empty()).then(|| words.map(String::from).collect())
 }

@@ -1,6 +1,6 @@
 //! The description of a file: its tensors, their roles and places.
 
-use super::patch::Crcs;
+use super::patch::Checksums;
 use super::proof::{Trained, Training};
 use super::{Kind, Progress, Table, Tensor};
 use codec::hash::Xxh3;
@@ -26,7 +26,7 @@ pub struct Description {
     /// The parameters that its optimizers train.
     pub(super) training: Training,
     /// The file's checksums, for `patches`.
-    pub(super) zip: Option<Crcs>,
+    pub(super) checksums: Option<Checksums>,
 }
 
 /// Smallest tensor, in elements, that counts for a file's signature: small ones (steps, RNG state, statistics) come
@@ -55,7 +55,7 @@ impl Description {
             best: None,
             progress: Progress::default(),
             training,
-            zip: None,
+            checksums: None,
         }
     }
 
@@ -79,9 +79,8 @@ impl Description {
     /// Hash (xxh3) of path, element type and shape of all tensors of at least 1024 elements, in any order: equal for
     /// files of the same lineage. Files without such tensors all have the same one.
     pub fn signature(&self) -> u64 {
-        let elements = |t: &Tensor| (t.extent.end - t.extent.start) / t.dtype.size() as u64;
         let mut tensors: Vec<&Tensor> = self.tensors.iter().collect();
-        tensors.retain(|t| elements(t) >= SIGNATURE_MIN_ELEMENTS);
+        tensors.retain(|t| t.elements() >= SIGNATURE_MIN_ELEMENTS);
         tensors.sort_by(|a, b| {
             let key = |t: &Tensor| (t.dtype as u8, t.shape.clone());
             a.path.cmp(&b.path).then_with(|| key(a).cmp(&key(b)))

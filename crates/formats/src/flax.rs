@@ -8,8 +8,8 @@
 //! Bounds: 128 mappings in each other, 2^18 arrays, as many other values, paths of 4096 bytes and 64 MiB together.
 //! Beyond a bound a file is opaque.
 
-use super::pickle::Input;
-use super::read::{Fail, bad};
+use super::input::Input;
+use super::read::{Fail, bad, bytes};
 use super::role::{self, Context};
 use super::view::dtype_named;
 use super::{Description, Kind, ReadAt, Role, Tensor, named, optax, path};
@@ -59,7 +59,7 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
     if !matches!(start[0], 0x81..=0x8f | 0xde | 0xdf) {
         return Ok(None);
     }
-    let (mut tensors, others) = match arrays(&mut Input::new(src, 0, size), size) {
+    let (mut tensors, others) = match arrays(&mut Input::new("msgpack", src, 0, size), size) {
         Ok(found) => found,
         Err(Fail::Bad(_) | Fail::CutShort(_)) => return Ok(None),
         Err(error) => return Err(error),
@@ -148,24 +148,22 @@ fn array(input: &mut Input, len: u64, path: &str) -> Result<Option<Tensor>, Fail
     }
     let mut name = Vec::new();
     string(input, &mut name)?;
-    let Value::Bin(bytes) = value(input)? else { return bad("msgpack: elements that are no bytes") };
+    let Value::Bin(len) = value(input)? else { return bad("msgpack: elements that are no bytes") };
     let start = input.position();
-    input.skip(bytes)?;
+    input.skip(len)?;
     if input.position() != end {
         return bad("msgpack: an array is not as long as its extension");
     }
     let dtype = std::str::from_utf8(&name).ok().and_then(dtype_named);
-    let elements = shape.iter().try_fold(1u64, |n, &dim| n.checked_mul(dim));
-    let fits = |dtype: Dtype| elements.and_then(|n| n.checked_mul(dtype.size() as u64)) == Some(bytes);
-    if bytes == 0 {
+    if len == 0 {
         return Ok(None);
     }
     let (elements, role) = match dtype {
-        Some(dtype) if fits(dtype) => ((dtype, shape), role(path, dtype)),
+        Some(dtype) if bytes(&shape, dtype.size() as u64) == Some(len) => ((dtype, shape), role(path, dtype)),
         Some(_) => return bad("msgpack: a shape does not fit its bytes"),
-        None => ((Dtype::U8, vec![bytes]), named::UNKNOWN),
+        None => ((Dtype::U8, vec![len]), named::UNKNOWN),
     };
-    Ok(Some(Tensor::found(path.to_string(), elements, role, start..start + bytes)))
+    Ok(Some(Tensor::found(path.to_string(), elements, role, start..end)))
 }
 
 /// The role by the keys on the way to an array.

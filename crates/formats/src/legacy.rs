@@ -7,14 +7,12 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use super::best;
 use super::pickle::{self, Graph, Item, Node};
 use super::progress::Progress;
 use super::read::{Fail, bad, cut_short, u64_at};
-use super::storages::{Record, Records, Storages};
-use super::view;
-use super::walk::{pairs, walk};
-use super::{Description, Kind, ReadAt};
+use super::storages::{Record, Records, Stored};
+use super::torch::BIG_ENDIAN;
+use super::{Description, Kind, ReadAt, best, view, walk};
 
 /// The magic number and the end of its pickle.
 const MAGIC: [u8; 13] = *b"\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.";
@@ -36,20 +34,12 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
         return bad("legacy torch: a protocol other than 1001");
     }
     let system = head(protocol.end)?;
-    let is_big_endian = pairs(&system, system.root)
-        .iter()
-        .any(|&(key, value)| system.str(key) == Some("little_endian") && value == Item::Bool(false));
+    if system.get(system.root, "little_endian") == Some(Item::Bool(false)) {
+        return bad(BIG_ENDIAN);
+    }
     let graph = pickle::load(src, system.end, size)?;
-    let (found, note) = if is_big_endian {
-        (Default::default(), Some("torch: tensors are big-endian".to_string()))
-    } else {
-        let payloads = Payloads::read(src, size, &graph)?;
-        let mut storages = Storages::new(&payloads);
-        let optimizers = walk(&graph, &mut storages)?;
-        let (found, _, note) = storages.finish(&optimizers);
-        (found, note)
-    };
-    let (tensors, training) = found;
+    let payloads = Payloads::read(src, size, &graph)?;
+    let Stored { tensors, training, note, .. } = walk::tensors(&graph, &payloads)?;
     let (kind, best, progress) = (Kind::TorchLegacy, best::named(&graph), Progress::of(&graph));
     Ok(Some(Description { note, best, progress, ..Description::new(kind, tensors, training) }))
 }

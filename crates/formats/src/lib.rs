@@ -8,9 +8,9 @@ mod bundle;
 mod dcp;
 mod description;
 pub mod elasticdl;
-mod flat;
 mod flax;
 mod hdf5;
+mod input;
 mod json;
 mod legacy;
 mod made;
@@ -46,14 +46,15 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 
-pub use best::best_of_trainer;
+pub use best::{best_of_trainer, is_trainer_state, may_name_best};
 pub use bundle::steady::TAIL_BYTES as STEADY_BYTES;
 pub use codec::hash::Checksum;
 pub use dcp::Model;
 pub use description::Description;
 pub use patch::{ChangedTensor, Patch};
 pub use progress::Progress;
-pub use proof::{Trained, is_of_layer};
+pub use proof::Trained;
+pub use role::is_of_layer;
 pub use siblings::{Siblings, index_in, is_index, is_named_elsewhere, numbers_ranks, siblings};
 pub use table::{InOrder, Order, Table};
 
@@ -106,6 +107,25 @@ pub enum Kind {
     Opaque,
 }
 
+/// The word of each kind, in the order of the enum.
+const KINDS: [(Kind, &str); 15] = [
+    (Kind::TorchZip, "torch zip"),
+    (Kind::Nested, "zip of torch zips"),
+    (Kind::Dcp, "distributed checkpoint"),
+    (Kind::TorchLegacy, "legacy torch"),
+    (Kind::Safetensors, "safetensors"),
+    (Kind::Npy, "npy"),
+    (Kind::Npz, "npz"),
+    (Kind::Hdf5, "hdf5"),
+    (Kind::Keras, "keras"),
+    (Kind::Pickle, "pickle"),
+    (Kind::Joblib, "joblib"),
+    (Kind::Flax, "flax"),
+    (Kind::Bundle, "tensorflow"),
+    (Kind::ElasticDl, "elasticdl"),
+    (Kind::Opaque, "opaque"),
+];
+
 impl Kind {
     /// Whether tensors have no names until an index gives them: [`Description::name_chunks`].
     pub fn is_named_later(self) -> bool {
@@ -114,23 +134,7 @@ impl Kind {
 
     /// The word people are shown.
     pub fn name(self) -> &'static str {
-        match self {
-            Kind::TorchZip => "torch zip",
-            Kind::Nested => "zip of torch zips",
-            Kind::Dcp => "distributed checkpoint",
-            Kind::TorchLegacy => "legacy torch",
-            Kind::Safetensors => "safetensors",
-            Kind::Npy => "npy",
-            Kind::Npz => "npz",
-            Kind::Hdf5 => "hdf5",
-            Kind::Keras => "keras",
-            Kind::Pickle => "pickle",
-            Kind::Joblib => "joblib",
-            Kind::Flax => "flax",
-            Kind::Bundle => "tensorflow",
-            Kind::ElasticDl => "elasticdl",
-            Kind::Opaque => "opaque",
-        }
+        KINDS[self as usize].1
     }
 }
 
@@ -278,6 +282,16 @@ impl Tensor {
             trained: None,
             extent,
         }
+    }
+
+    /// Length of its bytes.
+    pub fn bytes(&self) -> u64 {
+        self.extent.end - self.extent.start
+    }
+
+    /// Number of elements in its bytes.
+    pub fn elements(&self) -> u64 {
+        self.bytes() / self.dtype.size() as u64
     }
 
     /// Takes the tensor for a part of one of shape `whole`. Two states then prove nothing where the part hides the

@@ -38,8 +38,7 @@ pub(super) fn tensor(graph: &mut Graph, number: usize, type_name: &str, shape: &
     let dtype = global(graph, "torch", type_name);
     let args = graph.add_tuple(&[storage, Item::Int(0), shape, strides, Item::Bool(false), Item::None, dtype]);
     let func = global(graph, "torch._utils", "_rebuild_tensor_v3");
-    let (pairs, list, states) = (Vec::new(), Elements::default(), Vec::new());
-    Node::Object(Box::new(Object { func, args, kwargs: Item::None, pairs, list, states }))
+    Node::Object(Box::new(Object::call(func, args, Item::None)))
 }
 
 /// `param_groups` with one group of so many parameters.

@@ -1,7 +1,7 @@
 //! Names formats that stepfs does not look into, and says what a user can do about it.
 
-use super::ReadAt;
 use super::read::{Fail, u32_at};
+use super::{KINDS, Kind, ReadAt};
 
 /// First bytes of a format, its name, and the next step for the user. Two bytes prove little, so they come last.
 const STARTS: [(&[u8], &str, &str); 18] = [
@@ -45,9 +45,10 @@ const BLOSC: usize = 16;
 pub(super) fn words(src: &dyn ReadAt, size: u64) -> Result<String, Fail> {
     Ok(match name(src, size)? {
         Some((name, advice)) => format!("{name}: kept as it is; {advice}"),
-        None => "a format that stepfs does not know: kept as it is; it looks into those of torch.save (zip or legacy), safetensors, npy, npz, \
-                 HDF5 and ElasticDL"
-            .to_string(),
+        None => {
+            let known: Vec<&str> = KINDS.iter().filter(|row| row.0 != Kind::Opaque).map(|row| row.1).collect();
+            format!("a format that stepfs does not know: kept as it is; it looks into {}", known.join(", "))
+        }
     })
 }
 
@@ -100,6 +101,13 @@ mod tests {
         let blosc = [&[2, 1, 0x13, 4, 64, 0, 0, 0, 64, 0, 0, 0, 20, 0, 0, 0][..], b"data"].concat();
         assert_eq!(named(&blosc), Some("compressed with Blosc (as a chunk of zarr is)"));
         assert_eq!((named(&blosc[..19]), named(b""), named(b"P"), named(&[0; 300])), (None, None, None, None));
+    }
+
+    #[test]
+    fn each_kind_has_its_own_word() {
+        assert!(KINDS.iter().enumerate().all(|(at, (kind, _))| *kind as usize == at));
+        let words = words(&vec![0; 300], 300).unwrap();
+        assert!(["torch zip", "keras", "elasticdl"].iter().all(|word| words.contains(word)), "{words}");
     }
 
     #[test]

@@ -5,7 +5,7 @@
 use std::ops::Range;
 
 use super::proof::Training;
-use super::read::{Fail, bad, cut_short};
+use super::read::{Fail, bad, bytes, cut_short};
 use super::role::{self, Context};
 use super::slots::{Optimizers, Standing};
 use super::{Description, Kind, Role, Tensor, pairing};
@@ -31,10 +31,8 @@ pub(super) fn describe(kind: Kind, size: u64, arrays: Vec<Array>, weight: &'stat
             return cut_short(format!("{name}: a tensor lies beyond the end of the file"));
         }
         let len = extent.end - extent.start;
-        let elements = shape.iter().try_fold(1u64, |n, &dim| n.checked_mul(dim));
-        let bytes = |dtype: Dtype| elements.and_then(|n| n.checked_mul(dtype.size() as u64));
         let (elements, role) = match dtype {
-            Some(dtype) if bytes(dtype) != Some(len) => return bad(format!("{name}: a shape does not fit its bytes")),
+            Some(dtype) if bytes(&shape, dtype.size() as u64) != Some(len) => return bad(format!("{name}: a shape does not fit its bytes")),
             Some(dtype) => ((dtype, shape), role(&path, dtype, weight)),
             None => ((Dtype::U8, vec![len]), UNKNOWN),
         };

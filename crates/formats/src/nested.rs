@@ -4,15 +4,12 @@
 //! Each member is described as a file of its own, below its name. An optimizer in one member may prove weights in
 //! another. A member that is compressed, or no zip of torch.save, is left out: its bytes are kept as they are.
 
-use super::patch::Crcs;
-use super::pickle;
+use super::patch::Checksums;
 use super::proof::Training;
 use super::read::{Fail, bad};
-use super::storages::Storages;
-use super::torch::{Layout, ZipRecords, is_big_endian, is_torch};
-use super::walk::walk;
+use super::torch::{self, Contents, is_torch};
 use super::zip::{MAX_DIRECTORY, Record, Zip};
-use super::{Description, Kind, ReadAt, Tensor, path};
+use super::{Description, Kind, ReadAt, path};
 
 /// Most members that are looked into, each of which may cost what a file of torch.save does.
 const MAX_MEMBERS: usize = 64;
@@ -44,7 +41,7 @@ fn begins_as_zip(src: &dyn ReadAt, record: &Record) -> Result<bool, Fail> {
 
 /// Describes the file.
 pub(super) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fail> {
-    let (mut tensors, mut training, mut crcs) = (Vec::new(), Training::default(), Crcs::default());
+    let (mut tensors, mut training, mut zips) = (Vec::new(), Training::default(), Vec::new());
     let (mut members, mut odd, mut directories, mut paths) = (0, 0, 0, 0);
     for record in &zip.records {
         if !begins_as_zip(src, record)? {
@@ -54,7 +51,7 @@ pub(super) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fail> 
         if members > MAX_MEMBERS {
             return bad("zip: more than 64 zips in one zip");
         }
-        let member = match member(src, record, zip.name(record)) {
+        let (member, Contents { stored, id, .. }) = match member(src, record, zip.name(record)) {
             Ok(member) => member,
             Err(Fail::Io(error)) => return Err(error.into()),
             Err(Fail::Bad(_) | Fail::CutShort(_)) => {
@@ -62,14 +59,14 @@ pub(super) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fail> 
                 continue;
             }
         };
-        directories += member.zip.directory_len();
+        directories += member.directory_len();
         if directories > MAX_DIRECTORY {
             return bad("zip: central directories larger than 64 MiB");
         }
         let mut name = String::new();
         path::push_text(&mut name, &String::from_utf8_lossy(zip.name(record)));
         let first = tensors.len();
-        for mut tensor in member.tensors {
+        for mut tensor in stored.tensors {
             tensor.path = match tensor.path.as_str() {
                 "." => name.clone(),
                 path => format!("{name}/{path}"),
@@ -82,8 +79,8 @@ pub(super) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fail> 
             tensor.partner = tensor.partner.map(|partner| first + partner);
             tensors.push(tensor);
         }
-        training.append(member.training, first);
-        crcs.add(member.zip, member.of_tensor, member.serialization_id);
+        training.append(stored.training, first);
+        zips.push((member, id));
     }
     let note = (odd > 0).then(|| format!("zip: {odd} zips in it are none of torch.save that stepfs looks into"));
     if let (true, Some(note)) = (tensors.is_empty(), &note) {
@@ -94,35 +91,16 @@ pub(super) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fail> 
     }
     let optimizers = training.optimizers.clone();
     training.prove(&mut tensors, &optimizers);
-    let zip = Some(crcs.inside(zip));
-    Ok(Description { note, zip, ..Description::new(Kind::Nested, tensors, training) })
+    let checksums = Some(Checksums::within(zip, zips));
+    Ok(Description { note, checksums, ..Description::new(Kind::Nested, tensors, training) })
 }
 
 /// A member that is a zip of torch.save.
-struct Member {
-    tensors: Vec<Tensor>,
-    training: Training,
-    of_tensor: Vec<u32>,
-    serialization_id: Option<usize>,
-    zip: Zip,
-}
-
-fn member(src: &dyn ReadAt, record: &Record, name: &[u8]) -> Result<Member, Fail> {
+fn member(src: &dyn ReadAt, record: &Record, name: &[u8]) -> Result<(Zip, Contents), Fail> {
     let (zip, start) = Zip::read_before(src, record.payload.end)?;
     if start != record.payload.start || !is_torch(&zip) || name.len() > MAX_NAME {
         return bad("zip: no zip of torch.save");
     }
-    let layout = Layout::of(&zip)?;
-    let pickle = &zip.records[layout.pickle];
-    if !pickle.stored || is_big_endian(src, &zip, &layout)? {
-        return bad("torch: data.pkl is compressed, or tensors are big-endian");
-    }
-    let graph = pickle::load(src, pickle.payload.start, pickle.payload.end)?;
-    let records = ZipRecords { zip: &zip, data: &layout.data };
-    let mut storages = Storages::new(&records);
-    let optimizers = walk(&graph, &mut storages)?;
-    let ((tensors, training), of_tensor, _) = storages.finish(&optimizers);
-    let serialization_id = layout.serialization_id;
-    drop(layout);
-    Ok(Member { tensors, training, of_tensor, serialization_id, zip })
+    let contents = torch::read(src, &zip)?;
+    Ok((zip, contents))
 }

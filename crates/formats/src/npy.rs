@@ -4,9 +4,9 @@
 use std::ops::Range;
 
 use super::named::{self, UNKNOWN};
-use super::patch::Crcs;
+use super::patch::Checksums;
 use super::proof::Training;
-use super::read::{Fail, bad, begins_with};
+use super::read::{Fail, bad, begins_with, bytes};
 use super::zip::Zip;
 use super::{Description, Kind, ReadAt, Role, Tensor};
 use codec::Dtype;
@@ -115,15 +115,19 @@ fn first(src: &dyn ReadAt, range: &Range<u64>) -> Result<Array, Fail> {
     };
     let start = range.start + from + len;
     let (dtype, unit) = element(header.descr)?;
-    let elements = header.shape.iter().try_fold(1u64, |n, &dim| n.checked_mul(dim));
-    let end = elements.and_then(|n| n.checked_mul(unit)).and_then(|bytes| start.checked_add(bytes));
-    let (Some(elements), Some(end)) = (elements, end.filter(|&end| end <= range.end)) else {
+    let end = bytes(&header.shape, unit).and_then(|bytes| start.checked_add(bytes));
+    let Some(end) = end.filter(|&end| end <= range.end) else {
         return bad("npy: the shape does not fit the length");
     };
-    let extent = start..end;
-    let is_flat = header.fortran && header.shape.iter().filter(|&&dim| dim != 1).count() > 1;
-    let shape = if is_flat { vec![elements] } else { header.shape };
-    Ok(Array { dtype, shape, extent })
+    Ok(Array { dtype, shape: shape(header.shape, header.fortran), extent: start..end })
+}
+
+/// The shape of an array whose bytes fit a u64: one dimension, if its elements lie in Fortran order.
+pub(super) fn shape(shape: Vec<u64>, is_fortran: bool) -> Vec<u64> {
+    match is_fortran && shape.iter().filter(|&&dim| dim != 1).count() > 1 {
+        true => vec![shape.iter().product()],
+        false => shape,
+    }
 }
 
 /// The type that a word like `<f4` names, and its size. Types that stepfs does not know have a size, too.
@@ -248,42 +252,24 @@ pub(super) fn is_npz(zip: &Zip) -> bool {
     zip.records.iter().any(|record| zip.name(record).ends_with(SUFFIX))
 }
 
-/// Describes an npz file: a zip with one `NAME.npy` for each array. A record has a header before the elements, so its CRC
-/// is not the tensor's. Compressed records and unknown arrays are left out: their bytes stay exact.
+/// Describes an npz file: a zip with one `NAME.npy` for each array. Compressed records and unknown arrays are left out:
+/// their bytes stay exact.
 pub(super) fn describe_zip(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fail> {
-    let (mut tensors, mut heads, mut of_tensor) = (Vec::new(), Vec::new(), Vec::new());
+    let mut arrays = Vec::new();
     let (mut compressed, mut others) = (0, 0);
-    for (number, record) in zip.records.iter().enumerate() {
-        let name = zip.name(record).strip_suffix(SUFFIX).map(std::str::from_utf8);
-        let Some(Ok(name)) = name else {
-            others += 1;
+    for record in &zip.records {
+        let name = zip.name(record).strip_suffix(SUFFIX).and_then(|name| std::str::from_utf8(name).ok());
+        let Some(name) = name.filter(|_| record.stored) else {
+            *(if name.is_some() { &mut compressed } else { &mut others }) += 1;
             continue;
         };
-        if !record.stored {
-            compressed += 1;
-            continue;
-        }
-        let array = match read(src, &record.payload) {
-            Ok(array) => array,
-            Err(Fail::Io(error)) => return Err(error.into()),
-            Err(Fail::Bad(_) | Fail::CutShort(_)) => {
-                others += 1;
-                continue;
+        match read(src, &record.payload) {
+            Ok(Array { dtype, shape, extent }) => {
+                arrays.push(named::Array { name: name.to_string(), dtype, shape, extent });
             }
-        };
-        if array.extent.is_empty() {
-            continue;
+            Err(Fail::Io(error)) => return Err(error.into()),
+            Err(Fail::Bad(_) | Fail::CutShort(_)) => others += 1,
         }
-        let role = match array.dtype {
-            Some(dtype) => named::role(name, dtype, "floating point, in an npz file"),
-            None => UNKNOWN,
-        };
-        // At most 10,012 bytes.
-        let mut head = vec![0; (array.extent.start - record.payload.start) as usize];
-        src.read_exact_at(&mut head, record.payload.start)?;
-        heads.push((crc32fast::hash(&head), array.extent.end - array.extent.start));
-        of_tensor.push(number as u32);
-        tensors.push(Tensor::found(name.to_string(), array.elements(), role, array.extent));
     }
     let odd = [
         (compressed, "arrays are compressed (save with numpy.savez to shrink them)"),
@@ -291,12 +277,11 @@ pub(super) fn describe_zip(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fa
     ];
     let odd: Vec<String> = odd.into_iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
     let note = (!odd.is_empty()).then(|| format!("npz: {}", odd.join(", ")));
-    if let (true, Some(note)) = (tensors.is_empty(), &note) {
-        return bad(note);
+    let description = named::describe(Kind::Npz, src.size(), arrays, "floating point, in an npz file")?;
+    match note {
+        Some(note) if description.tensors.is_empty() => bad(note),
+        note => Ok(Description { note, checksums: Some(Checksums::of([(zip, None)])), ..description }),
     }
-    let training = named::relate(&mut tensors);
-    let zip = Some(Crcs::new(zip, of_tensor, None).with_heads(heads));
-    Ok(Description { note, zip, ..Description::new(Kind::Npz, tensors, training) })
 }
 
 #[cfg(test)]

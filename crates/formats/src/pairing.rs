@@ -7,10 +7,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::flat::Flat;
 use super::optimizers::{Slots, State, doubt, is_full, is_real};
 use super::role;
-use super::slots::{self, Optimizers, Parameter, Standing};
+use super::slots::{self, Flat, Optimizers, Parameter, Standing};
 use super::{Role, Tensor};
 
 /// Optimizers in one file whose parameters are looked for by number, which takes time in proportion to all weights. A GAN

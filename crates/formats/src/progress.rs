@@ -2,8 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::pickle::{Graph, Item, Node};
-use super::walk::pairs;
+use super::pickle::{Graph, Item};
 use super::{Description, Kind, Role, Tensor};
 use codec::Dtype;
 
@@ -34,8 +33,6 @@ const MAX_LOOKED: usize = 1 << 19;
 const MAX_OPTIMIZERS: usize = 64;
 /// Parameter groups of an optimizer that are looked at, and parameters whose state is.
 const MAX_OF_EACH: usize = 1 << 10;
-/// Entries of a group, and of one parameter's state, that are looked at.
-const MAX_ENTRIES: usize = 64;
 
 impl Progress {
     /// What a pickle says. Time: at most linear in its size.
@@ -44,16 +41,16 @@ impl Progress {
         let (optimizers, mut are_all) = optimizers(graph);
         are_all &= optimizers.len() <= MAX_OPTIMIZERS;
         let mut decays = Vec::new();
-        for pairs in optimizers.into_iter().take(MAX_OPTIMIZERS) {
-            let of = |name| entry(graph, pairs, name).unwrap_or(Item::None);
-            let states = self::pairs(graph, of("state")).iter().take(MAX_OF_EACH);
+        for optimizer in optimizers.into_iter().take(MAX_OPTIMIZERS) {
+            let of = |name| graph.get(optimizer, name).unwrap_or(Item::None);
+            let states = graph.pairs(of("state")).iter().take(MAX_OF_EACH).map(|&(_, state)| state);
             let groups = elements(graph, of("param_groups"));
             are_all &= groups.len() <= MAX_OF_EACH;
-            let groups = groups.iter().take(MAX_OF_EACH).map(|&(_, group)| self::pairs(graph, Item::Node(group)));
+            let groups = groups.iter().take(MAX_OF_EACH).map(|&(_, group)| Item::Node(group));
             decays.extend(groups.clone().map(|group| second_decay(graph, group)));
             // apex counts once for each group.
-            let counted = states.map(|&(_, state)| self::pairs(graph, state)).chain(groups);
-            progress.optimizer_step = progress.optimizer_step.max(counted.filter_map(|it| step(graph, it)).max());
+            let counts = states.chain(groups).filter_map(|it| graph.get(it, "step")?.natural());
+            progress.optimizer_step = progress.optimizer_step.max(counts.max());
         }
         let first = decays.first().copied().flatten();
         progress.second_decay = first.filter(|_| are_all && decays.iter().all(|decay| *decay == first));
@@ -61,28 +58,11 @@ impl Progress {
     }
 }
 
-/// Whether an item is this text.
-fn is(graph: &Graph, item: Item, text: &str) -> bool {
-    matches!(item, Item::Str(own) if graph.text(own) == text.as_bytes())
-}
-
-/// The last value under a name, among the first entries: Python keeps the last.
-fn entry(graph: &Graph, pairs: &[(Item, Item)], name: &str) -> Option<Item> {
-    pairs.iter().take(MAX_ENTRIES).rev().find(|&&(key, _)| is(graph, key, name)).map(|&(_, value)| value)
-}
-
-fn natural(item: Item) -> Option<u64> {
-    match item {
-        Item::Int(n) => u64::try_from(n).ok(),
-        _ => None,
-    }
-}
-
 fn counters(graph: &Graph) -> Vec<(&'static str, u64)> {
     let mut found = [None; COUNTERS.len()];
-    for &(key, value) in pairs(graph, graph.root) {
-        if let Some(at) = COUNTERS.iter().position(|name| is(graph, key, name)) {
-            found[at] = natural(value);
+    for &(key, value) in graph.pairs(graph.root) {
+        if let Some(at) = graph.str(key).and_then(|key| COUNTERS.iter().position(|name| *name == key)) {
+            found[at] = value.natural();
         }
     }
     COUNTERS.into_iter().zip(found).filter_map(|(name, value)| Some((name, value?))).collect()
@@ -90,15 +70,14 @@ fn counters(graph: &Graph) -> Vec<(&'static str, u64)> {
 
 /// The mappings below the root that are an optimizer's `state_dict()`, and whether these are all. Breadth first, so
 /// that the many tensors of a model come late.
-fn optimizers(graph: &Graph) -> (Vec<&[(Item, Item)]>, bool) {
+fn optimizers(graph: &Graph) -> (Vec<Item>, bool) {
     let mut found = Vec::new();
     let (mut level, mut below) = (vec![graph.root], Vec::new());
     let (mut seen, mut left) = (HashSet::new(), MAX_LOOKED);
     for depth in 0..=MAX_DEPTH {
         for item in level.drain(..) {
-            let pairs = pairs(graph, item);
-            if entry(graph, pairs, "state").is_some() && entry(graph, pairs, "param_groups").is_some() {
-                found.push(pairs);
+            if graph.get(item, "state").is_some() && graph.get(item, "param_groups").is_some() {
+                found.push(item);
                 continue;
             }
             if depth == MAX_DEPTH {
@@ -106,7 +85,7 @@ fn optimizers(graph: &Graph) -> (Vec<&[(Item, Item)]>, bool) {
             }
             let elements = elements(graph, item).iter().map(|&(_, node)| Item::Node(node));
             let tuple = graph.tuple(item).unwrap_or(&[]).iter().copied();
-            for child in pairs.iter().map(|&(_, value)| value).chain(elements).chain(tuple) {
+            for child in graph.pairs(item).iter().map(|&(_, value)| value).chain(elements).chain(tuple) {
                 if left == 0 {
                     return (found, false);
                 }
@@ -126,33 +105,21 @@ fn optimizers(graph: &Graph) -> (Vec<&[(Item, Item)]>, bool) {
 
 /// Whether an item is a mapping, a list or a tuple. A tensor is none.
 fn holds_values(graph: &Graph, item: Item) -> bool {
-    !pairs(graph, item).is_empty() || !elements(graph, item).is_empty() || graph.tuple(item).is_some()
+    !graph.pairs(item).is_empty() || !elements(graph, item).is_empty() || graph.tuple(item).is_some()
 }
 
 /// The elements of a list that are no plain values.
 fn elements(graph: &Graph, item: Item) -> &[(u64, u32)] {
-    match item {
-        Item::Node(node) => match graph.node(node) {
-            Node::List(list) => &list.nodes,
-            _ => &[],
-        },
-        _ => &[],
-    }
-}
-
-/// A count of steps, in one parameter's state or in a group.
-fn step(graph: &Graph, pairs: &[(Item, Item)]) -> Option<u64> {
-    entry(graph, pairs, "step").and_then(natural)
+    graph.list(item).map_or(&[], |list| &list.nodes)
 }
 
 /// The decay of the second moments that a group states. Elements of a list are not in the graph, those of a tuple are.
-fn second_decay(graph: &Graph, group: &[(Item, Item)]) -> Option<f64> {
-    let betas = entry(graph, group, "betas").and_then(|betas| match graph.tuple(betas)? {
+fn second_decay(graph: &Graph, group: Item) -> Option<f64> {
+    let betas = graph.get(group, "betas").and_then(|betas| match graph.tuple(betas)? {
         [_, second] => Some(*second),
         _ => None,
     });
-    let stated = betas.or(entry(graph, group, "beta2")).or(entry(graph, group, "b2"))?;
-    match stated {
+    match betas.or(graph.get(group, "beta2")).or(graph.get(group, "b2"))? {
         Item::Float(decay) => Some(decay).filter(|decay| (0.0..1.0).contains(decay)),
         _ => None,
     }

@@ -2,7 +2,7 @@
 //!
 //! A state dict holds parameters and buffers alike, and a normalizer's variance looks like a weight. Only an
 //! optimizer knows its parameters: it keeps state of each, or at least counts them. A weight without such a proof may
-//! still be proven by its moves (`archive::plan`); otherwise it stays lossless.
+//! still be proven by its moves, when it is archived; otherwise it stays lossless.
 //!
 //! An optimizer must never prove a tensor that it does not train. So a mapping of weights counts as the optimizer's
 //! only if it has every shape of which the optimizer keeps state. A shape proves its weights only if the mapping has
@@ -12,9 +12,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::flat::Flat;
 use super::optimizers::is_full;
-use super::slots::{Optimizers, Parameter, Standing};
+use super::role::is_of_layer;
+use super::slots::{Flat, Optimizers, Parameter, Standing};
 use super::{Role, Tensor, Use, role};
 
 /// The parameters that one optimizer trains.
@@ -143,7 +143,7 @@ fn shape_of(slots: &[(&str, &Tensor)]) -> Option<Vec<u64>> {
     let full = slots
         .iter()
         .filter(|(slot, _)| slot.split('/').any(is_full))
-        .max_by_key(|(_, tensor)| tensor.extent.end - tensor.extent.start);
+        .max_by_key(|(_, tensor)| tensor.bytes());
     if let Some((_, tensor)) = full {
         return Some(tensor.shape.clone());
     }
@@ -294,7 +294,7 @@ fn prove(tensors: &mut [Tensor], family: &[usize], flats: &Flats, trained: &Trai
     let why = |(i, named): (&usize, bool)| match flats.get(i) {
         Some(flat) => {
             let tensor = &tensors[*i];
-            let elements = (tensor.extent.end - tensor.extent.start) / tensor.dtype.size() as u64;
+            let elements = tensor.elements();
             let is_whole = tensor.role.group() == Role::Weight && named && flat.covers(elements);
             (is_whole && (counted || flat.shapes().all(is_shaped))).then_some(VIEWS)
         }
@@ -316,34 +316,6 @@ fn averages(tensors: &mut [Tensor]) {
         {
             tensors[i].trained = Some(of);
         }
-    }
-}
-
-/// Whether a tensor stands in a module and is called as layers call their parameters: `weight`, `kernel`,
-/// `weight_ih_l0`, `lora_A.default`, `gate_up_proj`. A name proves nothing by itself.
-pub fn is_of_layer(path: &str) -> bool {
-    // `weight_mask`, `weight_mean` and the like are about a weight.
-    const ABOUT: [&str; 19] = [
-        "mask", "scale", "scales", "inv", "zero", "absmax", "quant", "norm", "u", "mean", "sq", "var", "std", "avg",
-        "ema", "cov", "sum", "grad", "count",
-    ];
-    // A chunk's path ends with its place in the tensor.
-    let path = path.strip_suffix(']').and_then(|path| path.rsplit_once('[')).map_or(path, |(path, _)| path);
-    let Some(at) = path.rfind(['.', '/']) else { return false };
-    let (module, name) = (&path[..at], &path[at + 1..]);
-    let of_adapter = |part: &str| part.starts_with("lora_");
-    // peft: `lora_A.default.weight`, `lora_embedding_A.default`.
-    if of_adapter(name) || module.rsplit(['.', '/']).next().is_some_and(of_adapter) {
-        return true;
-    }
-    let about = || name.split('_').any(|word| ABOUT.contains(&word));
-    match name {
-        "weight" | "bias" | "kernel" | "embedding" | "original0" | "original1" | "weight_orig" | "weight_g"
-        | "weight_v" => true,
-        _ if ["weight_ih", "weight_hh", "weight_hr", "bias_ih", "bias_hh"].iter().any(|own| name.starts_with(own)) => {
-            true
-        }
-        _ => (name.ends_with("_weight") || name.ends_with("_proj")) && !about(),
     }
 }
 
@@ -417,20 +389,5 @@ mod tests {
     fn a_frozen_twin_leaves_the_question_open() {
         let twins: [(&str, &[u64]); 2] = [("m/trained.weight", &[8, 8]), ("m/frozen.weight", &[8, 8])];
         assert_eq!(proven(&twins, &[&[0, 1]], &[trained(1, &[(&[8, 8], 1)])]), [false; 2]);
-    }
-
-    #[test]
-    fn layers_call_their_parameters_so() {
-        for name in [
-            "h.0.attn.weight", "dense/kernel", "q.lora_A.default.weight", "mlp.gate_up_proj", "rnn.weight_ih_l0",
-            "rnn.bias_hh_l0",
-        ] {
-            assert!(is_of_layer(name), "{name}");
-        }
-        for name in
-            ["obs", "norm._mean", "fc.weight_mask", "running_var", "queue", "embed_avg", "fc.weight_scale_inv", "probs"]
-        {
-            assert!(!is_of_layer(name), "{name}");
-        }
     }
 }

@@ -93,6 +93,11 @@ pub(super) fn begins_with<const N: usize>(src: &dyn ReadAt, size: u64, magic: &[
     Ok(start == *magic)
 }
 
+/// Bytes of elements of `unit` bytes in this shape, if a u64 can count them.
+pub(super) fn bytes(shape: &[u64], unit: u64) -> Option<u64> {
+    shape.iter().try_fold(unit, |n, &dim| n.checked_mul(dim))
+}
+
 /// The little-endian number in at most 8 bytes.
 pub(super) fn uint(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |n, byte| n << 8 | u64::from(*byte))

@@ -169,6 +169,34 @@ pub(super) fn tensor(context: Context, listed: bool, key: &str, dtype: Dtype) ->
     (Role::Weight, "floating point, in a state dict")
 }
 
+/// Whether a tensor stands in a module and is called as layers call their parameters: `weight`, `kernel`,
+/// `weight_ih_l0`, `lora_A.default`, `gate_up_proj`. A name proves nothing by itself.
+pub fn is_of_layer(path: &str) -> bool {
+    // `weight_mask`, `weight_mean` and the like are about a weight.
+    const ABOUT: [&str; 19] = [
+        "mask", "scale", "scales", "inv", "zero", "absmax", "quant", "norm", "u", "mean", "sq", "var", "std", "avg",
+        "ema", "cov", "sum", "grad", "count",
+    ];
+    // A chunk's path ends with its place in the tensor.
+    let path = path.strip_suffix(']').and_then(|path| path.rsplit_once('[')).map_or(path, |(path, _)| path);
+    let Some(at) = path.rfind(['.', '/']) else { return false };
+    let (module, name) = (&path[..at], &path[at + 1..]);
+    let of_adapter = |part: &str| part.starts_with("lora_");
+    // peft: `lora_A.default.weight`, `lora_embedding_A.default`.
+    if of_adapter(name) || module.rsplit(['.', '/']).next().is_some_and(of_adapter) {
+        return true;
+    }
+    let about = || name.split('_').any(|word| ABOUT.contains(&word));
+    match name {
+        "weight" | "bias" | "kernel" | "embedding" | "original0" | "original1" | "weight_orig" | "weight_g"
+        | "weight_v" => true,
+        _ if ["weight_ih", "weight_hh", "weight_hr", "bias_ih", "bias_hh"].iter().any(|own| name.starts_with(own)) => {
+            true
+        }
+        _ => (name.ends_with("_weight") || name.ends_with("_proj")) && !about(),
+    }
+}
+
 fn is_float(dtype: Dtype) -> bool {
     use Dtype::*;
     matches!(dtype, F16 | Bf16 | F32 | F64 | F8E4m3 | F8E5m2 | C64 | C128)
@@ -212,5 +240,20 @@ mod tests {
         }
         assert_eq!(role_of(&["model"], "ids", Dtype::I64), Other);
         assert_eq!(tensor(Context::Open, false, "w", Dtype::F32).0, Other);
+    }
+
+    #[test]
+    fn layers_call_their_parameters_so() {
+        for name in [
+            "h.0.attn.weight", "dense/kernel", "q.lora_A.default.weight", "mlp.gate_up_proj", "rnn.weight_ih_l0",
+            "rnn.bias_hh_l0",
+        ] {
+            assert!(is_of_layer(name), "{name}");
+        }
+        for name in
+            ["obs", "norm._mean", "fc.weight_mask", "running_var", "queue", "embed_avg", "fc.weight_scale_inv", "probs"]
+        {
+            assert!(!is_of_layer(name), "{name}");
+        }
     }
 }

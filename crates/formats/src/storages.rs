@@ -3,11 +3,10 @@
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-use super::flat::{Flat, Window};
 use super::proof::Training;
 use super::read::{Fail, bad};
-use super::slots::{Optimizers, Standing};
-use super::view::Storage;
+use super::slots::{Flat, Optimizers, Standing};
+use super::view::View;
 use super::{Role, Tensor, pairing};
 use codec::Dtype;
 
@@ -37,17 +36,20 @@ pub(super) trait Records {
     fn record(&self, key: &str) -> Option<Record>;
 }
 
+/// The tensors in a container's storages.
+pub(super) struct Stored {
+    /// By ascending extent.
+    pub(super) tensors: Vec<Tensor>,
+    pub(super) training: Training,
+    /// Of each tensor, the number of its record.
+    pub(super) numbers: Vec<u32>,
+    /// On storages that were left out.
+    pub(super) note: Option<String>,
+}
+
 /// One place where a storage is used.
 pub(super) struct Use<'a> {
-    pub(super) storage: Storage<'a>,
-    /// Element type of the tensor there, if stepfs knows it.
-    pub(super) dtype: Option<Dtype>,
-    /// Its shape, if it is known and may cover all of the storage.
-    pub(super) shape: Option<Vec<u64>>,
-    /// Where it lies in the storage, if that is known.
-    pub(super) window: Option<Window>,
-    /// Of a rank's part of a distributed tensor: the shape of the whole.
-    pub(super) whole: Option<Vec<u64>>,
+    pub(super) view: View<'a>,
     pub(super) path: &'a str,
     pub(super) role: (Role, &'static str),
     /// Names the use of a tensor, but not its role, if another place gives that.
@@ -103,8 +105,8 @@ impl<'r> Storages<'r> {
         }
     }
 
-    /// The tensors by ascending extent, the number of the record of each, and a note on storages that were left out.
-    pub(super) fn finish(mut self, optimizers: &Optimizers) -> ((Vec<Tensor>, Training), Vec<u32>, Option<String>) {
+    /// The tensors among all storages that were found.
+    pub(super) fn finish(mut self, optimizers: &Optimizers) -> Stored {
         for number in &self.misfits {
             self.found.remove(number);
         }
@@ -118,7 +120,7 @@ impl<'r> Storages<'r> {
         let note = (!odd.is_empty()).then(|| format!("torch: {}", odd.join(", ")));
         let mut found: Vec<(u32, Found)> = self.found.into_iter().collect();
         found.sort_by_key(|(number, _)| *number);
-        let mut of_tensor: Vec<u32> = found.iter().map(|&(number, _)| number).collect();
+        let mut numbers: Vec<u32> = found.iter().map(|&(number, _)| number).collect();
         let (mut tensors, mut standings) = (Vec::with_capacity(found.len()), Vec::with_capacity(found.len()));
         let mut wholes = Vec::new();
         for (i, (_, Found { mut tensor, standing, flat, whole, .. })) in found.into_iter().enumerate() {
@@ -135,13 +137,13 @@ impl<'r> Storages<'r> {
         pairing::refine(&mut tensors, &standings, optimizers);
         let mut training = Training::of(&mut tensors, &standings, optimizers);
         training.hide(&mut tensors, &wholes);
-        by_extent(&mut tensors, &mut of_tensor, &mut training);
-        ((tensors, training), of_tensor, note)
+        by_extent(&mut tensors, &mut numbers, &mut training);
+        Stored { tensors, training, numbers, note }
     }
 
     /// Notes a use of a storage.
     pub(super) fn add(&mut self, used: Use) -> Result<(), Fail> {
-        let storage = used.storage;
+        let View { storage, dtype, shape, window, whole, .. } = used.view;
         let Some(Record { number, payload, stored }) = self.records.record(storage.key) else {
             self.missing += 1;
             return Ok(());
@@ -163,11 +165,11 @@ impl<'r> Storages<'r> {
         if self.path_bytes > MAX_PATH_BYTES {
             return bad("torch: the tensors' names are too long to keep");
         }
-        let (dtype, shape, (role, why)) = match used.dtype {
+        let (dtype, shape, (role, why)) = match dtype {
             Some(d) if len.is_multiple_of(d.size() as u64) => {
                 let elements = len / d.size() as u64;
                 let product = |s: &Vec<u64>| s.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
-                let shape = used.shape.filter(|s| product(s) == Some(elements));
+                let shape = shape.filter(|s| product(s) == Some(elements));
                 (d, shape.unwrap_or(vec![elements]), used.role)
             }
             _ => {
@@ -176,7 +178,7 @@ impl<'r> Storages<'r> {
             }
         };
         let elements = len / dtype.size() as u64;
-        let window = used.window.filter(|window| window.is_part_of(elements));
+        let window = window.filter(|window| window.is_part_of(elements));
         let is_part = window.is_some();
         let window = window.filter(|_| role == Role::Weight && !used.reference && self.views < MAX_VIEWS);
         if let Some(Found { tensor, reference, standing, is_part, flat, .. }) = self.found.get_mut(&number) {
@@ -202,7 +204,7 @@ impl<'r> Storages<'r> {
             return Ok(());
         }
         let tensor = Tensor::found(self.unique(used.path), (dtype, shape), (role, why), payload);
-        let Use { reference, standing, whole, path, .. } = used;
+        let Use { reference, standing, path, .. } = used;
         let mut flat = None;
         if let Some(window) = window {
             self.views += usize::from(Flat::note(&mut flat, window, standing.as_ref(), path));
@@ -231,7 +233,7 @@ impl<'r> Storages<'r> {
 }
 
 /// Sorts the tensors by ascending extent, and renumbers all references to them.
-fn by_extent(tensors: &mut Vec<Tensor>, of_tensor: &mut [u32], training: &mut Training) {
+fn by_extent(tensors: &mut Vec<Tensor>, numbers: &mut [u32], training: &mut Training) {
     if tensors.is_sorted_by_key(|tensor| tensor.extent.start) {
         return;
     }
@@ -239,13 +241,13 @@ fn by_extent(tensors: &mut Vec<Tensor>, of_tensor: &mut [u32], training: &mut Tr
     order.sort_by_key(|&i| tensors[i].extent.start);
     let mut place = vec![0; order.len()];
     order.iter().enumerate().for_each(|(new, &old)| place[old] = new);
-    let mut all: Vec<_> = tensors.drain(..).zip(of_tensor.to_vec()).zip(&place).collect();
+    let mut all: Vec<_> = tensors.drain(..).zip(numbers.to_vec()).zip(&place).collect();
     all.sort_by_key(|(_, place)| **place);
     for (at, ((mut tensor, number), _)) in all.into_iter().enumerate() {
         tensor.of = tensor.of.map(|of| place[of]);
         tensor.partner = tensor.partner.map(|partner| place[partner]);
         tensors.push(tensor);
-        of_tensor[at] = number;
+        numbers[at] = number;
     }
     training.renumber(&place);
 }

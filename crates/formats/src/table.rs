@@ -174,7 +174,7 @@ impl<'a> InOrder<'a> {
             match table.select(&earlier.ids).filter(|_| earlier.rows.row == table.rows.row) {
                 Some(places) => {
                     // Behind the file, where nothing else is.
-                    let at = view.size..view.size + (other.extent.end - other.extent.start);
+                    let at = view.size..view.size + other.bytes();
                     view.size = at.end;
                     (tensor.extent, tensor.shape) = (at.clone(), other.shape.clone());
                     let Rows { from, row, .. } = table.rows;

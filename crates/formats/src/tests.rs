@@ -48,7 +48,7 @@ fn check(bytes: &[u8]) -> Description {
         assert!(t.extent.end > t.extent.start && t.extent.end <= bytes.len() as u64);
         end = t.extent.end;
         let elements: u64 = t.shape.iter().product();
-        assert_eq!(elements * t.dtype.size() as u64, t.extent.end - t.extent.start);
+        assert_eq!(elements * t.dtype.size() as u64, t.bytes());
         assert!(t.path.len() < 5000 && t.aliases.len() <= 16);
         assert!(!t.why.is_empty());
         for other in [t.of, t.partner].into_iter().flatten() {
@@ -284,26 +284,32 @@ fn what_does_not_verify_is_not_patched() {
     let files = files("pairs");
     let (before, after) = (&files["torch.before"], &files["torch.after"]);
     let d = check(before);
-    let wrong = [ChangedTensor { index: 0, crc_before: 1, crc_after: 2 }];
-    assert_eq!(d.patches(before, &wrong).expect("in memory"), []);
     assert_eq!(d.patches(before, &[]).expect("in memory"), []);
-    let beyond = [ChangedTensor { index: d.tensors.len(), ..wrong[0] }];
+    let extent = d.tensors[0].extent.start as usize..d.tensors[0].extent.end as usize;
+    let crc = crc32fast::hash(&before[extent]);
+    let changed = [ChangedTensor { index: 0, crc_before: crc, crc_after: 2 }];
+    let mut off = before.clone();
+    while let Some(at) = off.windows(4).position(|bytes| bytes == crc.to_le_bytes()) {
+        off[at..at + 4].fill(0);
+    }
+    assert_eq!(check(&off).patches(&off, &changed).expect("in memory"), [], "CRCs are switched off");
+    let beyond = [ChangedTensor { index: d.tensors.len(), ..changed[0] }];
     let error = d.patches(before, &beyond).expect_err("no such tensor");
     assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
 
     // An id that torch did not compute stays; the CRCs are still right.
     let mut other = before.clone();
-    let at = other.windows(28).rposition(|w| w == b"archive/.data/serialization_").expect("id");
-    let id = d.zip.as_ref().and_then(|z| z.id_payload()).expect("id");
-    assert!(at as u64 > id.end);
-    other[id.end as usize - 1] ^= 1;
+    let name = other.windows(28).position(|w| w == b"archive/.data/serialization_").expect("id");
+    let digits = other[name..].windows(40).position(|w| w.iter().all(u8::is_ascii_digit)).expect("id");
+    let id = name + digits..name + digits + 40;
+    other[id.end - 1] ^= 1;
     let (out, _) = patched(&other, after);
-    assert_eq!(out[id.start as usize..id.end as usize], other[id.start as usize..id.end as usize]);
+    assert_eq!(out[id.clone()], other[id]);
     assert!(out != other);
 
     let st = &self::files("good")["mixed.safetensors"];
     let d = check(st);
-    assert_eq!(d.patches(st, &wrong).expect("in memory"), []);
+    assert_eq!(d.patches(st, &changed).expect("in memory"), []);
 }
 
 #[test]

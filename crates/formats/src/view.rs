@@ -1,7 +1,7 @@
 //! Tensors as torch pickles them: a call of a rebuild function on a persistent id that names a storage.
 
-use super::flat::Window;
 use super::pickle::{Graph, Item, Node};
+use super::slots::Window;
 use codec::Dtype;
 
 /// A storage, as a persistent id names it.
@@ -47,6 +47,14 @@ pub(super) struct View<'a> {
     pub(super) whole: Option<Vec<u64>>,
 }
 
+impl<'a> View<'a> {
+    /// A storage that no tensor is known of.
+    pub(super) fn of_all(storage: Storage<'a>) -> Option<View<'a>> {
+        let (dtype, parameter) = (storage.dtype, false);
+        Some(View { storage, dtype, shape: None, window: None, parameter, whole: None })
+    }
+}
+
 /// Most dimensions of a tensor, as in torch.
 const MAX_DIMS: usize = 64;
 
@@ -57,9 +65,7 @@ const MAX_WRAPPERS: usize = 4;
 /// field: `None`, or the part of the storage that is meant.
 pub(super) fn storage(graph: &Graph, item: Item) -> Option<Storage<'_>> {
     let Item::Node(n) = item else { return None };
-    let Node::Persid(id) = *graph.node(n) else {
-        return None;
-    };
+    let Node::Persid(id) = *graph.node(n) else { return None };
     let (tag, class, key, len, part) = match *graph.tuple(id)? {
         [tag, class, key, _, Item::Int(len)] => (tag, class, key, len, false),
         [tag, class, key, _, Item::Int(len), view] => (tag, class, key, len, view != Item::None),
@@ -79,9 +85,6 @@ pub(super) fn storage(graph: &Graph, item: Item) -> Option<Storage<'_>> {
     })
 }
 
-/// Attributes of a rebuilt object that are looked at: distributed tensors have two, and what users add.
-const MAX_ATTRIBUTES: usize = 32;
-
 /// A call of the function that rebuilds a tensor from a storage.
 struct Rebuilt<'a> {
     func: &'a str,
@@ -94,13 +97,7 @@ struct Rebuilt<'a> {
 /// The call without those around it, of parameters and subclasses. A distributed tensor (FSDP2, tensor parallelism)
 /// is the rank's part of it, which is all of it that is in the file.
 fn unwrapped(graph: &Graph, item: Item) -> Option<Rebuilt<'_>> {
-    let call = |item| match item {
-        Item::Node(n) => match graph.node(n) {
-            Node::Object(o) => Some((o.func, o.args)),
-            _ => None,
-        },
-        _ => None,
-    };
+    let call = |item| graph.object(item).map(|object| (object.func, object.args));
     let (mut func, mut args) = call(item)?;
     let (mut parameter, mut whole) = (false, None);
     for _ in 0..MAX_WRAPPERS {
@@ -142,16 +139,7 @@ fn is_distributed(graph: &Graph, inner: Item, class: Item) -> bool {
 /// An attribute that a rebuilt object gets. Its state is a dict, or a pair of one and another for slots.
 fn attribute(graph: &Graph, state: Item, name: &str) -> Option<Item> {
     let one = [state];
-    let dicts = graph.tuple(state).unwrap_or(&one);
-    let dicts = dicts.iter().take(2).filter_map(|dict| match dict {
-        Item::Node(n) => match graph.node(*n) {
-            Node::Dict(pairs) => Some(pairs),
-            _ => None,
-        },
-        _ => None,
-    });
-    let is_named = |key| matches!(key, Item::Str(text) if graph.text(text) == name.as_bytes());
-    dicts.flat_map(|pairs| pairs.iter().take(MAX_ATTRIBUTES)).find(|&&(key, _)| is_named(key)).map(|&(_, value)| value)
+    graph.tuple(state).unwrap_or(&one).iter().take(2).find_map(|&dict| graph.get(dict, name))
 }
 
 /// Whether the item is a tensor, without looking at its details.
@@ -195,23 +183,16 @@ pub(super) fn shape(graph: &Graph, item: Item) -> Option<Vec<u64>> {
 /// The numbers of a size, of at most [`MAX_DIMS`] dimensions.
 pub(super) fn sizes(graph: &Graph, item: Item) -> Option<Vec<u64>> {
     let items = graph.tuple(size_args(graph, item))?;
-    let number = |i: &Item| match *i {
-        Item::Int(n) => u64::try_from(n).ok(),
-        _ => None,
-    };
-    (items.len() <= MAX_DIMS).then(|| items.iter().map(number).collect()).flatten()
+    (items.len() <= MAX_DIMS).then(|| items.iter().map(|item| item.natural()).collect()).flatten()
 }
 
 /// A size is a tuple, or `torch.Size(tuple)`.
 fn size_args(graph: &Graph, item: Item) -> Item {
-    if let Item::Node(n) = item
-        && let Node::Object(o) = graph.node(n)
-        && graph.global(o.func) == Some(("torch", "Size"))
-        && let Some(&[sizes]) = graph.tuple(o.args)
-    {
-        return sizes;
+    let call = graph.object(item).filter(|call| graph.global(call.func) == Some(("torch", "Size")));
+    match call.and_then(|call| graph.tuple(call.args)) {
+        Some(&[sizes]) => sizes,
+        _ => item,
     }
-    item
 }
 
 /// The dimensions of a tensor whose elements lie without gaps, but in another order: by descending stride.
@@ -253,26 +234,34 @@ fn storage_dtype(class: &str) -> Option<Dtype> {
     })
 }
 
+/// What torch calls an element type, and what else.
+const TYPES: [(Dtype, &str, &str); 17] = [
+    (Dtype::F32, "float32", "float"),
+    (Dtype::F64, "float64", "double"),
+    (Dtype::F16, "float16", "half"),
+    (Dtype::Bf16, "bfloat16", ""),
+    (Dtype::F8E4m3, "float8_e4m3fn", ""),
+    (Dtype::F8E5m2, "float8_e5m2", ""),
+    (Dtype::C64, "complex64", "cfloat"),
+    (Dtype::C128, "complex128", "cdouble"),
+    (Dtype::I8, "int8", ""),
+    (Dtype::I16, "int16", "short"),
+    (Dtype::I32, "int32", "int"),
+    (Dtype::I64, "int64", "long"),
+    (Dtype::U8, "uint8", ""),
+    (Dtype::U16, "uint16", ""),
+    (Dtype::U32, "uint32", ""),
+    (Dtype::U64, "uint64", ""),
+    (Dtype::Bool, "bool", ""),
+];
+
 /// The element type that torch calls so.
 pub(super) fn dtype_named(name: &str) -> Option<Dtype> {
-    Some(match name {
-        "float32" | "float" => Dtype::F32,
-        "float64" | "double" => Dtype::F64,
-        "float16" | "half" => Dtype::F16,
-        "bfloat16" => Dtype::Bf16,
-        "float8_e4m3fn" => Dtype::F8E4m3,
-        "float8_e5m2" => Dtype::F8E5m2,
-        "complex64" | "cfloat" => Dtype::C64,
-        "complex128" | "cdouble" => Dtype::C128,
-        "int8" => Dtype::I8,
-        "int16" | "short" => Dtype::I16,
-        "int32" | "int" => Dtype::I32,
-        "int64" | "long" => Dtype::I64,
-        "uint8" => Dtype::U8,
-        "uint16" => Dtype::U16,
-        "uint32" => Dtype::U32,
-        "uint64" => Dtype::U64,
-        "bool" => Dtype::Bool,
-        _ => return None,
-    })
+    let named = |(dtype, first, second): &(Dtype, &str, &str)| [*first, *second].contains(&name).then_some(*dtype);
+    TYPES.iter().find_map(named).filter(|_| !name.is_empty())
+}
+
+/// The name that torch gives an element type.
+pub(super) fn type_name(dtype: Dtype) -> &'static str {
+    TYPES.iter().find(|(known, ..)| *known == dtype).map_or("unknown", |(_, name, _)| name)
 }

@@ -13,8 +13,8 @@ use super::pickle::{Elements, Graph, Item, Node};
 use super::read::{Fail, bad};
 use super::role::{self, Context};
 use super::slots::{self, Optimizers, Parameter, Standing};
-use super::storages::{Storages, Use};
-use super::view;
+use super::storages::{Records, Storages, Stored, Use};
+use super::view::{self, View};
 use codec::Dtype;
 
 /// Longest path in bytes: real ones are below 200. Deeper tensors are left out.
@@ -58,11 +58,11 @@ struct Mapping {
     moments: Option<[&'static str; 2]>,
 }
 
-/// Finds all tensors below the graph's root, and the optimizers that are known by their structure.
-pub(super) fn walk(graph: &Graph, storages: &mut Storages) -> Result<Optimizers, Fail> {
+/// Finds all tensors below the graph's root, in storages that lie in `records`.
+pub(super) fn tensors(graph: &Graph, records: &dyn Records) -> Result<Stored, Fail> {
     let mut walk = Walk {
         graph,
-        storages,
+        storages: Storages::new(records),
         visited: vec![0; graph.len()],
         key_sets: HashMap::new(),
         optimizers: Optimizers::default(),
@@ -79,21 +79,18 @@ pub(super) fn walk(graph: &Graph, storages: &mut Storages) -> Result<Optimizers,
         let path_len = frame.path_len;
         walk.path.truncate(path_len);
         match child(graph, node, cursor) {
-            Child::Item(part, item) => {
-                let parent = walk.frames.len() - 1;
-                walk.enter(item, part, Some(parent))?;
-            }
-            Child::End => {
+            Some((part, item)) => walk.enter(item, part, Some(walk.frames.len() - 1))?,
+            None => {
                 walk.frames.pop();
             }
         }
     }
-    Ok(walk.optimizers)
+    Ok(walk.storages.finish(&walk.optimizers))
 }
 
-struct Walk<'a, 's, 'r> {
+struct Walk<'a> {
     graph: &'a Graph,
-    storages: &'s mut Storages<'r>,
+    storages: Storages<'a>,
     /// Bit 0: entered with parameters possible; bit 1: entered without.
     visited: Vec<u8>,
     /// Of mappings, by node: a shared one is asked for often.
@@ -108,7 +105,7 @@ struct Walk<'a, 's, 'r> {
     frames: Vec<Frame>,
 }
 
-impl Walk<'_, '_, '_> {
+impl Walk<'_> {
     /// Looks at one child of the frame `parent`: a tensor is noted, a container gets a frame of its own.
     fn enter(&mut self, item: Item, part: Part, parent: Option<usize>) -> Result<(), Fail> {
         let Item::Node(index) = item else {
@@ -134,45 +131,22 @@ impl Walk<'_, '_, '_> {
             Part::Key(key) => graph.str(key).unwrap_or(""),
             _ => "",
         };
-        if let Some(v) = view::view(graph, item) {
-            let standing = parent.and_then(|p| self.standing(p, key));
-            // A file may be one tensor and nothing else.
-            let path = match self.path.as_str() {
-                "" => ".",
-                path => path,
+        let tensor = view::view(graph, item);
+        let is_bare = tensor.is_none();
+        if let Some(view) = tensor.or_else(|| View::of_all(view::storage(graph, item)?)) {
+            let standing = parent.filter(|_| !is_bare).and_then(|p| self.standing(p, key));
+            let role = match context {
+                _ if !is_bare => {
+                    role::tensor(context, listed || view.parameter, key, view.dtype.unwrap_or(Dtype::U8))
+                }
+                Context::Closed(Role::Optimizer, why) => (Role::Optimizer, why),
+                _ => (Role::Other, "a storage without a tensor that stepfs knows"),
             };
-            let dtype = v.dtype.unwrap_or(Dtype::U8);
-            return self.storages.add(Use {
-                storage: v.storage,
-                dtype: v.dtype,
-                shape: v.shape,
-                window: v.window,
-                whole: v.whole,
-                path,
-                role: role::tensor(context, listed || v.parameter, key, dtype),
-                // A pickled optimizer lists the model's parameters among its param_groups.
-                reference: v.parameter && matches!(context, Context::Closed(Role::Optimizer, _)),
-                standing,
-            });
-        }
-        if let Some(storage) = view::storage(graph, item) {
-            return self.storages.add(Use {
-                storage,
-                dtype: storage.dtype,
-                shape: None,
-                window: None,
-                whole: None,
-                path: match self.path.as_str() {
-                    "" => ".",
-                    path => path,
-                },
-                role: match context {
-                    Context::Closed(Role::Optimizer, why) => (Role::Optimizer, why),
-                    _ => (Role::Other, "a storage without a tensor that stepfs knows"),
-                },
-                reference: false,
-                standing: None,
-            });
+            // A pickled optimizer lists the model's parameters among its param_groups.
+            let reference = view.parameter && matches!(context, Context::Closed(Role::Optimizer, _));
+            // A file may be one tensor and nothing else.
+            let path = if self.path.is_empty() { "." } else { &self.path };
+            return self.storages.add(Use { view, path, role, reference, standing });
         }
         let context = match parent {
             // A module's children carry names that users gave to layers, which say nothing about their role.
@@ -196,8 +170,8 @@ impl Walk<'_, '_, '_> {
             return Ok(());
         }
         *visited |= bit;
-        let children = pairs(graph, item);
-        let moments = role::moments(|name| children.iter().any(|&(k, _)| graph.str(k) == Some(name)));
+        let children = graph.pairs(item);
+        let moments = role::moments(|name| graph.named(children, name).is_some());
         let beside_slot = children.iter().any(|&(k, v)| {
             let name = graph.str(k).filter(|name| name.len() <= MAX_MODEL_NAME);
             name.is_some_and(role::is_slot) && view::is_tensor(graph, v)
@@ -280,30 +254,30 @@ impl Walk<'_, '_, '_> {
     /// Notes the optimizer that a mapping is, or that it wraps with copies of the parameters.
     fn note_optimizers(&mut self, pairs: &[(Item, Item)]) {
         let graph = self.graph;
-        let get = |pairs: &[(Item, Item)], name: &str| match pairs.iter().find(|&&(k, _)| graph.str(k) == Some(name)) {
-            Some(&(_, Item::Node(n))) => Some(n),
+        let get = |name: &str| match graph.named(pairs, name) {
+            Some(Item::Node(n)) => Some(n),
             _ => None,
         };
-        if let Some(state) = get(pairs, "state")
-            && pairs.iter().any(|&(k, _)| graph.str(k) == Some("param_groups"))
-        {
-            let sizes = |groups| {
-                let sizes = self.group_lists.entry(groups).or_insert_with(|| Rc::new(group_sizes(graph, groups)));
-                sizes.clone()
-            };
-            let sizes = get(pairs, "param_groups").map(sizes).unwrap_or_default();
-            self.optimizers.groups.insert(state, sizes);
+        if let Some(state) = get("state") {
+            if let Some(groups) = graph.named(pairs, "param_groups") {
+                let sizes = match groups {
+                    Item::Node(n) => {
+                        let list = self.group_lists.entry(n);
+                        list.or_insert_with(|| Rc::new(group_sizes(graph, groups).unwrap_or_default())).clone()
+                    }
+                    _ => Rc::default(),
+                };
+                self.optimizers.groups.insert(state, sizes);
+            }
+            // fastai lists the state of each parameter, beside the numbers of each group.
+            if let (Some(_), Some(states)) = (get("hypers"), graph.list(Item::Node(state))) {
+                self.optimizers.groups.insert(state, Rc::new(vec![states.len]));
+            }
         }
-        // fastai lists the state of each parameter, beside the numbers of each group.
-        if let (Some(state), Some(_)) = (get(pairs, "state"), get(pairs, "hypers"))
-            && let Node::List(states) = graph.node(state)
-        {
-            self.optimizers.groups.insert(state, Rc::new(vec![states.len]));
-        }
-        let Some(list) = slots::MASTERS.iter().find_map(|name| get(pairs, name)) else {
+        let Some(list) = slots::MASTERS.iter().find_map(|name| get(name)) else {
             return;
         };
-        let Some(base) = slots::BASES.iter().find_map(|name| get(pairs, name)) else {
+        let Some(base) = slots::BASES.iter().find_map(|name| get(name)) else {
             return;
         };
         let owner = match graph.node(base) {
@@ -312,9 +286,9 @@ impl Walk<'_, '_, '_> {
                 self.optimizers.groups.insert(base, Rc::new(vec![states.len]));
                 base
             }
-            _ => match get(self::pairs(graph, Item::Node(base)), "state") {
-                Some(state) => state,
-                None => return,
+            _ => match graph.named(graph.pairs(Item::Node(base)), "state") {
+                Some(Item::Node(state)) => state,
+                _ => return,
             },
         };
         self.optimizers.masters.insert(list, owner);
@@ -330,7 +304,7 @@ impl Walk<'_, '_, '_> {
     fn key_set(&mut self, node: u32) -> u64 {
         let graph = self.graph;
         *self.key_sets.entry(node).or_insert_with(|| {
-            let keys = pairs(graph, Item::Node(node)).iter();
+            let keys = graph.pairs(Item::Node(node)).iter();
             let hash = |k: &str| codec::hash::xxh3_64(k.as_bytes()) | 1;
             keys.filter_map(|&(k, _)| graph.str(k)).fold(0, |h, k| h.wrapping_add(hash(k)))
         })
@@ -339,11 +313,11 @@ impl Walk<'_, '_, '_> {
     /// The facts that follow from an item's keys and values, and the context below it.
     fn mapping(&mut self, item: Item, context: Context, beside_slot: bool) -> (Context, Mapping) {
         let graph = self.graph;
-        let pairs = pairs(graph, item);
+        let pairs = graph.pairs(item);
         if context != Context::Open || pairs.is_empty() {
             return (context, Mapping::default());
         }
-        let has = |name: &str| pairs.iter().any(|&(k, _)| graph.str(k) == Some(name));
+        let has = |name: &str| graph.named(pairs, name).is_some();
         if has("param_groups") && has("state") {
             return (role::OPTIMIZER_STATE, Mapping::default());
         }
@@ -365,7 +339,7 @@ impl Walk<'_, '_, '_> {
             others += 1;
             if let (Some(name), Item::Node(n)) = (name, value)
                 && name.len() <= MAX_MODEL_NAME
-                && !self::pairs(graph, value).is_empty()
+                && !graph.pairs(value).is_empty()
             {
                 mappings.push((name, n));
             }
@@ -382,69 +356,36 @@ impl Walk<'_, '_, '_> {
     }
 }
 
-/// Number of parameters in each of an optimizer's groups: a list of mappings with a list `params` each. Empty for
-/// anything else.
-fn group_sizes(graph: &Graph, groups: u32) -> Vec<u64> {
-    let Node::List(groups) = graph.node(groups) else {
-        return Vec::new();
-    };
-    let size = |&(_, group): &(u64, u32)| {
-        let pairs = pairs(graph, Item::Node(group)).iter();
-        let mut params = pairs.filter(|&&(k, _)| graph.str(k) == Some("params"));
-        match params.next() {
-            Some(&(_, Item::Node(n))) => match graph.node(n) {
-                Node::List(list) => Some(list.len),
-                _ => None,
-            },
-            _ => None,
+/// Number of parameters in each of an optimizer's groups: a list of mappings with a list `params` each.
+fn group_sizes(graph: &Graph, groups: Item) -> Option<Vec<u64>> {
+    let groups = graph.list(groups)?;
+    let size = |&(_, group): &(u64, u32)| Some(graph.list(graph.get(Item::Node(group), "params")?)?.len);
+    let sizes = groups.nodes.iter().map(size).collect::<Option<Vec<u64>>>()?;
+    (sizes.len() as u64 == groups.len).then_some(sizes)
+}
+
+/// The `cursor`-th child of a node, and the step that leads to it.
+fn child(graph: &Graph, node: u32, cursor: usize) -> Option<(Part, Item)> {
+    let element = |list: &Elements, i: usize| list.nodes.get(i).map(|&(at, n)| (Part::Index(at), Item::Node(n)));
+    let pair = |pairs: &[(Item, Item)], i: usize| pairs.get(i).map(|&(k, v)| (Part::Key(k), v));
+    match graph.node(node) {
+        Node::Tuple { .. } => {
+            graph.tuple(Item::Node(node))?.get(cursor).map(|&item| (Part::Index(cursor as u64), item))
         }
-    };
-    let sizes: Option<Vec<u64>> = groups.nodes.iter().map(size).collect();
-    sizes.filter(|sizes| sizes.len() as u64 == groups.len).unwrap_or_default()
-}
-
-/// The pairs of a dict or of an object that was filled like one.
-pub(super) fn pairs(graph: &Graph, item: Item) -> &[(Item, Item)] {
-    match item {
-        Item::Node(n) => match graph.node(n) {
-            Node::Dict(pairs) => pairs,
-            Node::Object(o) => &o.pairs,
-            _ => &[],
-        },
-        _ => &[],
-    }
-}
-
-enum Child {
-    Item(Part, Item),
-    End,
-}
-
-/// The `cursor`-th child of a node.
-fn child(graph: &Graph, node: u32, cursor: usize) -> Child {
-    let element =
-        |list: &Elements, i: usize| list.nodes.get(i).map(|&(at, n)| Child::Item(Part::Index(at), Item::Node(n)));
-    let pair = |pairs: &[(Item, Item)], i: usize| pairs.get(i).map(|&(k, v)| Child::Item(Part::Key(k), v));
-    let found = match graph.node(node) {
-        Node::Tuple { .. } => graph
-            .tuple(Item::Node(node))
-            .and_then(|items| items.get(cursor))
-            .map(|&item| Child::Item(Part::Index(cursor as u64), item)),
         Node::List(list) => element(list, cursor),
         Node::Dict(pairs) => pair(pairs, cursor),
-        Node::Persid(id) if cursor == 0 => Some(Child::Item(Part::Name("id"), *id)),
-        Node::Persid(_) | Node::Global(..) | Node::Bytes(_) => None,
+        Node::Persid(id) => (cursor == 0).then_some((Part::Name("id"), *id)),
+        Node::Global(..) | Node::Bytes(_) => None,
         Node::Object(o) => {
             let (pairs, nodes) = (o.pairs.len(), o.list.nodes.len());
             match cursor {
-                0 => Some(Child::Item(Part::Name("func"), o.func)),
-                1 => Some(Child::Item(Part::Name("args"), o.args)),
-                2 => Some(Child::Item(Part::Name("kwargs"), o.kwargs)),
+                0 => Some((Part::Name("func"), o.func)),
+                1 => Some((Part::Name("args"), o.args)),
+                2 => Some((Part::Name("kwargs"), o.kwargs)),
                 c if c - 3 < pairs => pair(&o.pairs, c - 3),
                 c if c - 3 - pairs < nodes => element(&o.list, c - 3 - pairs),
-                c => o.states.get(c - 3 - pairs - nodes).map(|&state| Child::Item(Part::Here, state)),
+                c => o.states.get(c - 3 - pairs - nodes).map(|&state| (Part::Here, state)),
             }
         }
-    };
-    found.unwrap_or(Child::End)
+    }
 }

@@ -11,26 +11,6 @@ use std::path::{Component, Path, PathBuf};
 
 use crate::store::step_pattern;
 
-/// Trainer's file that names the best checkpoint.
-const TRAINER_STATE: &str = "trainer_state.json";
-/// Endings of torch checkpoints' names. No other small files are opened with the store.
-const TORCH: [&str; 3] = ["ckpt", "pt", "pth"];
-
-/// Whether a file has the name of Trainer's state.
-pub(in crate::archive) fn is_trainer_state(path: &Path) -> bool {
-    path.file_name().is_some_and(|name| name == TRAINER_STATE)
-}
-
-/// Whether a file has the name of a torch checkpoint.
-pub(in crate::archive) fn is_torch(path: &Path) -> bool {
-    path.extension().is_some_and(|ending| TORCH.iter().any(|torch| ending == *torch))
-}
-
-/// Whether a small file of this name may name the best of a run.
-pub(in crate::archive) fn may_speak(path: &Path) -> bool {
-    is_torch(path) || is_trainer_state(path)
-}
-
 /// The statement of one file or link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::archive) enum Says {

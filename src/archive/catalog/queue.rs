@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 use crate::archive::decide::{File, Work, work};
 use crate::archive::resident::ResidentReason;
 use crate::store::MIN_RELEASE_BYTES;
+use formats::may_name_best;
 
-use super::{Catalog, Closed, Entry, State, Task, may_speak};
+use super::{Catalog, Closed, Entry, State, Task};
 
 /// How long a file waits for others. The rest of the second that docs/SEMANTICS.md states is for a busy device.
 pub(in crate::archive) const MOMENT: Duration = Duration::from_millis(250);
@@ -48,7 +49,7 @@ impl Turn {
     /// The file was closed at this time, with so many bytes.
     pub(super) fn closed(self, path: &Path, len: u64, now: Instant) -> Turn {
         let is_log = len < LOG_BYTES && self.log.is_some_and(|last| now < last + MOMENT);
-        let waits = (len < MIN_RELEASE_BYTES || is_log) && !may_speak(path);
+        let waits = (len < MIN_RELEASE_BYTES || is_log) && !may_name_best(path);
         let latest = now + MOMENT;
         Turn { at: waits.then(|| self.at.map_or(latest, |at| at.min(latest))), ..self }
     }
@@ -56,7 +57,7 @@ impl Turn {
     /// A closed file got this name. `was_small`: it was durable before, and too small for a checkpoint.
     pub(super) fn renamed(self, path: &Path, was_small: bool) -> Turn {
         let at = if was_small { Some(Instant::now() + MOMENT) } else { self.at };
-        Turn { at: at.filter(|_| !may_speak(path)), ..self }
+        Turn { at: at.filter(|_| !may_name_best(path)), ..self }
     }
 }
 

@@ -23,7 +23,7 @@ pub(super) fn copies(source: &dyn ReadAt, tensors: &[Tensor]) -> io::Result<Hash
         return Ok(found);
     }
     for (index, tensor) in tensors.iter().enumerate() {
-        if !matches!(tensor.dtype, Dtype::F32 | Dtype::F64) || elements(tensor) < LEAST_ELEMENTS {
+        if !matches!(tensor.dtype, Dtype::F32 | Dtype::F64) || tensor.elements() < LEAST_ELEMENTS {
             continue;
         }
         let wide = middle(source, tensor)?;
@@ -36,7 +36,7 @@ pub(super) fn copies(source: &dyn ReadAt, tensors: &[Tensor]) -> io::Result<Hash
         }
     }
     for (index, tensor) in tensors.iter().enumerate() {
-        if narrow(&tensor) && elements(tensor) >= LEAST_ELEMENTS {
+        if narrow(&tensor) && tensor.elements() >= LEAST_ELEMENTS {
             let hash = xxh3_64(&middle(source, tensor)?);
             found.extend(originals.get(&(tensor.dtype, &tensor.shape, hash)).map(|original| (index, *original)));
         }
@@ -48,7 +48,7 @@ pub(super) fn copies(source: &dyn ReadAt, tensors: &[Tensor]) -> io::Result<Hash
 fn iterates(source: &dyn ReadAt, tensors: &[Tensor]) -> io::Result<HashMap<usize, usize>> {
     let mut found = HashMap::new();
     for (index, tensor) in tensors.iter().enumerate() {
-        let Some(of) = tensor.of.filter(|_| tensor.used == Use::Iterate && elements(tensor) >= LEAST_ELEMENTS) else {
+        let Some(of) = tensor.of.filter(|_| tensor.used == Use::Iterate && tensor.elements() >= LEAST_ELEMENTS) else {
             continue;
         };
         let same_type = tensors[of].dtype == tensor.dtype && tensor.dtype.is_lattice_float();
@@ -68,15 +68,11 @@ pub(super) fn matching(copy: &Tensor, original: &Tensor, planned: &Tensor) -> st
     copy.extent.start + head..copy.extent.end - tail
 }
 
-fn elements(tensor: &Tensor) -> u64 {
-    (tensor.extent.end - tensor.extent.start) / tensor.dtype.size() as u64
-}
-
 fn middle(source: &dyn ReadAt, tensor: &Tensor) -> io::Result<Vec<u8>> {
     let size = tensor.dtype.size() as u64;
-    let count = LOOKED_AT.min(elements(tensor));
+    let count = LOOKED_AT.min(tensor.elements());
     let mut bytes = vec![0; (count * size) as usize];
-    let first = (elements(tensor) - count) / 2;
+    let first = (tensor.elements() - count) / 2;
     source.read_exact_at(&mut bytes, tensor.extent.start + first * size)?;
     Ok(bytes)
 }

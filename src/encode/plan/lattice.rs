@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::recall::walk;
 use crate::store::object::rows_and_width;
-use crate::tile::{self, Around, Codec, Coding, State};
+use crate::tile::{Around, Codec, Coding, State};
 use codec::{lattice, rows};
 use formats::{ReadAt, Tensor};
 
@@ -249,17 +249,9 @@ fn bits(subject: &Subject, coding: Coding, alone: Coding, row_step: f64) -> io::
     let middle = tiles(subject.tensor) / 2;
     let data = Arc::new(read_tile(subject.material.source, subject.tensor, middle)?);
     let base = walk::state(chain, parent as usize, middle)?;
-    let bits = |coding: Coding, base: Option<&State>| -> io::Result<Option<f64>> {
-        let spec = super::subject::spec(subject.tensor, coding, middle);
-        let around = Around { parent: base, row_step, ..Around::default() };
-        let Some((state, _)) = tile::quantize(spec, &data, around, None) else {
-            return Ok(None);
-        };
-        let mut out = Vec::new();
-        let fits = tile::encode(spec, &state, base, &mut out)?;
-        Ok(fits.then_some(8.0 * out.len() as f64))
-    };
-    Ok(bits(coding, Some(&base))?.zip(bits(alone, None)?))
+    let around = |parent| Around { parent, row_step, ..Around::default() };
+    let delta = subject.bits(middle, &data, coding, around(Some(&*base)))?;
+    Ok(delta.zip(subject.bits(middle, &data, alone, around(None))?))
 }
 
 /// The update from the state before, as it was written, to this one.
@@ -363,7 +355,7 @@ pub(in super::super) fn sample(
     mut look: impl FnMut(std::ops::Range<u64>) -> io::Result<()>,
 ) -> io::Result<()> {
     let size = tensor.dtype.size() as u64;
-    let elements = (tensor.extent.end - tensor.extent.start) / size;
+    let elements = tensor.bytes() / size;
     let take = (SAMPLE_ELEMENTS as u64).min(elements);
     let places = if elements <= take * SAMPLES as u64 { elements.div_ceil(take.max(1)) } else { SAMPLES as u64 };
     for place in 0..places {

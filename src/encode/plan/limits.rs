@@ -40,7 +40,7 @@ pub(super) fn limits(source: &dyn ReadAt, tensor: &Tensor) -> io::Result<Limits>
 pub(super) fn look(source: &dyn ReadAt, whole: &Tensor) -> io::Result<Look> {
     let (rows, width) = rows_and_width(&whole.shape);
     let row_bytes = width.saturating_mul(whole.dtype.size() as u64);
-    let is_whole = rows.saturating_mul(row_bytes) == whole.extent.end - whole.extent.start;
+    let is_whole = rows.saturating_mul(row_bytes) == whole.bytes();
     if width == 0 || width > LONGEST_ROW || !is_whole {
         return Ok(Look { limits: limits(source, whole)?, constraint: None });
     }

@@ -212,7 +212,7 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
     let is_planned = |index: &usize| {
         let is_small = kinds[*index].is_some() || systems[*index].is_some() || copies.contains_key(index);
         let least = if is_small { MIN_LOSSY_BYTES } else { MIN_LOSSLESS_BYTES };
-        all[*index].extent.end - all[*index].extent.start >= least
+        all[*index].bytes() >= least
     };
     let planned: Vec<usize> = (0..all.len()).filter(is_planned).collect();
     let place = |index: usize| planned.binary_search(&index).ok();
@@ -278,7 +278,7 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
     let mut plans = Vec::with_capacity(planned.len());
     let mut forecast = Forecast { super_step: 0.0, keyframe: 0.0 };
     for (plan, bits) in chosen? {
-        let len = (plan.tensor.extent.end - plan.tensor.extent.start) as f64;
+        let len = plan.tensor.bytes() as f64;
         let share = len / len.min(TILE_BYTES as f64);
         forecast.super_step += bits.0 / 8.0 * share;
         forecast.keyframe += bits.1 / 8.0 * share;

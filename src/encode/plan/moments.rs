@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use crate::recall::walk;
 use crate::store::object::rows_and_width;
-use crate::tile::{self, Around, Codec, State};
+use crate::tile::{Around, Codec, State};
 use codec::lattice::values;
 use codec::log::{Factors, FactorsBuilder};
 use codec::moment::{Rule, Sample};
@@ -202,22 +202,14 @@ pub(super) fn second(subject: &Subject, unit: u32) -> io::Result<Option<Choice>>
     let tensor = subject.tensor;
     let middle = tiles(tensor) / 2;
     let data = Arc::new(read_tile(subject.material.source, tensor, middle)?);
-    let spec = |coding| super::subject::spec(tensor, coding, middle);
-    let bits = |coding, around: Around, extra: f64| -> io::Result<Option<f64>> {
-        let Some((state, _)) = tile::quantize(spec(coding), &data, around, None) else {
-            return Ok(None);
-        };
-        let mut out = Vec::new();
-        let fits = tile::encode(spec(coding), &state, around.parent, &mut out)?;
-        Ok(fits.then_some(8.0 * out.len() as f64 + extra))
-    };
     let alone = Codec::Log { unit }.alone();
     let factors = Arc::new(factors_of_tile(subject, middle, &data, unit));
     let (rows, width) = rows_and_width(&tensor.shape);
-    let share = data.len() as f64 / (tensor.extent.end - tensor.extent.start) as f64;
+    let share = data.len() as f64 / tensor.bytes() as f64;
     let factor_bits = if factors.is_flat() { 0.0 } else { FACTOR_BITS * (rows + width) as f64 * share };
     let around = Around { factors: Some(&factors), ..Around::default() };
-    let Some(key_bits) = bits(alone, around, factor_bits)? else { return Ok(None) };
+    let Some(key_bits) = subject.bits(middle, &data, alone, around)? else { return Ok(None) };
+    let key_bits = key_bits + factor_bits;
     let key = Choice { bits: (key_bits, key_bits), ..Choice::of(alone) };
     let Some(parent) = subject.parent else { return Ok(Some(key)) };
     let state = walk::state(parent.chain, parent.number as usize, middle)?;
@@ -225,8 +217,8 @@ pub(super) fn second(subject: &Subject, unit: u32) -> io::Result<Option<Choice>>
         return Ok(Some(key));
     }
     let coding = Codec::Log { unit }.on(parent.number);
-    let delta = bits(coding, Around { parent: Some(&state), ..around }, factor_bits)?;
-    Ok(Some(match delta.filter(|delta| *delta < key_bits) {
+    let delta = subject.bits(middle, &data, coding, Around { parent: Some(&state), ..around })?;
+    Ok(Some(match delta.map(|delta| delta + factor_bits).filter(|delta| *delta < key_bits) {
         Some(delta) => Choice { coding, bits: (delta, key_bits), ..key },
         None => key,
     }))

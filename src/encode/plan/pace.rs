@@ -101,7 +101,7 @@ fn cosine<'a>(material: &Material, weights: impl Iterator<Item = Weight<'a>>) ->
     let is_on_lattice = |coding: Coding| !matches!(coding.codec, Codec::Rows { .. } | Codec::Cast { .. });
     let mut weights: Vec<Weight> =
         weights.filter(|(tensor, _, before)| tensor.shape.len() > 1 && is_on_lattice(before.entry.coding)).collect();
-    weights.sort_by_key(|(tensor, ..)| std::cmp::Reverse(tensor.extent.end - tensor.extent.start));
+    weights.sort_by_key(|(tensor, ..)| std::cmp::Reverse(tensor.bytes()));
     weights.truncate(TENSORS);
     let (mut both, mut last, mut next) = (0.0, 0.0, 0.0);
     for (tensor, twin, before) in weights {
@@ -111,7 +111,7 @@ fn cosine<'a>(material: &Material, weights: impl Iterator<Item = Weight<'a>>) ->
         let former = walk::decode(before.chain, before.number as usize, middle)?;
         let (from, to) = (updates(tensor.dtype, &now, &former), updates(tensor.dtype, &then, &now));
         let count = from.len().max(1) as f64;
-        let weight = (tensor.extent.end - tensor.extent.start) as f64 / count;
+        let weight = tensor.bytes() as f64 / count;
         let sum = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
         // The state before is known with an error that is uniform over its step.
         let noise = before.entry.coding.step().map_or(0.0, |step| step * step / 12.0 * count);

@@ -100,7 +100,7 @@ fn look(material: &Material, (tensor, twin, second): Known) -> io::Result<Slope>
         squares.extend(values(tensor.dtype, &read(material.source, second, &range)?));
         Ok(())
     })?;
-    let elements = (tensor.extent.end - tensor.extent.start) / tensor.dtype.size() as u64;
+    let elements = tensor.elements();
     Ok(Slope::of(elements as f64, tensor.shape.len() > 1, &moves, &squares))
 }
 

@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::recall::Chain;
 use crate::store::Profiles;
 use crate::store::object::{self, HEAD_BYTES, TAIL_BYTES, TensorEntry, rows_and_width};
-use crate::tile::{Coding, TileSpec};
+use crate::tile::{self, Around, Coding, TileSpec};
 use codec::entropy::scratch;
 use codec::{Rows, TILE_BYTES};
 use formats::{Description, ReadAt, Role, Tensor};
@@ -76,6 +77,23 @@ pub(super) struct Subject<'a> {
     pub(super) partner: Option<(&'a Tensor, u32)>,
 }
 
+impl Subject<'_> {
+    /// Bits of a tile, whose bytes are `data`, in a coding; `None` if it does not fit.
+    pub(super) fn bits(
+        &self,
+        number: usize,
+        data: &Arc<Vec<u8>>,
+        coding: Coding,
+        around: Around,
+    ) -> io::Result<Option<f64>> {
+        let spec = spec(self.tensor, coding, number);
+        let Some((state, _)) = tile::quantize(spec, data, around, None) else { return Ok(None) };
+        let mut out = Vec::new();
+        let fits = tile::encode(spec, &state, around.parent, &mut out)?;
+        Ok(fits.then_some(8.0 * out.len() as f64))
+    }
+}
+
 /// A tensor of an archived state.
 #[derive(Clone, Copy)]
 pub(super) struct Archived<'a> {
@@ -108,7 +126,7 @@ impl<'a> Tensors<'a> {
 /// A tensor without its first and last pages, which stay in the skeleton, if it is so large that this costs nothing.
 pub(crate) fn without_edges(tensor: &Tensor) -> Tensor {
     let mut tensor = tensor.clone();
-    if tensor.extent.end - tensor.extent.start >= MIN_EDGES_BYTES {
+    if tensor.bytes() >= MIN_EDGES_BYTES {
         // A container may have left a part of the last page out.
         let rest = TAIL_BYTES.saturating_sub(tensor.tail());
         tensor.extent = tensor.extent.start + HEAD_BYTES..tensor.extent.end - rest;
@@ -117,12 +135,12 @@ pub(crate) fn without_edges(tensor: &Tensor) -> Tensor {
 }
 
 pub(in super::super) fn tiles(tensor: &Tensor) -> usize {
-    (tensor.extent.end - tensor.extent.start).div_ceil(TILE_BYTES as u64) as usize
+    tensor.bytes().div_ceil(TILE_BYTES as u64) as usize
 }
 
 /// Number of the first element of a tile in its tensor.
 fn first_element(tensor: &Tensor, tile: usize) -> u64 {
-    object::first_element(&tensor.shape, tensor.dtype, tensor.extent.end - tensor.extent.start, tile)
+    object::first_element(&tensor.shape, tensor.dtype, tensor.bytes(), tile)
 }
 
 /// Where a tile's elements lie in the rows of its tensor.
@@ -133,7 +151,7 @@ pub(in super::super) fn rows(tensor: &Tensor, tile: usize) -> Rows {
 /// A tile of a tensor, and how it is to be encoded.
 pub(in super::super) fn spec(tensor: &Tensor, coding: Coding, tile: usize) -> TileSpec {
     let start = tile as u64 * TILE_BYTES as u64;
-    let len = (tensor.extent.end - tensor.extent.start - start).min(TILE_BYTES as u64) as usize;
+    let len = (tensor.bytes() - start).min(TILE_BYTES as u64) as usize;
     TileSpec { dtype: tensor.dtype, coding, len, rows: rows(tensor, tile) }
 }
 

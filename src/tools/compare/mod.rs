@@ -166,7 +166,7 @@ fn compare(series: &Series, codecs: &[Codec], dir: &Path, watch: &Watch) -> Resu
             Codec::ZstdPatch(level) => plain::zstd(series, level, true, dir.path(), &steps)?,
             Codec::Planes => plain::planes(series, &steps)?,
         };
-        kept.push(measured.report(*codec, series, &scale));
+        kept.push(measured.report(codec.to_string(), codec.about(), series, &scale));
     }
     Ok(Report::new(series, &scale, kept))
 }

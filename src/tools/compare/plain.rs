@@ -16,7 +16,6 @@ use codec::{Dtype, TILE_BYTES, lossless};
 use formats::ReadAt;
 
 use super::Steps;
-use super::codec::Codec;
 use super::report::{Measured, RoleKept, SKELETON};
 
 /// Bytes handed over at once. An interruption waits for one such piece.
@@ -34,7 +33,6 @@ const TILE_LENGTH_BYTES: u64 = 4;
 /// matches over long distances. The first file of a series is compressed alone. To read one file, all before it are
 /// read.
 pub(super) fn zstd(series: &Series, level: u8, patch: bool, dir: &Path, steps: &Steps) -> Result<Measured> {
-    let codec = if patch { Codec::ZstdPatch(level) } else { Codec::Zstd(level) };
     let mut measured = Measured::default();
     // The file before, and the time to decode all files before it.
     let mut before: Option<Vec<u8>> = None;
@@ -87,7 +85,7 @@ pub(super) fn zstd(series: &Series, level: u8, patch: bool, dir: &Path, steps: &
         })?;
         drop(decoder);
         if !is_same {
-            return Err(wrong(codec, state));
+            return Err(wrong(steps, state));
         }
         on_the_way = if patch { on_the_way + spent } else { spent };
         measured.decode += on_the_way;
@@ -103,8 +101,8 @@ pub(super) fn zstd(series: &Series, level: u8, patch: bool, dir: &Path, steps: &
 }
 
 /// A lossless codec did not return its input.
-fn wrong(codec: Codec, state: &State) -> Error {
-    anyhow!("{codec}: {} does not come back as it was", state.path.display())
+fn wrong(steps: &Steps, state: &State) -> Error {
+    anyhow!("{}: {} does not come back as it was", steps.name, state.path.display())
 }
 
 /// A window over this many bytes.
@@ -128,7 +126,7 @@ fn each_chunk(state: &State, steps: &Steps, mut take: impl FnMut(&[u8]) -> io::R
 pub(super) fn planes(series: &Series, steps: &Steps) -> Result<Measured> {
     let mut measured = Measured::default();
     for (at, state) in series.states.iter().enumerate() {
-        let mut planes = Planes { state, measured: &mut measured, payload: Vec::new(), decoded: Vec::new() };
+        let mut planes = Planes { state, steps, measured: &mut measured, payload: Vec::new(), decoded: Vec::new() };
         let mut bytes = 0;
         let mut tile = vec![0; TILE_BYTES];
         for tensor in &state.description.tensors {
@@ -139,7 +137,7 @@ pub(super) fn planes(series: &Series, steps: &Steps) -> Result<Measured> {
                 state.file.read_exact_at(&mut tile[..count], start).map_err(of_file(&state.path))?;
                 stored += planes.tile(tensor.dtype, &tile[..count])?;
             }
-            let len = tensor.extent.end - tensor.extent.start;
+            let len = tensor.bytes();
             let role: &mut RoleKept = planes.measured.roles.entry(tensor.role.name()).or_default();
             role.add(stored, len, len / tensor.dtype.size() as u64);
             bytes += stored;
@@ -173,6 +171,7 @@ pub(super) fn planes(series: &Series, steps: &Steps) -> Result<Measured> {
 /// Tile after tile of one file.
 struct Planes<'a> {
     state: &'a State,
+    steps: &'a Steps<'a>,
     measured: &'a mut Measured,
     payload: Vec<u8>,
     decoded: Vec<u8>,
@@ -181,7 +180,7 @@ struct Planes<'a> {
 impl Planes<'_> {
     /// Encodes and decodes a tile; answers the bytes it takes.
     fn tile(&mut self, dtype: Dtype, bytes: &[u8]) -> Result<u64> {
-        let Planes { state, measured, payload, decoded } = self;
+        let Planes { state, steps, measured, payload, decoded } = self;
         payload.clear();
         decoded.clear();
         decoded.resize(bytes.len(), 0);
@@ -189,7 +188,7 @@ impl Planes<'_> {
         let result = timed(&mut measured.decode, || lossless::decode(dtype, payload, None, decoded));
         match result.is_ok() && decoded == bytes {
             true => Ok(payload.len() as u64 + TILE_LENGTH_BYTES),
-            false => Err(wrong(Codec::Planes, state)),
+            false => Err(wrong(steps, state)),
         }
     }
 }

@@ -12,8 +12,6 @@ use crate::terminal::format::{name, percent, size, table};
 use crate::tools::series::{Scale, Series};
 use crate::tools::values::Size;
 
-use super::codec::Codec;
-
 /// Codecs per table; more do not fit on a screen.
 const ACROSS: usize = 6;
 
@@ -137,15 +135,16 @@ impl Measured {
         self.error.merge(&error);
     }
 
-    pub(super) fn report(self, codec: Codec, series: &Series, scale: &Scale) -> Kept {
+    /// `name` and `about`: the codec's.
+    pub(super) fn report(self, name: String, about: &'static str, series: &Series, scale: &Scale) -> Kept {
         let total = self.bytes.iter().sum();
         let files = series.states.len() as f64;
         let parameters: u64 = series.states.iter().map(|state| series.parameters(state)).sum();
         let speed = |time: Duration| series.bytes() as f64 / time.as_secs_f64() / 1e6;
         let relative = |to: &Size| Relative { rms: share(self.error.rms(), to), max: share(self.error.max, to) };
         Kept {
-            name: codec.to_string(),
-            about: codec.about(),
+            name,
+            about,
             total,
             raw: series.states.iter().map(|state| state.len).collect(),
             bits_per_parameter: 8.0 * total as f64 / parameters as f64,

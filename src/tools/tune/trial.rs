@@ -80,7 +80,7 @@ impl<'a> Trial<'a> {
     pub(super) fn embedding_share(&self) -> f64 {
         let (mut embeddings, mut all) = (0, 0);
         for tensor in self.tensors().iter().filter(|tensor| is_parameter(tensor)) {
-            let elements = (tensor.extent.end - tensor.extent.start) / tensor.dtype.size() as u64;
+            let elements = tensor.elements();
             all += elements;
             if Layer::of_shape(&tensor.path, rows_and_width(&tensor.shape)) == Layer::Embedding {
                 embeddings += elements;

@@ -18,8 +18,8 @@ use super::{Corrupt, cost, huffman, packed, symbols, varint};
 
 /// Largest magnitude with a class of its own.
 pub(crate) const SMALL: i32 = 15;
-/// First class of large magnitudes.
-const LARGE: u8 = 2 * SMALL as u8 + 1;
+/// First class of large magnitudes: the number of classes of small ones.
+pub(crate) const LARGE: u8 = 2 * SMALL as u8 + 1;
 /// Smallest exponent of a large magnitude.
 const LARGE_EXPONENT: u32 = 4;
 /// Values examined together: large ones are rare in most streams, and whole chunks pass without a branch.

@@ -1,5 +1,7 @@
 use super::*;
+use crate::Integers;
 use crate::float::{Bf16, F16, F32, F64};
+use crate::log::{self, MAX_Q, Parent, ZERO};
 use proptest::prelude::*;
 
 const FLOATS: [Dtype; 4] = [Dtype::F16, Dtype::Bf16, Dtype::F32, Dtype::F64];
@@ -312,4 +314,48 @@ fn documented_examples() {
     out.clear();
     crate::lossless::encode(Dtype::U8, &[1, 2, 3, 4, 5], None, &mut out);
     assert_eq!(out, [0, 6, 0, 1, 2, 3, 4, 5]);
+}
+
+/// Pairs with small differences, and now and then one without.
+fn pairs(odd: Vec<i32>) -> impl Strategy<Value = Vec<(i32, i32)>> {
+    let one = (-300..300, -15..16).prop_map(|(before, step)| (before + step, before));
+    let odd = prop::sample::select(odd);
+    let other = (odd.clone(), odd).prop_map(|(now, before)| (now, before));
+    (prop::collection::vec(one, 1..5000), prop::collection::vec((any::<prop::sample::Index>(), other), 0..4))
+        .prop_map(|(mut pairs, odd)| {
+            odd.into_iter().for_each(|(at, pair)| {
+                let at = at.index(pairs.len());
+                pairs[at] = pair;
+            });
+            pairs
+        })
+}
+
+proptest! {
+    #[test]
+    fn payloads_are_those_of_wide_integers(
+        pairs in pairs(vec![0, 16, -16, 32767, -32767, i32::from(i16::MIN), i32::MIN, 1 << 29]),
+    ) {
+        let (now, before): (Vec<i32>, Vec<i32>) = pairs.into_iter().unzip();
+        let integers = Integers::of(&before);
+        let (mut narrow, mut wide) = (Vec::new(), Vec::new());
+        let fill = |start: usize, block: &mut [i32]| {
+            integers.fill(start, block);
+            true
+        };
+        let fits = encode_difference(&now, integers.narrow(), fill, &[], &mut narrow);
+        prop_assert_eq!(fits, encode_tile(&now, Some(&before), &[], &mut wide));
+        prop_assert_eq!(narrow, wide);
+    }
+
+    #[test]
+    fn payloads_of_logarithms_are_those_of_wide_integers(
+        pairs in pairs(vec![0, ZERO, MAX_Q, -MAX_Q, MAX_Q + 1, -MAX_Q - 1, MAX_Q - 14, 15]),
+    ) {
+        let (now, before): (Vec<i32>, Vec<i32>) = pairs.into_iter().unzip();
+        let (mut narrow, mut wide) = (Vec::new(), Vec::new());
+        let fits = log::encode_tile(&now, Parent::Integers(&Integers::of(&before)), &mut narrow);
+        prop_assert_eq!(fits, log::encode_tile(&now, Parent::State(&before), &mut wide));
+        prop_assert_eq!(narrow, wide);
+    }
 }

@@ -5,10 +5,9 @@
 
 use super::factors::Grid;
 use super::{MAX_Q, ZERO};
-use crate::entropy::ints;
+use crate::entropy::ints::{self, LARGE, SMALL};
 use crate::entropy::simd::{Level, multiversion};
-use crate::lattice::Unfit;
-use crate::{Corrupt, Integers, small};
+use crate::{Corrupt, Integers, Unfit};
 
 /// The parent of a tile.
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +45,7 @@ pub fn encode_tile(q: &[i32], parent: Parent<'_>, out: &mut Vec<u8>) -> Result<(
     };
     let classes = |start: usize, classes: &mut [u8]| {
         let range = start..start + classes.len();
-        narrow.is_some_and(|before| small::steps(level, &q[range.clone()], &before[range], classes))
+        narrow.is_some_and(|before| small_steps(level, &q[range.clone()], &before[range], classes))
     };
     ints::encode_blocks_or(q.len(), out, classes, |start, symbols| {
         match parent {
@@ -96,8 +95,24 @@ fn is_q(q: i32) -> bool {
 
 /// True if an element that is not 0 may have this q.
 #[inline(always)]
-pub(crate) fn is_step_of_q(q: i32) -> bool {
+fn is_step_of_q(q: i32) -> bool {
     q.wrapping_add(MAX_Q) as u32 <= 2 * MAX_Q as u32
+}
+
+multiversion! {
+    /// The classes of `q` less `before`, in one pass. False if a difference is not small, or an element is 0 or was.
+    fn small_steps(q: &[i32], before: &[i16], classes: &mut [u8]) -> bool {
+        let mut other = 0u32;
+        for ((class, &q), &before) in classes.iter_mut().zip(q).zip(before) {
+            let before = i32::from(before);
+            let index = q.wrapping_sub(before).wrapping_add(SMALL) as u32;
+            // The last class stands for elements that become 0.
+            let plain = (index < u32::from(LARGE) - 1) & is_step_of_q(q) & is_step_of_q(before);
+            other |= u32::from(!plain);
+            *class = index as u8;
+        }
+        other == 0
+    }
 }
 
 multiversion! {

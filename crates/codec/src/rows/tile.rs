@@ -5,8 +5,8 @@ use crate::entropy::scratch::Scratch;
 use crate::entropy::simd::{Level, multiversion};
 use crate::entropy::{ints, symbols, varint};
 use crate::exception::{put_exceptions, take_exceptions};
-use crate::lattice::{Exception, Unfit};
-use crate::{Corrupt, Rows};
+use crate::lattice::Exception;
+use crate::{Corrupt, Rows, Unfit};
 
 /// Code of a row that equals its parent's.
 const UNCHANGED: u8 = 0;

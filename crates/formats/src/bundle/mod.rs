@@ -16,10 +16,10 @@ use self::graph::Graph;
 use self::steady::{Steady, TAIL_BYTES};
 use self::table::{Entry, Table};
 use self::wire::Fields;
-use super::patch::Crcs;
+use super::patch::Checksums;
 use super::proof::Training;
 use super::protobuf::data_type;
-use super::read::{Fail, bad};
+use super::read::{Fail, bad, bytes};
 use super::role::{self, Context};
 use super::slots::{Optimizers, Parameter, Standing};
 use super::{Description, Kind, ReadAt, Role, Tensor, named, pairing, path};
@@ -117,8 +117,8 @@ pub(super) fn describe(src: &dyn ReadAt, index: &dyn ReadAt, shard: &Shard) -> R
     for tensor in tensors.iter_mut().filter(|tensor| tensor.tail() == 0) {
         tensor.lossless = true;
     }
-    let zip = Some(Crcs::of_bundle(Steady { crcs }));
-    Ok(Description { zip, ..Description::new(Kind::Bundle, tensors, training) })
+    let checksums = Some(Checksums::Steady(Steady { crcs }));
+    Ok(Description { checksums, ..Description::new(Kind::Bundle, tensors, training) })
 }
 
 /// The object graph: a text with its length and a CRC before it.
@@ -145,8 +145,7 @@ struct Found {
 impl Found {
     fn add(&mut self, entry: Entry) -> Result<(), Fail> {
         let Some(dtype) = data_type(entry.kind).filter(|_| entry.size > 0) else { return Ok(()) };
-        let size = entry.shape.iter().try_fold(dtype.size() as u64, |size, dim| size.checked_mul(*dim));
-        if size != Some(entry.size) {
+        if bytes(&entry.shape, dtype.size() as u64) != Some(entry.size) {
             return bad("TensorFlow: a tensor's length is not that of its shape");
         }
         let tail = if steady::is_able(dtype) && entry.size >= MIN_BYTES { TAIL_BYTES } else { 0 };

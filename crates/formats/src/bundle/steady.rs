@@ -7,8 +7,7 @@
 //! 64. An element changes by at most 3 units in the last place (f32), 1 (f16, bf16) or 15 (f64).
 
 use std::io;
-
-use rayon::prelude::*;
+use std::ops::Range;
 
 use super::super::{ChangedTensor, Description, Kind, Patch, ReadAt, Tensor};
 use codec::Dtype;
@@ -16,9 +15,6 @@ use codec::hash::{castagnoli, castagnoli_behind};
 
 /// Bytes at the end of a tensor.
 pub const TAIL_BYTES: u64 = 128;
-
-/// Bytes read at once.
-const WINDOW: usize = 1 << 20;
 
 /// CRC-32Cs of a file's tensors, each with its tail.
 #[derive(Clone, Debug, Default)]
@@ -30,25 +26,15 @@ impl Tensor {
     /// Bytes of its shape behind its extent.
     pub fn tail(&self) -> u64 {
         let whole = self.shape.iter().fold(self.dtype.size() as u64, |size, dim| size.saturating_mul(*dim));
-        whole.saturating_sub(self.extent.end - self.extent.start)
+        whole.saturating_sub(self.bytes())
     }
 }
 
 impl Steady {
-    /// Whether each tensor has its CRC.
-    pub(crate) fn is_intact(&self, tensors: &[Tensor], src: &(dyn ReadAt + Sync)) -> io::Result<bool> {
-        let intact = tensors.par_iter().zip(&self.crcs).map(|(tensor, crc)| -> io::Result<bool> {
-            let (mut at, end) = (tensor.extent.start, tensor.extent.end + tensor.tail());
-            let (mut found, mut buf) = (0, vec![0; ((end - at) as usize).min(WINDOW)]);
-            while at < end {
-                let take = ((end - at) as usize).min(WINDOW);
-                src.read_exact_at(&mut buf[..take], at)?;
-                found = castagnoli(found, &buf[..take]);
-                at += take as u64;
-            }
-            Ok(found == *crc)
-        });
-        intact.try_reduce(|| true, |a, b| Ok(a && b))
+    /// The bytes of each tensor, with its CRC.
+    pub(crate) fn parts<'t>(&'t self, tensors: &'t [Tensor]) -> impl Iterator<Item = (Range<u64>, u32)> + 't {
+        let whole = |tensor: &Tensor| tensor.extent.start..tensor.extent.end + tensor.tail();
+        tensors.iter().map(whole).zip(self.crcs.iter().copied())
     }
 
     /// The tails with which the changed tensors keep their CRCs.

@@ -4,10 +4,9 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use super::super::ReadAt;
-use super::super::pickle::{self, Graph, Item, Node};
+use super::super::pickle::{self, Graph, Item};
 use super::super::read::{Fail, bad};
 use super::super::view;
-use super::super::walk::pairs;
 use codec::Dtype;
 
 /// A name of the state dict.
@@ -101,10 +100,10 @@ pub(super) fn read(src: &dyn ReadAt) -> Result<Metadata, Fail> {
     };
     let planner = attribute(graph, graph.root, "planner_data").unwrap_or(Item::None);
     let keys: HashMap<&str, Item> =
-        pairs(graph, planner).iter().filter_map(|&(fqn, keys)| Some((graph.str(fqn)?, keys))).collect();
+        graph.pairs(planner).iter().filter_map(|&(fqn, keys)| Some((graph.str(fqn)?, keys))).collect();
     let mut budget = Budget(MAX_KEPT);
     let mut names = Vec::new();
-    for &(fqn, about) in pairs(graph, state_dict) {
+    for &(fqn, about) in graph.pairs(state_dict) {
         let Some(fqn) = graph.str(fqn) else { return bad("dcp: a name that is no text") };
         let tensor = match class(about) {
             Some("TensorStorageMetadata") => Some(whole(graph, about)?),
@@ -116,7 +115,7 @@ pub(super) fn read(src: &dyn ReadAt) -> Result<Metadata, Fail> {
         names.push(Named { fqn: fqn.to_string(), keys, tensor });
     }
     let mut files: HashMap<String, File> = HashMap::new();
-    for &(index, place) in pairs(graph, storage) {
+    for &(index, place) in graph.pairs(storage) {
         let Some(name) = attribute(graph, place, "relative_path").and_then(|path| graph.str(path)) else {
             return bad("dcp: a tensor without a file");
         };
@@ -138,17 +137,12 @@ pub(super) fn read(src: &dyn ReadAt) -> Result<Metadata, Fail> {
 
 /// The name of an object's class.
 fn class(graph: &Graph, item: Item) -> Option<&str> {
-    let Item::Node(n) = item else { return None };
-    let Node::Object(object) = graph.node(n) else { return None };
-    Some(graph.global(object.func)?.1)
+    Some(graph.global(graph.object(item)?.func)?.1)
 }
 
 /// An attribute of a dataclass, from the state that it was pickled with.
 fn attribute(graph: &Graph, item: Item, name: &str) -> Option<Item> {
-    let Item::Node(n) = item else { return None };
-    let Node::Object(object) = graph.node(n) else { return None };
-    let mut attributes = object.states.iter().flat_map(|&state| pairs(graph, state));
-    attributes.find(|&&(key, _)| graph.str(key) == Some(name)).map(|&(_, value)| value)
+    graph.object(item)?.states.iter().find_map(|&state| graph.get(state, name))
 }
 
 /// The keys from the root, as the planner keeps them: a tuple of texts and numbers.
@@ -171,18 +165,13 @@ fn whole(graph: &Graph, about: Item) -> Result<Whole, Fail> {
 
 /// The name of the element type, which `TensorProperties` begin with.
 fn type_name(graph: &Graph, properties: Item) -> Option<&str> {
-    let Item::Node(n) = properties else { return None };
-    let Node::Object(object) = graph.node(n) else { return None };
-    let first = *graph.tuple(*object.states.first()?)?.first()?;
+    let first = *graph.tuple(*graph.object(properties)?.states.first()?)?.first()?;
     graph.global(first).filter(|(module, _)| *module == "torch").map(|(_, name)| name)
 }
 
 /// The bytes of a value in its file.
 fn extent(graph: &Graph, place: Item) -> Option<Range<u64>> {
-    let number = |name| match attribute(graph, place, name) {
-        Some(Item::Int(n)) => u64::try_from(n).ok(),
-        _ => None,
-    };
+    let number = |name| attribute(graph, place, name)?.natural();
     let start = number("offset")?;
     Some(start..start.checked_add(number("length")?)?)
 }

@@ -13,13 +13,10 @@ mod tests;
 
 pub use model::Model;
 
-use super::patch::Crcs;
-use super::pickle;
+use super::patch::Checksums;
 use super::proof::Training;
-use super::read::{Fail, bad};
-use super::storages::Storages;
-use super::torch::{Layout, ZipRecords, is_big_endian};
-use super::walk::walk;
+use super::read::Fail;
+use super::torch::{self, Contents};
 use super::zip::Zip;
 use super::{Description, Kind, ReadAt, Role, Tensor};
 
@@ -27,28 +24,15 @@ const UNNAMED: &str = "its name stands in .metadata, which does not tell it";
 
 /// Describes a file that is this chain of zips. Its tensors are called by the number of their zip.
 pub(super) fn describe(src: &dyn ReadAt, zips: Vec<Zip>) -> Result<Description, Fail> {
-    let mut crcs = Crcs::default();
     let mut tensors = Vec::with_capacity(zips.len());
-    for (number, zip) in zips.into_iter().enumerate() {
-        let layout = Layout::of(&zip)?;
-        let pickle = &zip.records[layout.pickle];
-        if !pickle.stored {
-            return bad("dcp: a zip is compressed: kept as it is; write it as torch does to shrink it");
-        }
-        let (mut found, mut of_tensor) = (Vec::new(), Vec::new());
-        if !is_big_endian(src, &zip, &layout)? {
-            let graph = pickle::load(src, pickle.payload.start, pickle.payload.end)?;
-            let records = ZipRecords { zip: &zip, data: &layout.data };
-            let mut storages = Storages::new(&records);
-            let optimizers = walk(&graph, &mut storages)?;
-            ((found, _), of_tensor, _) = storages.finish(&optimizers);
-        }
-        tensors.extend(found.into_iter().map(|tensor| unnamed(tensor, number)));
-        let serialization_id = layout.serialization_id;
-        drop(layout);
-        crcs.add(zip, of_tensor, serialization_id);
+    let mut ids = Vec::with_capacity(zips.len());
+    for (number, zip) in zips.iter().enumerate() {
+        let Contents { stored, id, .. } = torch::read(src, zip)?;
+        tensors.extend(stored.tensors.into_iter().map(|tensor| unnamed(tensor, number)));
+        ids.push(id);
     }
-    Ok(Description { zip: Some(crcs), ..Description::new(Kind::Dcp, tensors, Training::default()) })
+    let checksums = Some(Checksums::of(zips.into_iter().zip(ids)));
+    Ok(Description { checksums, ..Description::new(Kind::Dcp, tensors, Training::default()) })
 }
 
 /// A tensor without the role that the walk of its zip found: a walk over one tensor without a name proves nothing.

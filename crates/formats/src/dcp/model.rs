@@ -12,10 +12,9 @@ use std::path::Path;
 use super::super::made::{self, Places};
 use super::super::pickle::{Graph, Item, Node};
 use super::super::proof::{Trained, Training};
-use super::super::read::{Fail, bad};
-use super::super::storages::Storages;
-use super::super::walk::walk;
-use super::super::{Description, Kind, ReadAt, Role, Tensor};
+use super::super::read::{Fail, bad, bytes};
+use super::super::storages::Stored;
+use super::super::{Description, Kind, ReadAt, Role, Tensor, walk};
 use super::metadata::{self, Key, Metadata, Whole};
 
 /// The tensors of a distributed checkpoint, as a whole.
@@ -83,10 +82,8 @@ impl Model {
     fn of(metadata: Metadata) -> Result<Model, Fail> {
         let places = places(&metadata)?;
         let graph = state_dict(&metadata)?;
-        let mut storages = Storages::new(&places);
-        let optimizers = walk(&graph, &mut storages)?;
-        let ((tensors, training), names, _) = storages.finish(&optimizers);
-        let of_name: HashMap<u32, usize> = names.into_iter().enumerate().map(|(tensor, name)| (name, tensor)).collect();
+        let Stored { tensors, training, numbers, .. } = walk::tensors(&graph, &places)?;
+        let of_name: HashMap<u32, usize> = numbers.into_iter().enumerate().map(|(tensor, name)| (name, tensor)).collect();
         let of_fqn = metadata.names.iter().enumerate().map(|(name, named)| (named.fqn.as_str(), name as u32));
         let of_fqn: HashMap<&str, usize> = of_fqn.filter_map(|(fqn, name)| Some((fqn, *of_name.get(&name)?))).collect();
         let mut files: HashMap<String, Listed> = HashMap::new();
@@ -121,113 +118,88 @@ fn places(metadata: &Metadata) -> Result<Places, Fail> {
     Ok(Places(places))
 }
 
-/// A mapping of the state dict that is being put together.
-#[derive(Default)]
-struct Branch {
-    places: HashMap<Key, usize>,
-    children: Vec<(Key, Child)>,
-}
-
-enum Child {
-    /// The number of the name.
-    Leaf(usize),
-    Branch(usize),
-}
-
 /// The pickle of the state dict that these names are of.
 fn state_dict(metadata: &Metadata) -> Result<Graph, Fail> {
-    let mut branches = vec![Branch::default()];
+    let mut graph = Graph::new();
+    let mut mappings = Vec::new();
+    let mut mapping = |graph: &mut Graph| {
+        mappings.push(graph.len() as u32);
+        graph.add(Node::Dict(Vec::new()));
+        graph.len() as u32 - 1
+    };
+    let root = mapping(&mut graph);
+    graph.root = Item::Node(root);
+    // The mapping under a key of another one; `None` for anything else.
+    let mut below: HashMap<(u32, &Key), Option<u32>> = HashMap::new();
     for (number, named) in metadata.names.iter().enumerate() {
         let Some((last, above)) = named.keys.split_last() else { continue };
-        let mut at = 0;
+        let mut at = root;
         for key in above {
-            let next = branches.len();
-            let place = branches[at].places.get(key).copied();
-            at = match place.map(|place| &branches[at].children[place].1) {
-                Some(Child::Branch(below)) => *below,
-                Some(Child::Leaf(_)) => return bad("dcp: a name is a tensor and a mapping"),
+            at = match below.get(&(at, key)) {
+                Some(Some(below)) => *below,
+                Some(None) => return bad("dcp: a name is a tensor and a mapping"),
                 None => {
-                    branches[at].add(key, Child::Branch(next));
-                    branches.push(Branch::default());
-                    next
+                    let new = mapping(&mut graph);
+                    put(&mut graph, at, key, Item::Node(new));
+                    below.insert((at, key), Some(new));
+                    new
                 }
             };
         }
-        if branches[at].places.contains_key(last) {
+        if below.insert((at, last), None).is_some() {
             return bad("dcp: two tensors of one name");
         }
-        branches[at].add(last, Child::Leaf(number));
+        let value = match &named.tensor {
+            Some(whole) => tensor(&mut graph, number, whole),
+            None => Item::Scalar,
+        };
+        put(&mut graph, at, last, value);
     }
-    let mut graph = Graph::new();
-    let states = branches.iter().filter_map(|branch| groups_of(&branches, branch).map(|(state, _)| state));
-    let mut is_state = vec![false; branches.len()];
-    states.for_each(|state| is_state[state] = true);
-    let mut items: Vec<Item> = vec![Item::None; branches.len()];
-    // A branch is made before those below it.
-    for (at, branch) in branches.iter().enumerate().rev() {
-        let groups = groups_of(&branches, branch).map(|(_, parameters)| parameters);
-        let mut pairs = Vec::with_capacity(branch.children.len());
-        for (key, child) in &branch.children {
-            let value = match (child, groups) {
-                (_, Some(parameters)) if *key == Key::name("param_groups") => made::one_group(&mut graph, parameters),
-                (Child::Branch(below), _) => items[*below],
-                (Child::Leaf(number), _) => match &metadata.names[*number].tensor {
-                    Some(whole) => tensor(&mut graph, *number, whole),
-                    None => Item::Scalar,
-                },
-            };
-            let key = match key {
-                // torch writes the number of a parameter as text. It must not pass for the name of one. Nor does the
-                // order of numbers tell: ranks list their tensors one after the other.
-                Key::Name(name) if is_state[at] => match name.bytes().all(|b| b.is_ascii_digit()) {
-                    true => graph.add_text(&format!("[{name}]")),
-                    false => graph.add_text(name),
-                },
-                Key::Name(name) => graph.add_text(name),
-                Key::Number(n) => Item::Int(*n),
-            };
-            pairs.push((key, value));
-        }
-        items[at] = graph.add(Node::Dict(pairs));
-    }
-    graph.root = items[0];
+    mappings.into_iter().for_each(|mapping| optimizer(&mut graph, mapping));
     Ok(graph)
 }
 
-impl Branch {
-    fn add(&mut self, key: &Key, child: Child) {
-        self.places.insert(key.clone(), self.children.len());
-        self.children.push((key.clone(), child));
-    }
-
-    fn below(&self, name: &str) -> Option<usize> {
-        match self.children[*self.places.get(&Key::name(name))?].1 {
-            Child::Branch(below) => Some(below),
-            Child::Leaf(_) => None,
-        }
+/// Puts a value under a key of a mapping.
+fn put(graph: &mut Graph, mapping: u32, key: &Key, value: Item) {
+    let key = match key {
+        Key::Name(name) => graph.add_text(name),
+        Key::Number(n) => Item::Int(*n),
+    };
+    if let Node::Dict(pairs) = graph.node_mut(mapping) {
+        pairs.push((key, value));
     }
 }
 
-impl Key {
-    fn name(name: &str) -> Key {
-        Key::Name(name.to_string())
+/// Rewrites a mapping that is an optimizer's state dict. Which parameters a group lists stands in a file of chunks, so all
+/// of those that it keeps state of count as one group.
+fn optimizer(graph: &mut Graph, mapping: u32) {
+    let get = |name| match graph.named(graph.pairs(Item::Node(mapping)), name)? {
+        Item::Node(n) => matches!(graph.node(n), Node::Dict(_)).then_some(n),
+        _ => None,
+    };
+    let (Some(state), Some(groups)) = (get("state"), get("param_groups")) else { return };
+    // torch writes the number of a parameter as text. It must not pass for the name of one. Nor does the order of
+    // numbers tell: ranks list their tensors one after the other.
+    let mut states = graph.pairs(Item::Node(state)).to_vec();
+    for (key, _) in &mut states {
+        let number = graph.str(*key).filter(|name| name.bytes().all(|b| b.is_ascii_digit()));
+        if let Some(name) = number.map(|number| format!("[{number}]")) {
+            *key = graph.add_text(&name);
+        }
     }
+    let group = made::one_group(graph, states.len() as u64);
+    *graph.node_mut(state) = Node::Dict(states);
+    let mut pairs = graph.pairs(Item::Node(mapping)).to_vec();
+    pairs.iter_mut().filter(|pair| pair.1 == Item::Node(groups)).for_each(|pair| pair.1 = group);
+    *graph.node_mut(mapping) = Node::Dict(pairs);
 }
 
 impl Whole {
     /// The tensor's length in bytes. It is 0 if stepfs does not know the type.
     fn bytes(&self) -> Option<u64> {
         let Some(dtype) = self.dtype else { return Some(0) };
-        self.shape.iter().try_fold(dtype.size() as u64, |bytes, &dim| bytes.checked_mul(dim))
+        bytes(&self.shape, dtype.size() as u64)
     }
-}
-
-/// Of an optimizer's state dict, the branch `state` and the number of parameters that it keeps state of. Which
-/// parameters a group lists stands in a file of chunks, so all of them count as one group.
-fn groups_of(branches: &[Branch], branch: &Branch) -> Option<(usize, u64)> {
-    let state = branch.below("state")?;
-    branch.below("param_groups")?;
-    Some((state, branches[state].children.len() as u64))
 }
 
 /// A tensor as torch pickles it; its storage's key is the number of its name.

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::super::ReadAt;
 use super::super::protobuf::{Value, Wire, data_type};
-use super::super::read::{Fail, bad};
+use super::super::read::{Fail, bad, bytes};
 use codec::Dtype;
 
 /// Tensors in one file: real ones have thousands.
@@ -102,7 +102,8 @@ pub(super) fn read(src: &dyn ReadAt, size: u64) -> Result<Model, Fail> {
     let mut rest = 0..size;
     while let Some((field, value)) = reader.wire.field(&mut rest)? {
         match field {
-            1 => once(&mut version, value.number()?)?,
+            1 if version.is_none() => version = Some(value.number()?),
+            1 => return bad(TWICE),
             2 => model.infos.push(reader.info(value.bytes()?)?),
             3 => model.dense.push(reader.dense(value.bytes()?)?),
             4 => model.tables.push(reader.slices(value.bytes()?)?),
@@ -138,16 +139,24 @@ struct Reader<'a> {
     rows: usize,
 }
 
-/// Sets a field that may occur only once.
-fn once<T>(slot: &mut Option<T>, value: T) -> Result<(), Fail> {
-    match slot.replace(value) {
-        None => Ok(()),
-        Some(_) => bad("ElasticDL: a field is there twice"),
-    }
-}
+const TWICE: &str = "ElasticDL: a field is there twice";
 
 impl Reader<'_> {
-    fn name(&mut self, value: Value) -> Result<String, Fail> {
+    /// The fields 1 to `N` of a message, each of which is there once or not at all.
+    fn fields<const N: usize>(&mut self, message: Range<u64>, what: &str) -> Result<[Option<Value>; N], Fail> {
+        let (mut fields, mut rest) = ([const { None }; N], message);
+        while let Some((number, value)) = self.wire.field(&mut rest)? {
+            match fields.get_mut(number as usize - 1) {
+                Some(field @ None) => *field = Some(value),
+                Some(Some(_)) => return bad(TWICE),
+                None => return bad(format!("ElasticDL: {what} with a field that is not known")),
+            }
+        }
+        Ok(fields)
+    }
+
+    fn name(&mut self, value: Option<Value>) -> Result<String, Fail> {
+        let Some(value) = value else { return Ok(String::new()) };
         let name = self.wire.text(value.bytes()?, MAX_NAME)?;
         self.names += name.len();
         if self.names > MAX_NAMES {
@@ -157,33 +166,17 @@ impl Reader<'_> {
     }
 
     fn info(&mut self, message: Range<u64>) -> Result<Info, Fail> {
-        let (mut name, mut dim, mut initializer, mut dtype) = (None, None, None, None);
-        let mut rest = message.clone();
-        while let Some((field, value)) = self.wire.field(&mut rest)? {
-            match field {
-                1 => once(&mut name, self.name(value)?)?,
-                2 => once(&mut dim, value.number()?)?,
-                3 => once(&mut initializer, self.name(value)?)?,
-                4 => once(&mut dtype, value.number()?)?,
-                _ => return bad("ElasticDL: a table's description with a field that is not known"),
-            }
-        }
-        Ok(Info { name: name.unwrap_or_default(), message })
+        let [name, dim, initializer, dtype] = self.fields(message.clone(), "a table's description")?;
+        number(dim)?;
+        number(dtype)?;
+        self.name(initializer)?;
+        Ok(Info { name: self.name(name)?, message })
     }
 
     /// Key and value of a map's entry.
     fn entry(&mut self, message: Range<u64>) -> Result<(String, Range<u64>), Fail> {
-        let (mut key, mut inner) = (None, None);
-        let mut rest = message;
-        while let Some((field, value)) = self.wire.field(&mut rest)? {
-            match field {
-                1 => once(&mut key, self.name(value)?)?,
-                2 => once(&mut inner, value.bytes()?)?,
-                _ => return bad("ElasticDL: an entry with a field that is not known"),
-            }
-        }
-        match (key, inner) {
-            (Some(key), Some(inner)) => Ok((key, inner)),
+        match self.fields(message, "an entry")? {
+            [key @ Some(_), Some(inner)] => Ok((self.name(key)?, inner.bytes()?)),
             _ => bad("ElasticDL: an entry without a name or without a tensor"),
         }
     }
@@ -195,26 +188,19 @@ impl Reader<'_> {
 
     fn slices(&mut self, message: Range<u64>) -> Result<Slices, Fail> {
         let (name, value) = self.entry(message)?;
-        let (mut array, mut ids) = (None, None);
-        let mut rest = value;
-        while let Some((field, value)) = self.wire.field(&mut rest)? {
-            match field {
-                1 => once(&mut array, self.array(value.bytes()?)?)?,
-                2 => once(&mut ids, self.ids(value.bytes()?)?)?,
-                _ => return bad("ElasticDL: a table with a field that is not known"),
-            }
-        }
-        let Some(array) = array else { return bad("ElasticDL: a table without values") };
-        let ids = ids.unwrap_or_default();
+        let [Some(array), ids] = self.fields(value, "a table")? else {
+            return bad("ElasticDL: a table without values");
+        };
+        let array = self.array(array.bytes()?)?;
+        let ids = ids.map(|ids| self.ids(ids.bytes()?)).transpose()?.unwrap_or_default();
         if array.dims.first() != Some(&(ids.len() as u64)) {
             return bad("ElasticDL: a table has not as many rows as ids");
         }
         Ok(Slices { name, array, ids })
     }
 
-    fn ids(&mut self, range: Range<u64>) -> Result<Vec<u64>, Fail> {
+    fn ids(&mut self, mut rest: Range<u64>) -> Result<Vec<u64>, Fail> {
         let mut ids = Vec::new();
-        let mut rest = range;
         while rest.start < rest.end {
             let id = self.wire.varint(&mut rest)?;
             if id > i64::MAX as u64 {
@@ -230,22 +216,12 @@ impl Reader<'_> {
     }
 
     fn array(&mut self, message: Range<u64>) -> Result<Array, Fail> {
-        let (mut dtype, mut dims, mut version, mut content) = (None, None, None, None);
-        let mut rest = message;
-        while let Some((field, value)) = self.wire.field(&mut rest)? {
-            match field {
-                1 => once(&mut dtype, value.number()?)?,
-                2 => once(&mut dims, self.dims(value.bytes()?)?)?,
-                3 => once(&mut version, value.number()?)?,
-                4 => once(&mut content, value.bytes()?)?,
-                _ => return bad("ElasticDL: a tensor with a field that is not known"),
-            }
-        }
+        let [dtype, dims, version, content] = self.fields(message, "a tensor")?;
         let array = Array {
-            dtype: dtype.unwrap_or(0),
-            dims: dims.unwrap_or_default(),
-            version: version.unwrap_or(0),
-            content: content.unwrap_or(0..0),
+            dtype: number(dtype)?,
+            dims: dims.map(|dims| self.dims(dims.bytes()?)).transpose()?.unwrap_or_default(),
+            version: number(version)?,
+            content: content.map_or(Ok(0..0), Value::bytes)?,
         };
         if array.version > i32::MAX as u64 {
             return bad("ElasticDL: a tensor's version is negative");
@@ -253,30 +229,27 @@ impl Reader<'_> {
         let Some(dtype) = array.dtype() else {
             return bad("ElasticDL: a tensor of an element type that stepfs does not know");
         };
-        let elements = array.dims.iter().try_fold(dtype.size() as u64, |n, &dim| n.checked_mul(dim));
-        match elements == Some(array.len()) {
+        match bytes(&array.dims, dtype.size() as u64) == Some(array.len()) {
             true => Ok(array),
             false => bad("ElasticDL: a shape does not fit the tensor's bytes"),
         }
     }
 
-    fn dims(&mut self, message: Range<u64>) -> Result<Vec<u64>, Fail> {
+    fn dims(&mut self, mut rest: Range<u64>) -> Result<Vec<u64>, Fail> {
         let mut dims = Vec::new();
-        let mut rest = message;
         while let Some((field, value)) = self.wire.field(&mut rest)? {
             // No variable has an unknown rank (3), and dimensions never have names.
             if field != 2 || dims.len() == MAX_DIMS {
                 return bad("ElasticDL: a shape that no variable has");
             }
-            let (mut size, mut dim) = (None, value.bytes()?);
-            while let Some((field, value)) = self.wire.field(&mut dim)? {
-                match field {
-                    1 => once(&mut size, value.number()?)?,
-                    _ => return bad("ElasticDL: a dimension with a field that is not known"),
-                }
-            }
-            dims.push(size.unwrap_or(0));
+            let [size] = self.fields(value.bytes()?, "a dimension")?;
+            dims.push(number(size)?);
         }
         Ok(dims)
     }
+}
+
+/// A number, which is 0 if it is not there.
+fn number(value: Option<Value>) -> Result<u64, Fail> {
+    value.map_or(Ok(0), Value::number)
 }

@@ -170,7 +170,7 @@ fn a_table_that_has_grown_is_seen_as_it_was() {
     let (view, seen) = InOrder::as_later_state(&after, &new, &old);
     let values = |path: &str| {
         let tensor = seen.tensors.iter().find(|t| t.path == path)?;
-        let mut bytes = vec![0; (tensor.extent.end - tensor.extent.start) as usize];
+        let mut bytes = vec![0; tensor.bytes() as usize];
         view.read_exact_at(&mut bytes, tensor.extent.start).unwrap();
         Some((tensor.shape.clone(), bytes))
     };
@@ -241,7 +241,7 @@ proptest! {
         let d = describe(&file).unwrap();
         for t in &d.tensors {
             prop_assert!(t.extent.start < t.extent.end && t.extent.end <= file.len() as u64);
-            prop_assert_eq!(t.shape.iter().product::<u64>() * t.dtype.size() as u64, t.extent.end - t.extent.start);
+            prop_assert_eq!(t.shape.iter().product::<u64>() * t.dtype.size() as u64, t.bytes());
         }
         prop_assert!(d.tensors.windows(2).all(|w| w[0].extent.end <= w[1].extent.start));
         let mut bytes = vec![0; file.len()];

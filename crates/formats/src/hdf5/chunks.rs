@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::super::read::{Fail, bad, u16_at, u32_at, u64_at};
+use super::super::read::{Fail, bad, bytes, u32_at, u64_at};
 use super::source::Source;
 
 /// Most chunks of a dataset.
@@ -40,11 +40,6 @@ struct Grid<'a> {
     chunk: &'a [u64],
     /// Bytes of a chunk.
     len: u64,
-}
-
-/// Bytes of elements in this shape.
-pub(super) fn bytes(shape: &[u64], unit: u64) -> Option<u64> {
-    shape.iter().try_fold(unit, |n, dim| n.checked_mul(*dim)).filter(|bytes| *bytes <= i64::MAX as u64)
 }
 
 /// The whole chunks of a dataset, by ascending number.
@@ -99,23 +94,17 @@ impl Grid<'_> {
         Ok(())
     }
 
-    /// A node of the tree of chunks. Levels descend, so that the tree ends.
+    /// A node of the tree of chunks.
     fn tree(&self, source: &mut Source, address: u64, level: Option<u8>, parts: &mut Vec<Part>) -> Result<(), Fail> {
         if level.is_none() && source.place(address, 0).is_none() {
             // No chunk was ever written.
             return Ok(());
         }
-        source.enter(address)?;
-        let head = source.read(address, 24)?;
-        let own = head[5];
-        if !head.starts_with(b"TREE\x01") || own > 31 || level.is_some_and(|level| level != own) {
-            return bad(DAMAGED);
-        }
-        let (used, rank) = (usize::from(u16_at(&head, 6)), self.shape.len());
+        let rank = self.shape.len();
         // The offset has one dimension more, within an element.
         let key = 8 + 8 * (rank + 1);
-        let body = source.read(address.saturating_add(24), (used * (key + 8) + key) as u64)?;
-        for entry in body.chunks_exact(key + 8).take(used) {
+        let (own, entries) = source.node(address, 1, level, key)?;
+        for entry in entries.chunks_exact(key + 8) {
             let child = u64_at(entry, key);
             if own > 0 {
                 self.tree(source, child, Some(own - 1), parts)?;

@@ -1,7 +1,7 @@
 //! Type, shape and place of a dataset.
 
-use super::super::read::{Fail, u16_at, u32_at, u64_at, uint};
-use super::chunks::{self, Index, Part, bytes};
+use super::super::read::{Fail, bytes, u16_at, u32_at, u64_at, uint};
+use super::chunks::{self, Index, Part};
 use super::header::{DATASPACE, DATATYPE, EXTERNAL, FILTERS, Header, LAYOUT};
 use super::source::{NOWHERE, Source};
 use codec::Dtype;

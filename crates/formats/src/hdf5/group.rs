@@ -54,22 +54,13 @@ fn heap(source: &mut Source, address: u64) -> Result<Vec<u8>, Fail> {
     source.read(u64_at(&head, 24), len)
 }
 
-/// A node of the tree of a group. `level`: the level that its parent requires; levels descend, so that the tree ends.
+/// A node of the tree of a group.
 fn tree(source: &mut Source, address: u64, level: Option<u8>, names: &[u8], links: &mut Vec<Link>) -> Result<(), Fail> {
-    source.enter(address)?;
-    let head = source.read(address, 24)?;
-    let own = head[5];
-    // A level more than 31 would need more nodes than any file has.
-    if !head.starts_with(b"TREE\0") || own > 31 || level.is_some_and(|level| level != own) {
-        return bad(DAMAGED);
-    }
-    let used = u64::from(u16_at(&head, 6));
-    let body = source.read(address.saturating_add(24), used * 16 + 8)?;
-    for at in 0..used as usize {
-        let child = u64_at(&body, 16 * at + 8);
+    let (own, entries) = source.node(address, 0, level, 8)?;
+    for entry in entries.chunks_exact(16) {
         match own {
-            0 => symbols(source, child, names, links)?,
-            _ => tree(source, child, Some(own - 1), names, links)?,
+            0 => symbols(source, u64_at(entry, 8), names, links)?,
+            _ => tree(source, u64_at(entry, 8), Some(own - 1), names, links)?,
         }
     }
     Ok(())

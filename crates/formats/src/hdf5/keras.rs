@@ -15,7 +15,7 @@ use std::rc::Rc;
 use serde_json::Value;
 
 use super::super::optimizers::keras_slots;
-use super::super::patch::{Crcs, Tails};
+use super::super::patch::Checksums;
 use super::super::proof::Training;
 use super::super::read::{Fail, bad};
 use super::super::slots::{Optimizers, Parameter, Standing};
@@ -63,10 +63,8 @@ pub(crate) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fail> 
     let Contents { mut tensors, note, adam } = read(src, payload.clone())?;
     let adam = Adam { sure: configured(src, &zip.records[config])?, ..adam };
     let training = adam.relate(&mut tensors);
-    let tails = tensors.iter().map(|tensor| payload.end - tensor.extent.end).collect();
-    let of_tensor = vec![weights as u32; tensors.len()];
-    let zip = Some(Crcs::new(zip, of_tensor, None).with_tails(Tails(tails)));
-    Ok(Description { note, zip, ..Description::new(Kind::Keras, tensors, training) })
+    let checksums = Some(Checksums::of([(zip, None)]));
+    Ok(Description { note, checksums, ..Description::new(Kind::Keras, tensors, training) })
 }
 
 /// Whether `config.json` says that Adam trains the model, and nothing beside it; `None` if it names no optimizer. A

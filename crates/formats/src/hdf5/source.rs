@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 
 use super::super::ReadAt;
-use super::super::read::{Fail, bad, cut_short, u32_at, u64_at};
+use super::super::read::{Fail, bad, cut_short, u16_at, u32_at, u64_at};
 
 /// Metadata read of one file, counted with a fixed cost for each block. Links, paths and chunks cost some of it, too.
 const MAX_METADATA: u64 = 64 << 20;
@@ -125,6 +125,28 @@ impl<'a> Source<'a> {
             true => self.spend(BLOCK),
             false => bad("HDF5: a tree comes back to itself"),
         }
+    }
+
+    /// A node of a tree of this kind: its level, and its entries, each with a key of so many bytes and the address of a
+    /// child. `level`: the one that its parent requires. Levels descend, so that the tree ends.
+    pub(super) fn node(
+        &mut self,
+        address: u64,
+        kind: u8,
+        level: Option<u8>,
+        key: usize,
+    ) -> Result<(u8, Vec<u8>), Fail> {
+        self.enter(address)?;
+        let head = self.read(address, 24)?;
+        let own = head[5];
+        // A level more than 31 would need more nodes than any file has.
+        if !head.starts_with(b"TREE") || head[4] != kind || own > 31 || level.is_some_and(|level| level != own) {
+            return bad("HDF5: a tree is damaged");
+        }
+        let entries = usize::from(u16_at(&head, 6)) * (key + 8);
+        let mut body = self.read(address.saturating_add(24), (entries + key) as u64)?;
+        body.truncate(entries);
+        Ok((own, body))
     }
 
     /// Where these bytes are in the whole file, if they are in it.

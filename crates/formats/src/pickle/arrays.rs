@@ -5,7 +5,7 @@
 //! padding behind it. An array of objects is a whole pickle in that place.
 
 use super::super::npy;
-use super::super::read::{Fail, bad};
+use super::super::read::{Fail, bad, bytes};
 use super::super::view::sizes;
 use super::vm::{Vm, load};
 use super::{Graph, Item, Node};
@@ -75,7 +75,7 @@ impl Vm<'_> {
             return self.input.skip(end - start);
         };
         let shape = get("shape").and_then(|shape| sizes(graph, shape));
-        let bytes = shape.and_then(|shape| shape.iter().try_fold(unit, |n, &dim| n.checked_mul(dim)));
+        let bytes = shape.and_then(|shape| bytes(&shape, unit));
         let Some(bytes) = bytes else { return bad("joblib: an array without a shape") };
         if matches!(get("numpy_array_alignment_bytes"), Some(Item::Int(_))) {
             let padding = self.input.byte()?;
@@ -83,8 +83,7 @@ impl Vm<'_> {
         }
         let start = self.input.position();
         self.input.skip(bytes)?;
-        self.push_node(Node::Bytes(start..start + bytes), 4)?;
-        let place = self.pop()?;
+        let place = self.add(Node::Bytes(start..start + bytes), 4)?;
         if let Node::Object(wrapper) = self.graph.node_mut(node) {
             wrapper.args = place;
         }

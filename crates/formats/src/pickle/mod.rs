@@ -8,12 +8,12 @@
 //! strings, bytes and big integers are passed over, so a pickled replay buffer costs nothing.
 
 mod arrays;
-mod input;
+mod strings;
 mod values;
 mod vm;
 
 pub(super) use arrays::{element, is_wrapper};
-pub(super) use input::{Input, strings};
+pub(super) use strings::strings;
 pub(super) use vm::{load, load_arrays};
 
 use std::ops::Range;
@@ -25,7 +25,7 @@ pub(super) const MAX_CELLS: usize = 16 << 20;
 /// Longest string whose text is kept. Keys and names are far shorter; longer ones are only counted.
 pub(super) const MAX_TEXT: usize = 1 << 10;
 
-/// Attributes of an object that are looked at.
+/// Entries of a mapping among which a name is looked for: real ones have some dozens.
 const MAX_ATTRIBUTES: usize = 256;
 
 /// A value: a scalar, or a reference to a node.
@@ -102,10 +102,9 @@ pub(super) struct Object {
 }
 
 impl Object {
-    /// The same call again, of which no state is known.
-    pub(super) fn like(&self) -> Object {
-        let (pairs, list, states) = (Vec::new(), Elements::default(), Vec::new());
-        Object { func: self.func, args: self.args, kwargs: self.kwargs, pairs, list, states }
+    /// A call whose result has got nothing yet.
+    pub(super) fn call(func: Item, args: Item, kwargs: Item) -> Object {
+        Object { func, args, kwargs, pairs: Vec::new(), list: Elements::default(), states: Vec::new() }
     }
 }
 
@@ -150,53 +149,81 @@ impl Graph {
         }
     }
 
+    fn node_of(&self, item: Item) -> Option<&Node> {
+        match item {
+            Item::Node(n) => Some(self.node(n)),
+            _ => None,
+        }
+    }
+
     /// The items of a tuple; `None` for anything else.
     pub(super) fn tuple(&self, item: Item) -> Option<&[Item]> {
-        match item {
-            Item::Node(n) => match *self.node(n) {
-                Node::Tuple { start, len } => Some(&self.items[start as usize..][..len as usize]),
-                _ => None,
-            },
+        match *self.node_of(item)? {
+            Node::Tuple { start, len } => Some(&self.items[start as usize..][..len as usize]),
             _ => None,
         }
     }
 
     /// The place of the bytes that the item is; `None` for anything else.
     pub(super) fn bytes(&self, item: Item) -> Option<Range<u64>> {
-        match item {
-            Item::Node(n) => match self.node(n) {
-                Node::Bytes(range) => Some(range.clone()),
-                _ => None,
-            },
+        match self.node_of(item)? {
+            Node::Bytes(range) => Some(range.clone()),
             _ => None,
         }
     }
 
     /// The result of a call that the item is; `None` for anything else.
     pub(super) fn object(&self, item: Item) -> Option<&Object> {
-        match item {
-            Item::Node(n) => match self.node(n) {
-                Node::Object(object) => Some(object),
-                _ => None,
-            },
+        match self.node_of(item)? {
+            Node::Object(object) => Some(object),
             _ => None,
         }
     }
 
-    /// The first value under a key of a dict that is text. Only the first keys count: many objects may share one dict.
+    /// The elements of a list; `None` for anything else.
+    pub(super) fn list(&self, item: Item) -> Option<&Elements> {
+        match self.node_of(item)? {
+            Node::List(list) => Some(list),
+            _ => None,
+        }
+    }
+
+    /// The pairs of a dict, or of an object that was filled like one; none of anything else.
+    pub(super) fn pairs(&self, item: Item) -> &[(Item, Item)] {
+        match self.node_of(item) {
+            Some(Node::Dict(pairs)) => pairs,
+            Some(Node::Object(object)) => &object.pairs,
+            _ => &[],
+        }
+    }
+
+    /// The value under a key that is text, among the first pairs: many objects may share one dict. Of several with this
+    /// key Python keeps the last.
     pub(super) fn get(&self, dict: Item, key: &str) -> Option<Item> {
-        let Item::Node(n) = dict else { return None };
-        let Node::Dict(pairs) = self.node(n) else { return None };
-        pairs.iter().take(MAX_ATTRIBUTES).find(|&&(k, _)| self.str(k) == Some(key)).map(|&(_, value)| value)
+        let pairs = self.pairs(dict);
+        self.named(&pairs[..pairs.len().min(MAX_ATTRIBUTES)], key)
+    }
+
+    /// The same among all of these pairs.
+    pub(super) fn named(&self, pairs: &[(Item, Item)], key: &str) -> Option<Item> {
+        let is_named = |item: Item| matches!(item, Item::Str(text) if self.text(text) == key.as_bytes());
+        pairs.iter().rev().find(|&&(k, _)| is_named(k)).map(|&(_, value)| value)
     }
 
     /// Module and name of a class or function; `None` for anything else.
     pub(super) fn global(&self, item: Item) -> Option<(&str, &str)> {
-        match item {
-            Item::Node(n) => match *self.node(n) {
-                Node::Global(module, name) => Some((self.str(module)?, self.str(name)?)),
-                _ => None,
-            },
+        match *self.node_of(item)? {
+            Node::Global(module, name) => Some((self.str(module)?, self.str(name)?)),
+            _ => None,
+        }
+    }
+}
+
+impl Item {
+    /// The integer, if it is one and not negative.
+    pub(super) fn natural(self) -> Option<u64> {
+        match self {
+            Item::Int(n) => u64::try_from(n).ok(),
             _ => None,
         }
     }

@@ -6,10 +6,10 @@ use super::{Item, MAX_TEXT, Node, Text};
 
 impl Vm<'_> {
     /// An integer of `n` bytes, two's complement.
-    pub(super) fn long(&mut self, n: u64) -> Result<(), Fail> {
+    pub(super) fn long(&mut self, n: u64) -> Result<Item, Fail> {
         if n > 8 {
             self.input.skip(n)?;
-            return self.push(Item::Scalar);
+            return Ok(Item::Scalar);
         }
         let mut bytes = [0; 8];
         for b in &mut bytes[..n as usize] {
@@ -20,15 +20,15 @@ impl Vm<'_> {
             0 => 0,
             _ => (i64::from_le_bytes(bytes) << unused) >> unused,
         };
-        self.push(Item::Int(value))
+        Ok(Item::Int(value))
     }
 
-    /// The length that precedes a string or bytes.
+    /// The length that precedes a string, bytes or a big integer.
     pub(super) fn length(&mut self, op: u8) -> Result<u64, Fail> {
         Ok(match op {
-            b'U' | b'C' | 0x8c => self.input.byte()?.into(),
+            b'U' | b'C' | 0x8a | 0x8c => self.input.byte()?.into(),
             b'X' | b'B' => u32::from_le_bytes(self.input.array()?).into(),
-            b'T' => match u64::try_from(i32::from_le_bytes(self.input.array()?)) {
+            b'T' | 0x8b => match u64::try_from(i32::from_le_bytes(self.input.array()?)) {
                 Ok(n) => n,
                 Err(_) => return bad("pickle: a negative length"),
             },
@@ -49,25 +49,24 @@ impl Vm<'_> {
     }
 
     /// Passes over bytes, and keeps their place if such places are asked for.
-    pub(super) fn bytes(&mut self, n: u64) -> Result<(), Fail> {
+    pub(super) fn bytes(&mut self, n: u64) -> Result<Item, Fail> {
         let start = self.input.position();
         self.input.skip(n)?;
         match self.arrays {
-            true => self.push_node(Node::Bytes(start..start + n), 4),
-            false => self.push(Item::Scalar),
+            true => self.add(Node::Bytes(start..start + n), 4),
+            false => Ok(Item::Scalar),
         }
     }
 
-    pub(super) fn number_line(&mut self, op: u8) -> Result<(), Fail> {
+    pub(super) fn number_line(&mut self, op: u8) -> Result<Item, Fail> {
         self.input.line(&mut self.line)?;
         let text = std::str::from_utf8(&self.line).unwrap_or("").trim();
-        let item = match (op, text) {
+        Ok(match (op, text) {
             (b'I', "00") => Item::Bool(false),
             (b'I', "01") => Item::Bool(true),
             (b'F', t) => t.parse().map_or(Item::Scalar, Item::Float),
             (_, t) => t.trim_end_matches('L').parse().map_or(Item::Scalar, Item::Int),
-        };
-        self.push(item)
+        })
     }
 
     /// A line as it is: module and class names, persistent ids.

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use super::super::ReadAt;
+use super::super::input::Input;
 use super::super::read::{Fail, bad};
-use super::input::Input;
 use super::{Elements, Graph, Item, MAX_CELLS, Node, Object};
 
 /// Values on the stack at a time (64 MiB). Picklers put at most 1,000 per open container there, except for tuples.
@@ -28,7 +28,7 @@ fn run(src: &dyn ReadAt, start: u64, end: u64, arrays: bool) -> Result<Graph, Fa
         src,
         end,
         arrays,
-        input: Input::new(src, start, end),
+        input: Input::new("pickle", src, start, end),
         graph: Graph { end, ..Graph::new() },
         stack: Vec::new(),
         marks: Vec::new(),
@@ -69,218 +69,158 @@ pub(super) struct Vm<'a> {
 }
 
 impl Vm<'_> {
+    /// Runs an opcode. Most put a value on the stack.
     fn step(&mut self, op: u8) -> Result<(), Fail> {
-        match op {
+        let item = match op {
             // Frames and the protocol's number change nothing for a reader that looks at every byte.
-            0x80 => {
-                if self.input.byte()? > 5 {
-                    return bad("pickle: protocol newer than 5");
-                }
-            }
-            0x95 => self.input.skip(8)?,
+            0x80 if self.input.byte()? > 5 => return bad("pickle: protocol newer than 5"),
+            0x80 => return Ok(()),
+            0x95 => return self.input.skip(8),
 
-            b'N' => self.push(Item::None)?,
-            0x88 => self.push(Item::Bool(true))?,
-            0x89 => self.push(Item::Bool(false))?,
-            b'K' => {
-                let v = self.input.byte()?;
-                self.push(Item::Int(v.into()))?;
+            b'N' => Item::None,
+            0x88 => Item::Bool(true),
+            0x89 => Item::Bool(false),
+            b'K' => Item::Int(self.input.byte()?.into()),
+            b'M' => Item::Int(u16::from_le_bytes(self.input.array()?).into()),
+            b'J' => Item::Int(i32::from_le_bytes(self.input.array()?).into()),
+            0x8a | 0x8b => {
+                let n = self.length(op)?;
+                self.long(n)?
             }
-            b'M' => {
-                let v = u16::from_le_bytes(self.input.array()?);
-                self.push(Item::Int(v.into()))?;
-            }
-            b'J' => {
-                let v = i32::from_le_bytes(self.input.array()?);
-                self.push(Item::Int(v.into()))?;
-            }
-            0x8a => {
-                let n = self.input.byte()?;
-                self.long(n.into())?;
-            }
-            0x8b => {
-                let n = i32::from_le_bytes(self.input.array()?);
-                match u64::try_from(n) {
-                    Ok(n) => self.long(n)?,
-                    Err(_) => return bad("pickle: a negative length"),
-                }
-            }
-            b'G' => {
-                let v = f64::from_bits(u64::from_be_bytes(self.input.array()?));
-                self.push(Item::Float(v))?;
-            }
+            b'G' => Item::Float(f64::from_be_bytes(self.input.array()?)),
             b'I' | b'L' | b'F' => self.number_line(op)?,
 
             b'T' | b'U' | b'X' | 0x8c | 0x8d => {
                 let n = self.length(op)?;
-                let item = self.string(n)?;
-                self.push(item)?;
+                self.string(n)?
             }
             b'B' | b'C' | 0x8e | 0x96 => {
                 let n = self.length(op)?;
-                self.bytes(n)?;
+                self.bytes(n)?
             }
-            b'S' | b'V' => {
-                let item = self.string_line(op)?;
-                self.push(item)?;
-            }
-            0x97 => self.push(Item::Scalar)?,
-            0x98 => {
-                self.top()?;
-            }
+            b'S' | b'V' => self.string_line(op)?,
+            0x97 => Item::Scalar,
+            0x98 => return self.top().map(drop),
 
+            b'(' if self.marks.len() >= MAX_STACK => return bad("pickle: nested too deeply"),
             b'(' => {
-                if self.marks.len() >= MAX_STACK {
-                    return bad("pickle: nested too deeply");
-                }
                 self.marks.push(self.stack.len() as u32);
+                return Ok(());
             }
-            b'0' => {
-                // A POP on an empty level takes its MARK, as Python's own unpickler does.
-                if self.marks.last() == Some(&(self.stack.len() as u32)) {
-                    self.marks.pop();
-                } else {
-                    self.pop()?;
-                }
-            }
+            // A POP on an empty level takes its MARK, as Python's own unpickler does.
+            b'0' if self.marks.last() == Some(&(self.stack.len() as u32)) => return self.mark().map(drop),
+            b'0' => return self.pop().map(drop),
             b'1' => {
                 let at = self.mark()?;
                 self.stack.truncate(at);
+                return Ok(());
             }
-            b'2' => {
-                let item = self.top()?;
-                self.push(item)?;
-            }
+            b'2' => self.top()?,
 
-            b')' => self.push(EMPTY)?,
+            b')' => EMPTY,
             b't' => {
                 let at = self.mark()?;
-                self.tuple(at)?;
+                self.tuple(at)?
             }
             0x85..=0x87 => {
                 let at = self.below(usize::from(op - 0x84))?;
-                self.tuple(at)?;
+                self.tuple(at)?
             }
-            b']' | 0x8f => self.push_node(Node::List(Elements::default()), 4)?,
+            b']' | 0x8f => self.add(Node::List(Elements::default()), 4)?,
             b'l' | 0x91 => {
                 let at = self.mark()?;
-                self.push_node(Node::List(Elements::default()), 4)?;
-                let list = self.pop()?;
+                let list = self.add(Node::List(Elements::default()), 4)?;
                 self.append(list, at)?;
-                self.push(list)?;
+                list
             }
-            b'}' => self.push_node(Node::Dict(Vec::new()), 4)?,
+            b'}' => self.add(Node::Dict(Vec::new()), 4)?,
             b'd' => {
                 let at = self.mark()?;
-                self.push_node(Node::Dict(Vec::new()), 4)?;
-                let dict = self.pop()?;
+                let dict = self.add(Node::Dict(Vec::new()), 4)?;
                 self.set(dict, at)?;
-                self.push(dict)?;
+                dict
             }
-            b'a' => {
-                let at = self.below(1)?;
+            b'a' | b'e' | 0x90 => {
+                let at = if op == b'a' { self.below(1)? } else { self.mark()? };
                 let target = self.under(at)?;
-                self.append(target, at)?;
+                return self.append(target, at);
             }
-            b'e' | 0x90 => {
-                let at = self.mark()?;
+            b's' | b'u' => {
+                let at = if op == b's' { self.below(2)? } else { self.mark()? };
                 let target = self.under(at)?;
-                self.append(target, at)?;
-            }
-            b's' => {
-                let at = self.below(2)?;
-                let target = self.under(at)?;
-                self.set(target, at)?;
-            }
-            b'u' => {
-                let at = self.mark()?;
-                let target = self.under(at)?;
-                self.set(target, at)?;
+                return self.set(target, at);
             }
 
-            b'c' => {
-                let module = self.text_line()?;
-                let name = self.text_line()?;
-                self.push_node(Node::Global(module, name), 4)?;
-            }
+            b'c' => self.global()?,
             0x93 => {
                 let name = self.pop()?;
                 let module = self.pop()?;
-                self.push_node(Node::Global(module, name), 4)?;
+                self.add(Node::Global(module, name), 4)?
             }
             0x82..=0x84 => {
-                self.input.skip([1, 2, 4][usize::from(op - 0x82)])?;
-                self.push(Item::Scalar)?;
+                self.input.skip(1 << (op - 0x82))?;
+                Item::Scalar
             }
             b'R' | 0x81 => {
                 let args = self.pop()?;
                 let func = self.pop()?;
-                self.object(func, args, Item::None)?;
+                self.object(func, args, Item::None)?
             }
             0x92 => {
                 let kwargs = self.pop()?;
                 let args = self.pop()?;
                 let func = self.pop()?;
-                self.object(func, args, kwargs)?;
+                self.object(func, args, kwargs)?
             }
             b'i' => {
-                let module = self.text_line()?;
-                let name = self.text_line()?;
+                let func = self.global()?;
                 let at = self.mark()?;
-                self.tuple(at)?;
-                let args = self.pop()?;
-                self.push_node(Node::Global(module, name), 4)?;
-                let func = self.pop()?;
-                self.object(func, args, Item::None)?;
+                let args = self.tuple(at)?;
+                self.object(func, args, Item::None)?
             }
             b'o' => {
                 let at = self.mark()?;
                 let Some(&func) = self.stack.get(at) else {
                     return bad("pickle: a value is missing on the stack");
                 };
-                self.tuple(at + 1)?;
-                let args = self.pop()?;
+                let args = self.tuple(at + 1)?;
                 self.pop()?;
-                self.object(func, args, Item::None)?;
+                self.object(func, args, Item::None)?
             }
             b'b' => {
                 let state = self.pop()?;
-                let target = self.top()?;
                 // State given to anything but an object would fail in Python; it is dropped, not followed.
-                if let Item::Node(n) = target {
-                    self.charge(2)?;
-                    if let Node::Object(o) = &mut self.graph.nodes[n as usize] {
-                        o.states.push(state);
-                    }
-                    if self.arrays {
-                        self.raw_array(n)?;
-                    }
+                let Item::Node(target) = self.top()? else { return Ok(()) };
+                self.charge(2)?;
+                if let Node::Object(o) = &mut self.graph.nodes[target as usize] {
+                    o.states.push(state);
                 }
+                return if self.arrays { self.raw_array(target) } else { Ok(()) };
             }
             b'Q' => {
                 let id = self.pop()?;
-                self.push_node(Node::Persid(id), 2)?;
+                self.add(Node::Persid(id), 2)?
             }
             b'P' => {
                 let id = self.text_line()?;
-                self.push_node(Node::Persid(id), 2)?;
+                self.add(Node::Persid(id), 2)?
             }
 
             b'g' | b'h' | b'j' => {
                 let key = self.memo_key(op)?;
-                match self.memo.get(key) {
-                    Some(item) => self.push(item)?,
-                    None => return bad("pickle: a memo entry that was never made"),
-                }
+                let Some(item) = self.memo.get(key) else {
+                    return bad("pickle: a memo entry that was never made");
+                };
+                item
             }
             b'p' | b'q' | b'r' => {
                 let key = self.memo_key(op)?;
-                self.memoize(key)?;
+                return self.memoize(key);
             }
-            0x94 => self.memoize(self.memo.len())?,
+            0x94 => return self.memoize(self.memo.len()),
             _ => return bad(format!("pickle: unknown opcode 0x{op:02x}")),
-        }
-        Ok(())
+        };
+        self.push(item)
     }
 
     pub(super) fn charge(&mut self, cells: usize) -> Result<(), Fail> {
@@ -291,7 +231,7 @@ impl Vm<'_> {
         Ok(())
     }
 
-    pub(super) fn push(&mut self, item: Item) -> Result<(), Fail> {
+    fn push(&mut self, item: Item) -> Result<(), Fail> {
         if self.stack.len() >= MAX_STACK {
             return bad("pickle: too many values on the stack");
         }
@@ -299,12 +239,10 @@ impl Vm<'_> {
         Ok(())
     }
 
-    pub(super) fn push_node(&mut self, node: Node, cells: usize) -> Result<(), Fail> {
+    pub(super) fn add(&mut self, node: Node, cells: usize) -> Result<Item, Fail> {
+        // `MAX_CELLS` is far below 2^32.
         self.charge(cells)?;
-        // MAX_CELLS is far below 2^32.
-        let index = self.graph.nodes.len() as u32;
-        self.graph.nodes.push(node);
-        self.push(Item::Node(index))
+        Ok(self.graph.add(node))
     }
 
     /// Height of the stack without its `n` top values, which must lie above the last MARK.
@@ -345,17 +283,16 @@ impl Vm<'_> {
     }
 
     /// Makes a tuple of everything from height `at`.
-    fn tuple(&mut self, at: usize) -> Result<(), Fail> {
+    fn tuple(&mut self, at: usize) -> Result<Item, Fail> {
         let values = &self.stack[at..];
         if values.is_empty() {
-            return self.push(EMPTY);
+            return Ok(EMPTY);
         }
-        let (start, len) = (self.graph.items.len() as u32, values.len());
-        self.charge(len)?;
-        self.graph.items.extend_from_slice(&self.stack[at..]);
+        self.cells += values.len();
+        let tuple = self.graph.add_tuple(values);
         self.stack.truncate(at);
-        let len = len as u32;
-        self.push_node(Node::Tuple { start, len }, 2)
+        self.charge(2)?;
+        Ok(tuple)
     }
 
     /// Moves everything from height `at` to the end of the list `target`.
@@ -394,10 +331,15 @@ impl Vm<'_> {
         self.charge(0)
     }
 
-    fn object(&mut self, func: Item, args: Item, kwargs: Item) -> Result<(), Fail> {
-        let object =
-            Box::new(Object { func, args, kwargs, pairs: Vec::new(), list: Elements::default(), states: Vec::new() });
-        self.push_node(Node::Object(object), 12)
+    fn object(&mut self, func: Item, args: Item, kwargs: Item) -> Result<Item, Fail> {
+        self.add(Node::Object(Box::new(Object::call(func, args, kwargs))), 12)
+    }
+
+    /// A class or function, by the two lines that name it.
+    fn global(&mut self) -> Result<Item, Fail> {
+        let module = self.text_line()?;
+        let name = self.text_line()?;
+        self.add(Node::Global(module, name), 4)
     }
 
     fn memo_key(&mut self, op: u8) -> Result<u64, Fail> {

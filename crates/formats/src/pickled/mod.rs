@@ -10,14 +10,13 @@ mod paddle;
 use std::ops::Range;
 
 use super::made::{self, Places};
+use super::npy::{self, Array};
 use super::pickle::{self, Graph, Item, element, is_wrapper};
 use super::progress::Progress;
-use super::read::{Fail, bad};
-use super::storages::Storages;
-use super::view::sizes;
-use super::walk::walk;
-use super::{Description, Kind, ReadAt};
-use codec::Dtype;
+use super::read::{Fail, bad, bytes};
+use super::storages::Stored;
+use super::view::{sizes, type_name};
+use super::{Description, Kind, ReadAt, walk};
 
 /// Most arrays of a file: some 150 MB of nodes.
 const MAX_ARRAYS: usize = 1 << 18;
@@ -55,9 +54,7 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
     let progress = Progress::of(&graph);
     let places = replace(&mut graph, found);
     paddle::rewrite(&mut graph);
-    let mut storages = Storages::new(&places);
-    let optimizers = walk(&graph, &mut storages)?;
-    let ((tensors, training), _, note) = storages.finish(&optimizers);
+    let Stored { tensors, training, note, .. } = walk::tensors(&graph, &places)?;
     let note = note.map(|note| note.replacen("torch", "pickle", 1)).or(texts);
     let kind = if wrapped { Kind::Joblib } else { Kind::Pickle };
     Ok(Some(Description { note, progress, ..Description::new(kind, tensors, training) }))
@@ -79,44 +76,10 @@ fn replace(graph: &mut Graph, mut found: Vec<(u32, Array)>) -> Places {
     Places(places)
 }
 
-/// The name that torch gives a type.
-fn type_name(dtype: Dtype) -> &'static str {
-    match dtype {
-        Dtype::F32 => "float32",
-        Dtype::F64 => "float64",
-        Dtype::F16 => "float16",
-        Dtype::Bf16 => "bfloat16",
-        Dtype::F8E4m3 => "float8_e4m3fn",
-        Dtype::F8E5m2 => "float8_e5m2",
-        Dtype::C64 => "complex64",
-        Dtype::C128 => "complex128",
-        Dtype::I8 => "int8",
-        Dtype::I16 => "int16",
-        Dtype::I32 => "int32",
-        Dtype::I64 => "int64",
-        Dtype::U8 => "uint8",
-        Dtype::U16 => "uint16",
-        Dtype::U32 => "uint32",
-        Dtype::U64 => "uint64",
-        Dtype::Bool => "bool",
-    }
-}
-
-/// An array whose elements lie in the file.
-#[derive(Debug, PartialEq)]
-struct Array {
-    /// The type of its elements; `None` if stepfs does not know it.
-    dtype: Option<Dtype>,
-    /// Its shape. An array in Fortran order has one dimension, as in an npy file.
-    shape: Vec<u64>,
-    /// Where its elements are.
-    extent: Range<u64>,
-}
-
 /// The array that an item is; `None` for anything else, and for an array that makes no sense or has no elements.
 fn array(graph: &Graph, item: Item) -> Option<Array> {
     let call = graph.object(item)?;
-    let (bytes, dtype, shape, order) = match graph.global(call.func)? {
+    let (elements, dtype, shape, order) = match graph.global(call.func)? {
         ("numpy._core.multiarray" | "numpy.core.multiarray", "_reconstruct") => {
             let [class, ..] = graph.tuple(call.args)? else { return None };
             let ([state], Some(("numpy", "ndarray"))) = (&call.states[..], graph.global(*class)) else { return None };
@@ -134,15 +97,14 @@ fn array(graph: &Graph, item: Item) -> Option<Array> {
         }
         _ => return None,
     };
-    let extent = graph.bytes(bytes)?;
+    let extent = graph.bytes(elements)?;
     let (dtype, unit) = element(graph, dtype)??;
     let shape = sizes(graph, shape)?;
-    let elements = shape.iter().try_fold(1u64, |n, &dim| n.checked_mul(dim))?;
+    let elements = bytes(&shape, 1)?;
     if elements == 0 || elements.checked_mul(unit)? != extent.end - extent.start {
         return None;
     }
-    let is_flat = order != "C" && shape.iter().filter(|&&dim| dim != 1).count() > 1;
-    Some(Array { dtype, shape: if is_flat { vec![elements] } else { shape }, extent })
+    Some(Array { dtype, shape: npy::shape(shape, order != "C"), extent })
 }
 
 /// Whether an item is an array whose elements are text, as Python 3 writes bytes below protocol 3.

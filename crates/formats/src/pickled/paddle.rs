@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use super::super::made;
-use super::super::pickle::{Graph, Item, Node};
+use super::super::pickle::{Graph, Item, Node, Object};
 use super::super::view;
 
 /// Paddle's accumulators, and what torch calls them.
@@ -52,7 +52,7 @@ fn named_tensor(graph: &mut Graph, node: u32) {
     let is_tuple = matches!(graph.global(call.func), Some(("builtins" | "__builtin__", "tuple")));
     let Some(inner) = inner().filter(|&inner| is_tuple && view::is_tensor(graph, Item::Node(inner))) else { return };
     let Some(tensor) = graph.object(Item::Node(inner)) else { return };
-    let tensor = Box::new(tensor.like());
+    let tensor = Box::new(Object::call(tensor.func, tensor.args, tensor.kwargs));
     *graph.node_mut(node) = Node::Object(tensor);
 }
 
