@@ -19,7 +19,7 @@ use formats::is_named_elsewhere;
 
 use super::archiving::After;
 use super::base::nearest;
-use super::catalog::{Sealed, State};
+use super::entry::{Sealed, State};
 use super::{Archive, FileId};
 
 /// Longest wait of a file for the state before it to become its base, in nanoseconds since it was written. A remote
@@ -91,20 +91,20 @@ impl Archive {
             let State::Sealed(sealed) = &entry.state else { return Ok(Ahead::Later) };
             let (version, sealed) = (entry.version, Arc::clone(sealed));
             // It is to stay exact everywhere.
-            if entry.held.is_some() || catalog.named_best_by(path).is_some() || catalog.best_result(path).is_some() {
+            if entry.held.is_some() || catalog.decided().mark(path).is_some() {
                 return Ok(Ahead::Whole);
             }
             let recent = wall_ns().saturating_sub(sealed.modified_ns) < PATIENCE_NS;
-            let Some(decision) = catalog.decision(path) else { return Ok(Ahead::Later) };
+            let Some(decision) = catalog.decided().decision(path) else { return Ok(Ahead::Later) };
             if decision.has_newer {
                 // A state that is no history, that is open, or whose checkpoint waits, may wait for ever.
                 // While the next checkpoint is being saved, the wait is short.
                 let is_old = |since: i64| wall_ns().saturating_sub(since) >= PATIENCE_NS;
                 let is_held = decision.is_held_up && decision.newest.is_some_and(is_old);
-                let is_soon = catalog.is_to_be_archived(path) && !is_held;
+                let is_soon = catalog.steps().is_to_be_archived(path) && !is_held;
                 return Ok(if is_soon { Ahead::Later } else { Ahead::Whole });
             }
-            if recent && catalog.is_behind_another(path) {
+            if recent && catalog.files().before(path).is_some_and(|before| before.held.is_none() && before.failed.is_none()) {
                 return Ok(Ahead::Later);
             }
             (version, sealed)
@@ -125,7 +125,7 @@ impl Archive {
             let mut catalog = self.catalog();
             self.is_stopping()
                 || catalog.get(path).is_none_or(|entry| entry.version != version)
-                || catalog.has_newer(path)
+                || catalog.decided().decision(path).is_some_and(|decision| decision.has_newer)
         };
         if let Some(made) = self.already_ahead(&sealed, &source, &profiles, &stale)? {
             return Ok(self.objects.hold(made).map_or(Ahead::Later, Ahead::Object));

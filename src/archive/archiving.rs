@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use crate::encode::{Base, Difference, StepError, StepResult, Written, succession, yield_to_others};
@@ -13,7 +13,9 @@ use crate::store::object::Id;
 use crate::store::{Profile, Profiles, is_pinned, step_pattern};
 use formats::{InOrder, ReadAt, is_named_elsewhere};
 
-use super::catalog::{Held, Sealed, State, Task};
+use super::catalog::Task;
+use super::decide::Mark;
+use super::entry::{Held, Sealed, State};
 use super::resident::ResidentReason;
 use super::threads::Pause;
 use super::{Archive, Outcome, lineage};
@@ -55,7 +57,7 @@ impl Archive {
             return Ok(());
         }
         if metadata.nlink() > 1 {
-            self.wait_for_one_name(path, version);
+            self.catalog().wait_for_one_name(path, version);
             return Ok(());
         }
         if !self.is_idle(path, version, sealed) || self.is_held_by_pin(path, version)? {
@@ -100,13 +102,15 @@ impl Archive {
         self.keep_for_ahead(sealed, &newer.1, source);
         // Its lineage has another newest state now.
         self.garbage.store(true, Ordering::Relaxed);
-        if self.objects.is_lossy(object) {
-            self.is_proven_by(object, newer);
+        {
+            let mut catalog = self.catalog();
+            let prover = self.objects.is_lossy(object).then(|| Box::new((newer.0.clone(), newer.1.file)));
+            catalog.edit(path, version, |entry| entry.prover = prover);
+            if !catalog.advance(path, version, State::Archived(Arc::clone(sealed), object)) {
+                return Ok(());
+            }
+            catalog.keep(path, version, None);
         }
-        if !self.advance_named(path, version, State::Archived(Arc::clone(sealed), object)) {
-            return Ok(());
-        }
-        self.catalog().keep(path, version, None, &self.objects);
         if let Some((header, stored)) = self.objects.get(object) {
             let percent = 100.0 * stored as f64 / header.logical_len.max(1) as f64;
             log::info!("{}: archived as {object}, {percent:.1}% in {:.1?}", path.display(), started.elapsed());
@@ -120,10 +124,8 @@ impl Archive {
         before: (&Path, &DeviceFile),
         after: (&Path, &DeviceFile),
     ) -> StepResult<Option<String>> {
-        let mut descriptions = [self.describe(before.0, before.1)?, self.describe(after.0, after.1)?];
-        let [of_before, of_after] = &mut descriptions;
-        self.name_chunks(before.0, of_before)?;
-        self.name_chunks(after.0, of_after)?;
+        let [of_before, of_after] =
+            &[self.describe_named(before.0, before.1)?, self.describe_named(after.0, after.1)?];
         let [counted, of_after_counted] = [before.0, after.0].map(step_pattern::of_file);
         let before = succession::State { source: before.1, description: of_before, counted };
         let after = succession::State { source: after.1, description: of_after, counted: of_after_counted };
@@ -135,8 +137,7 @@ impl Archive {
     fn is_followed_by_sound(&self, own: (&Path, &DeviceFile), newer: &(PathBuf, Arc<Sealed>)) -> StepResult<bool> {
         let (path, file) = (newer.0.as_path(), self.open_newer(newer)?);
         let not_finite = |path: &Path, file: &DeviceFile| -> StepResult<HashSet<String>> {
-            let mut description = self.describe(path, file)?;
-            self.name_chunks(path, &mut description)?;
+            let description = self.describe_named(path, file)?;
             Ok(self.workers.install(|| succession::not_finite(file, &description))?)
         };
         let found = not_finite(path, &file)?;
@@ -148,37 +149,14 @@ impl Archive {
         Ok(false)
     }
 
-    /// Keeps in mind, until the release, which file proved an object.
-    fn is_proven_by(&self, object: Id, (path, newer): &(PathBuf, Arc<Sealed>)) {
-        let mut provers = self.provers.lock().unwrap_or_else(PoisonError::into_inner);
-        provers.insert(object, (path.clone(), newer.file));
-    }
-
-    /// The object is a file's own now, or of no use.
-    pub(super) fn forget_proof(&self, object: Id) {
-        self.provers.lock().unwrap_or_else(PoisonError::into_inner).remove(&object);
-    }
-
-    /// Whether the file that proved an object is still there. Another newer state may be of another run, or unsound.
-    pub(super) fn is_still_proven(&self, object: Id) -> bool {
-        let prover = self.provers.lock().unwrap_or_else(PoisonError::into_inner).get(&object).cloned();
-        // A former process's files are archived anew.
-        let Some((path, file)) = prover else { return true };
-        self.catalog().get(&path).is_some_and(|entry| match &entry.state {
-            State::Sealed(sealed) | State::Archived(sealed, _) => sealed.file == file && !entry.unsound,
-            State::Released(_) => true,
-            State::Staged | State::Closed | State::Durable(_) | State::Resident(_) => false,
-        })
-    }
-
     /// Whether no handle is open on the file; if one is, the file waits until it is closed.
     fn is_idle(&self, path: &Path, version: u64, sealed: &Sealed) -> bool {
         // Set before the question, so that a close in between is not missed.
-        self.catalog().set_busy(path, version, true);
+        self.catalog().edit(path, version, |entry| entry.busy = true);
         if self.namespace().is_some_and(|ns| ns.idle(path, sealed.file) == Outcome::Busy) {
             return false;
         }
-        self.catalog().set_busy(path, version, false);
+        self.catalog().edit(path, version, |entry| entry.busy = false);
         true
     }
 
@@ -187,31 +165,30 @@ impl Archive {
         if !is_pinned(&self.store.tree(), path)? {
             return Ok(false);
         }
-        self.catalog().hold(path, version, Some(Held::Pinned));
+        self.catalog().edit(path, version, |entry| entry.held = Some(Held::Pinned));
         // Asked again, because the note of the pin's removal may have come in between.
         if is_pinned(&self.store.tree(), path)? {
             log::debug!("{}: stays as it is, it is pinned", path.display());
             return Ok(true);
         }
-        self.catalog().hold(path, version, None);
+        self.catalog().edit(path, version, |entry| entry.held = None);
         Ok(false)
     }
 
-    /// Whether a statement names the file as the best of its run, or its own name shows the best result: then it is held.
-    /// Both happen under one lock, so that a newer statement can let it go.
+    /// Whether the file is the best of its run: then it is held as long as it is.
     fn is_best(&self, path: &Path, version: u64) -> bool {
         let mut catalog = self.catalog();
-        if let Some(by) = catalog.named_best_by(path).map(Path::to_path_buf) {
-            catalog.hold(path, version, Some(Held::Best));
-            log::info!("{}: stays as it was written, {} names it as the best", path.display(), by.display());
-            return true;
+        let Some(mark) = catalog.decided().mark(path) else { return false };
+        catalog.edit(path, version, |entry| entry.held = Some(Held::Best));
+        match mark {
+            Mark::Named(by) => {
+                log::info!("{}: stays as it was written, {} names it as the best", path.display(), by.display());
+            }
+            Mark::Result => {
+                log::info!("{}: stays as it was written, its name shows the best result of its run", path.display());
+            }
         }
-        if catalog.best_result(path).is_some() {
-            catalog.hold(path, version, Some(Held::Result));
-            log::info!("{}: stays as it was written, its name shows the best result of its run", path.display());
-            return true;
-        }
-        false
+        true
     }
 
     /// Encodes, reads back and commits, as difference to any state but `but`. `None`: not worth it. The caller names the
@@ -250,8 +227,8 @@ impl Archive {
         stale: &(dyn Fn() -> bool + Sync),
         act: &mut dyn FnMut(&Difference) -> StepResult<T>,
     ) -> StepResult<T> {
-        let (mut description, mut of_newer) =
-            (self.describe(path, source)?, self.describe(after.state.1, after.state.0)?);
+        let mut description = self.describe_named(path, source)?;
+        let of_newer = self.describe_named(after.state.1, after.state.0)?;
         // Archive the sealed content, or nothing.
         if lineage::signature(&description) != sealed.signature {
             // A file beside it that describes it came or went: it is examined anew.
@@ -259,8 +236,6 @@ impl Archive {
             self.notify();
             return Err(StepError::Superseded);
         }
-        self.name_chunks(path, &mut description)?;
-        self.name_chunks(after.state.1, &mut of_newer)?;
         self.prove_by_companions(path, &mut description);
         description.hold_unsteady(source)?;
         let profiles = match self.workers.install(|| description.is_intact(source))? {

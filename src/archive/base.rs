@@ -11,7 +11,7 @@ use formats::{Description, ReadAt, Tensor};
 use papers::{Policy, check_n_run};
 
 use super::Archive;
-use super::catalog::Sealed;
+use super::entry::Sealed;
 
 /// Another lineage's state is the base if its distance is below this share of the distance to the own lineage's. The same
 /// state saved twice differs by its quantization only: a thirteenth of the distance to the state before.

@@ -11,7 +11,6 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crate::store::Objects;
 use crate::sync::{Condvar, Mutex, MutexGuard, wait_timeout};
 
 use super::catalog::Catalog;
@@ -21,7 +20,7 @@ use super::{Archive, FileId, found_at};
 const PATIENCE: Duration = Duration::from_millis(20);
 
 /// A change of the catalog.
-type Note = Box<dyn FnOnce(&Archive, &mut Catalog) + Send>;
+type Note = Box<dyn FnOnce(&mut Catalog) + Send>;
 
 #[derive(Default)]
 struct Inside {
@@ -97,7 +96,7 @@ impl Archive {
 
     /// The pin of a file or directory is gone.
     pub fn unpinned(&self, path: &Path) {
-        self.tell(path, |catalog, path, _| catalog.unpinned(path));
+        self.tell(path, Catalog::unpinned);
     }
 
     /// Whether a file's bytes are known to be durable, as they are or as a stub.
@@ -113,7 +112,7 @@ impl Archive {
     /// A user wants everything at and below a path to be released now that may be, without waiting for the rest of a
     /// checkpoint.
     pub(super) fn asked_to_release(&self, path: &Path) {
-        self.tell(path, |catalog, path, _| catalog.asked_to_release(path));
+        self.tell(path, Catalog::asked_to_release);
     }
 
     /// The last handle of a file that was written is gone. It waits for no others.
@@ -124,12 +123,12 @@ impl Archive {
     /// The last handle of a file that was written is gone, and the file has so many bytes.
     pub fn written(&self, path: &Path, len: u64) {
         let written = Some((len, Instant::now()));
-        self.tell(path, move |catalog, path, objects| catalog.closed(path, written, objects));
+        self.tell(path, move |catalog, path| catalog.closed(path, written));
     }
 
     /// The last handle of a file that was only read is gone: a release that found it busy may go on.
     pub fn closed(&self, path: &Path) {
-        self.tell(path, |catalog, path, objects| catalog.closed(path, None, objects));
+        self.tell(path, |catalog, path| catalog.closed(path, None));
     }
 
     /// A program set the modification time of a file, as `cp -p` and `rsync` do after the last close.
@@ -140,27 +139,18 @@ impl Archive {
     /// A file or directory has a new name. The file that had that name is gone.
     pub fn renamed(&self, from: &Path, to: &Path) {
         let (from, to) = (from.to_path_buf(), to.to_path_buf());
-        self.note(move |archive, catalog| {
-            [&from, &to].iter().for_each(|path| archive.not_durable_in(path));
-            catalog.renamed(&from, &to, &archive.objects);
-            archive.a_name_went(catalog);
-        });
+        self.note(move |catalog| catalog.renamed(&from, &to));
     }
 
     /// Two names were exchanged (files or directories).
     pub fn exchanged(&self, a: &Path, b: &Path) {
         let (a, b) = (a.to_path_buf(), b.to_path_buf());
-        self.note(move |archive, catalog| catalog.exchanged(&a, &b, &archive.objects));
+        self.note(move |catalog| catalog.exchanged(&a, &b));
     }
 
     /// A name of a file is gone (rmdir needs no note).
     pub fn removed(&self, path: &Path) {
-        let path = path.to_path_buf();
-        self.note(move |archive, catalog| {
-            archive.not_durable_in(&path);
-            catalog.removed(&path, &archive.objects);
-            archive.a_name_went(catalog);
-        });
+        self.tell(path, Catalog::removed);
     }
 
     /// Forgets a path at which there is nothing any more, if it failed for that before and no note of it is on its way.
@@ -180,51 +170,34 @@ impl Archive {
         let mut catalog = self.catalog();
         let forgotten = failed(&catalog);
         if forgotten {
-            self.not_durable_in(path);
-            catalog.removed(path, &self.objects);
+            catalog.removed(path);
         }
         forgotten
     }
 
     /// A link was made or removed.
     pub fn link_changed(&self, path: &Path) {
-        self.tell(path, |catalog, path, _| catalog.link_changed(path));
+        self.tell(path, Catalog::link_changed);
     }
 
     /// A file got a second name.
     pub fn linked(&self, from: &Path, to: &Path) {
         let (from, to) = (from.to_path_buf(), to.to_path_buf());
-        self.note(move |archive, catalog| catalog.linked(&from, &to, &archive.objects));
+        self.note(move |catalog| catalog.linked(&from, &to));
     }
 
     /// A user asks for everything to be done that can be: forgets what failed, and lets no file wait for others.
     pub(super) fn retry(&self) {
-        self.note(|_, catalog| {
-            catalog.retry();
-            catalog.end_waiting();
-        });
-    }
-
-    /// A change of a name is not durable before its directory is synced. Called before the object loses the name: no
-    /// object goes while a crash of the machine could bring one of its names back.
-    fn not_durable_in(&self, path: &Path) {
-        let directory = path.parent().unwrap_or(Path::new("")).to_path_buf();
-        self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).insert(directory);
-    }
-
-    /// A file that waits for having one name only may have got there.
-    fn a_name_went(&self, catalog: &mut Catalog) {
-        let waiting = std::mem::take(&mut *self.several_names.lock().unwrap_or_else(PoisonError::into_inner));
-        waiting.iter().for_each(|path| catalog.closed(path, None, &self.objects));
+        self.note(Catalog::retry);
     }
 
     /// Notes an event of one path.
-    fn tell(&self, path: &Path, event: impl FnOnce(&mut Catalog, &Path, &Objects) + Send + 'static) {
+    fn tell(&self, path: &Path, event: impl FnOnce(&mut Catalog, &Path) + Send + 'static) {
         let path = path.to_path_buf();
-        self.note(move |archive, catalog| event(catalog, &path, &archive.objects));
+        self.note(move |catalog| event(catalog, &path));
     }
 
-    pub(super) fn note(&self, note: impl FnOnce(&Archive, &mut Catalog) + Send + 'static) {
+    pub(super) fn note(&self, note: impl FnOnce(&mut Catalog) + Send + 'static) {
         self.notes.fetch_add(1, Ordering::Relaxed);
         self.inbox.put(Box::new(note));
     }

@@ -4,14 +4,13 @@
 use std::collections::{BTreeSet, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::store::durable::CrashPoint;
 use crate::store::object::Id;
 
-use super::catalog::{Entry, State};
+use super::entry::{Entry, State};
 use super::merge::Merger;
 use super::namespace::found_at;
 use super::{Archive, LONGEST_PAUSE};
@@ -62,10 +61,10 @@ impl Housekeeper<'_> {
         let archive = self.archive;
         let mut catalog = archive.catalog();
         let now = Instant::now();
-        let merges = archive.merges.pending() > 0 && catalog.is_calm();
+        let merges = archive.merges.pending() > 0 && catalog.steps().is_calm();
         // A closed file may need an object, so the collection waits until that file is sealed.
         let garbage = archive.garbage.load(Ordering::Relaxed);
-        let work = merges && self.merge_at <= now || garbage && !catalog.has_unsealed() || archive.noticed.has_news();
+        let work = merges && self.merge_at <= now || garbage && !catalog.steps().has_unsealed() || archive.noticed.has_news();
         if !work && !archive.is_stopping() {
             // Every note wakes it; garbage that could not be collected yet is looked at again.
             let idle = if garbage { LONGEST_PAUSE } else { Duration::from_secs(3600) };
@@ -89,14 +88,14 @@ impl Housekeeper<'_> {
         self.thaw();
         let mut lineages = HashSet::new();
         {
-            let catalog = archive.catalog();
-            if catalog.has_unsealed() {
+            let mut catalog = archive.catalog();
+            if catalog.steps().has_unsealed() {
                 return;
             }
             // Before the flag, so that `queue` never seems empty during the look.
             archive.merges.set_pending(1);
             archive.garbage.store(false, Ordering::Relaxed);
-            lineages.extend(catalog.lineages());
+            lineages.extend(catalog.files().lineages());
         }
         let keep = lineages.into_iter().filter_map(|lineage| archive.objects.newest(lineage)).collect();
         let garbage = archive.objects.take_garbage(&keep);
@@ -128,14 +127,14 @@ impl Housekeeper<'_> {
             return;
         }
         let unreadable = |entry: &Entry| matches!(&entry.state, State::Resident(why) if why.hides_an_object());
-        if !self.archive.catalog().entries().any(|(_, entry)| unreadable(entry)) {
+        if !self.archive.catalog().files().iter().any(|(_, entry)| unreadable(entry)) {
             self.archive.objects.freeze(false);
         }
     }
 
     /// Makes durable that names are gone. A directory that is gone itself is so in the nearest one above that is not.
     fn sync_removed_names(&self) -> io::Result<()> {
-        let directories = std::mem::take(&mut *self.archive.unsynced.lock().unwrap_or_else(PoisonError::into_inner));
+        let directories = std::mem::take(self.archive.catalog().unsynced());
         let tree = self.archive.store.tree();
         let exists = |directory: &PathBuf| {
             let is_there =
@@ -151,7 +150,7 @@ impl Housekeeper<'_> {
             }
         });
         if result.is_err() {
-            self.archive.unsynced.lock().unwrap_or_else(PoisonError::into_inner).extend(directories);
+            self.archive.catalog().unsynced().extend(directories);
         }
         result
     }

@@ -8,7 +8,7 @@ use crate::store::object::{Index, Object};
 use codec::hash::hex;
 
 use super::Archive;
-use super::catalog::{Entry, State};
+use super::entry::{Entry, State};
 
 impl Archive {
     /// The object whose decoded bytes a file holds: those of a released file, a copy of them, or of one that was
@@ -58,7 +58,7 @@ impl Archive {
     /// Says so at once if a copy of a lossy file has a name that asks for more than it holds.
     pub(super) fn note_lossy_copy(&self, path: &Path, object: Id) {
         let Ok(asked) = self.store.profiles(path) else { return };
-        let named_by = self.catalog().named_best_by(path).map(Path::to_path_buf);
+        let named_by = self.catalog().decided().named_by(path);
         let is_less =
             self.objects.is_lossy(object) && (named_by.is_some() || !self.twins().is_faithful(object, &asked));
         let Some(copied) = self.objects.open(object).ok().filter(|_| is_less) else { return };

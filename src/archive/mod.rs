@@ -6,13 +6,10 @@ mod ahead;
 mod archiving;
 mod base;
 mod best;
-mod bundles;
 mod catalog;
 mod checkpoints;
-mod companions;
-mod condition;
 mod decide;
-mod distributed;
+mod entry;
 mod events;
 mod housekeeper;
 mod lineage;
@@ -35,9 +32,8 @@ mod threads;
 mod together;
 mod twins;
 
-use std::collections::{BTreeSet, HashMap};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
@@ -46,10 +42,11 @@ use crate::encode::Workers;
 use crate::recall::{Cache, Recall, usual_memory};
 use crate::remote::Daemon;
 use crate::store::durable::{DeviceFile, Io};
-use crate::store::{Error, Id, Objects, Store};
+use crate::store::{Error, Objects, Store};
 use crate::sync::{AtomicBool, AtomicU64, Mutex, thread};
 
-use catalog::{Catalog, State};
+use catalog::Catalog;
+use entry::State;
 use events::Inbox;
 use merge::Merges;
 use moves::Moves;
@@ -58,9 +55,7 @@ use threads::Wake;
 use twins::Twins;
 
 pub use crate::recall::{ReadError, Reader};
-pub use best::best_at_rest;
-pub use checkpoints::{Checkpoint, policy};
-pub use condition::{Condition, condition_on_disk};
+pub use checkpoints::{Checkpoint, Condition, facts_at_rest, policy};
 pub use lineage::signature as model_signature;
 pub use lossy::{rounded_up, words as lossy_words};
 pub use namespace::{AtRest, FileId, Namespace, Outcome};
@@ -92,19 +87,12 @@ pub struct Archive {
     one_run: AtomicBool,
     /// An object may have lost its last name.
     garbage: AtomicBool,
-    /// Directories from which names went since they were last synced. Taken for moments, last of all locks.
-    unsynced: Mutex<BTreeSet<PathBuf>>,
     merges: Merges,
-    /// Files that wait until they have one name only.
-    several_names: Mutex<Vec<PathBuf>>,
     /// The housekeeper, which waits for all other threads at the end. Locked to start and to stop it.
     housekeeper: Mutex<Option<thread::JoinHandle<()>>>,
     retention: retention::Retention,
-    models: distributed::Models,
+    models: source::Models,
     noticed: restores::Noticed,
-    /// The file that proved an archived one to be an earlier state of its run, by the object. Taken for moments, also
-    /// under the file system's lock; no other lock under it.
-    provers: Mutex<HashMap<Id, (PathBuf, FileId)>>,
     /// The remote, while mounted with one. Taken for moments.
     remote: Mutex<Option<Arc<Daemon>>>,
     before_ahead: ahead::Before,
@@ -143,11 +131,11 @@ impl Archive {
         let threads = std::thread::available_parallelism().map_or(2, usize::from);
         let recall = Recall::new(Arc::clone(&objects), cache, memory, threads).map_err(Error::io(store.root()))?;
         let workers = Workers::new(threads).map_err(Error::io(store.root()))?;
-        let mut catalog = Catalog::new(store.settings().settle);
+        let mut catalog = Catalog::new(store.settings().settle, Arc::clone(&objects));
         let mut found = found.map_err(Error::io(store.tree()))?;
         repair::find_lost_stubs(&store, &objects, &mut found.files);
         // Otherwise stubs would be served as plain files, and their objects removed.
-        let any = |is: fn(&State) -> bool| found.files.iter().any(|(_, state)| state.as_ref().is_ok_and(is));
+        let any = |is: fn(&State) -> bool| found.files.iter().any(|file| is(&file.state));
         if any(|state| matches!(state, State::Resident(ResidentReason::OtherStore)))
             && !any(|state| matches!(state, State::Released(_)))
         {
@@ -168,14 +156,11 @@ impl Archive {
             stopping: AtomicBool::new(false),
             one_run: AtomicBool::new(false),
             garbage: AtomicBool::new(true),
-            unsynced: Mutex::default(),
             merges: Merges::default(),
-            several_names: Mutex::new(Vec::new()),
             housekeeper: Mutex::new(None),
             retention: retention::Retention::default(),
-            models: distributed::Models::default(),
+            models: source::Models::default(),
             noticed: restores::Noticed::load(&store),
-            provers: Mutex::default(),
             remote: Mutex::default(),
             before_ahead,
             notes: AtomicU64::new(0),
@@ -222,21 +207,6 @@ impl Archive {
     /// Objects that a file can do with.
     fn twins(&self) -> Twins<'_> {
         Twins::of(self)
-    }
-
-    /// Changes a file's state to one whose object the caller has named. Takes the name back if the file has changed
-    /// meanwhile.
-    fn advance_named(&self, path: &Path, version: u64, state: State) -> bool {
-        let object = if let State::Archived(_, object) = &state { Some(*object) } else { None };
-        let advanced = self.catalog().advance(path, version, state);
-        object.filter(|_| !advanced).into_iter().for_each(|object| self.objects.unname(object));
-        advanced
-    }
-
-    /// A file with several names stays resident until it has one.
-    fn wait_for_one_name(&self, path: &Path, version: u64) {
-        self.catalog().set_busy(path, version, true);
-        self.several_names.lock().unwrap_or_else(PoisonError::into_inner).push(path.to_path_buf());
     }
 
     fn namespace(&self) -> Option<&Arc<dyn Namespace>> {

@@ -11,7 +11,8 @@ use crate::store::object::Id;
 use crate::store::{Committed, Prepared, Stub, beneath, is_pinned, side_by_side};
 use crate::sync::Mutex;
 
-use super::catalog::{Held, Sealed, State, Step, Task};
+use super::catalog::{Step, Task};
+use super::entry::{Held, Sealed, State};
 use super::threads::Pause;
 use super::{Archive, Outcome};
 
@@ -35,7 +36,7 @@ struct Claimed<'a> {
 impl Drop for Claimed<'_> {
     fn drop(&mut self) {
         let mut catalog = self.archive.catalog();
-        self.tasks.iter().for_each(|task| catalog.done(task));
+        self.tasks.iter().for_each(|task| catalog.steps().done(task));
     }
 }
 
@@ -45,7 +46,7 @@ impl Archive {
     /// file of the checkpoint had a newer state by then.
     pub(super) fn release(&self, task: &Task) -> StepResult<()> {
         // Files beside other checkpoints are released one by one.
-        let checkpoint = self.catalog().checkpoint(&task.path);
+        let checkpoint = self.catalog().files().checkpoint(&task.path);
         let Step::Release { sealed, .. } = &task.step else { return Ok(()) };
         let Some(checkpoint) = checkpoint.filter(|checkpoint| checkpoint.is_directory() && !sealed.copy) else {
             if self.release_together(&[task]).swap_remove(0)? {
@@ -57,7 +58,7 @@ impl Archive {
         while !self.is_stopping() {
             let mut claimed = Claimed { archive: self, tasks: Vec::new() };
             let room = TOGETHER - usize::from(first.is_some());
-            claimed.tasks.extend(std::iter::from_fn(|| self.catalog().claim_release(&checkpoint)).take(room));
+            claimed.tasks.extend(std::iter::from_fn(|| self.catalog().steps().claim_release(&checkpoint)).take(room));
             let tasks: Vec<&Task> = first.into_iter().chain(&claimed.tasks).collect();
             if tasks.is_empty() {
                 break;
@@ -125,13 +126,11 @@ impl Archive {
         let metadata = beneath::metadata(&self.store.tree(), path)?;
         // A store through a mapping, or a program that set the time: the archived bytes may be outdated.
         if !sealed.describes(&metadata) {
-            if self.catalog().advance(path, version, State::Closed) {
-                self.objects.unname(object);
-            }
+            self.catalog().reseal(path, version, |_| State::Closed);
             return Ok(None);
         }
         if metadata.nlink() > 1 {
-            self.wait_for_one_name(path, version);
+            self.catalog().wait_for_one_name(path, version);
             return Ok(None);
         }
         let prepared = Prepared::new(&self.store, path, &metadata, &stub)?.ok_or(StepError::Superseded)?;
@@ -154,11 +153,11 @@ impl Archive {
         let Ready { task, sealed, object, prepared } = ready;
         let (path, version, object) = (task.path.as_path(), task.version, *object);
         // Before asking, so that a close in between is not missed.
-        self.catalog().set_busy(path, version, true);
+        self.catalog().edit(path, version, |entry| entry.busy = true);
         let (mut committed, mut is_held) = (None, false);
         let outcome = namespace.exclusively(path, sealed.file, &mut |absolute| {
             // Under the file system's lock: the path is this file's, and later notes come after this.
-            self.catalog().set_busy(path, version, false);
+            self.catalog().edit(path, version, |entry| entry.busy = false);
             if self.catalog().get(path).is_none_or(|entry| entry.version != version) {
                 return Ok(false);
             }
@@ -168,41 +167,33 @@ impl Archive {
             // device: their data was read when the file was archived and the stub got its attributes.
             let pinned = is_pinned(&self.store.tree(), path)?;
             let loses = !sealed.copy && self.objects.is_lossy(object);
+            let mut catalog = self.catalog();
             // A file closed just now may name this one as the best of its run: it is examined first.
-            let best = {
-                let catalog = self.catalog();
-                if catalog.may_learn() {
-                    return Ok(false);
-                }
-                let is_named = || catalog.named_best_by(path).is_some().then_some(Held::Best);
-                let has_result = || catalog.best_result(path).is_some().then_some(Held::Result);
-                if loses { is_named().or_else(has_result) } else { None }
-            };
-            if pinned
-                || best.is_some()
-                || !self.catalog().decision(path).is_some_and(|decision| decision.may_go)
-                || loses && !self.is_still_proven(object)
-            {
-                let sealed = Sealed { copy: false, ..Sealed::clone(sealed) };
-                self.catalog().advance(path, version, State::Sealed(Arc::new(sealed)));
-                let held = if pinned { Some(Held::Pinned) } else { best };
-                is_held = held.is_some();
-                self.catalog().hold(path, version, held);
-                self.objects.unname(object);
-                self.forget_proof(object);
+            if catalog.steps().may_learn() {
                 return Ok(false);
             }
+            let is_best = loses && catalog.decided().mark(path).is_some();
+            let may_go = catalog.decided().decision(path).is_some_and(|decision| decision.may_go);
+            if pinned || is_best || !may_go || loses && !catalog.is_still_proven(path) {
+                let held = pinned.then_some(Held::Pinned).or(is_best.then_some(Held::Best));
+                is_held = held.is_some();
+                catalog.reseal(path, version, |entry| {
+                    entry.held = held;
+                    State::Sealed(Arc::new(Sealed { copy: false, ..Sealed::clone(sealed) }))
+                });
+                return Ok(false);
+            }
+            drop(catalog);
             let done = prepared.commit(absolute)?;
             committed = Some(done);
             if done != Committed::Done {
                 return Ok(false);
             }
-            self.forget_proof(object);
             self.catalog().advance(path, version, State::Released(object));
             Ok(true)
         });
         if !matches!(outcome, Ok(Outcome::Busy)) {
-            self.catalog().set_busy(path, version, false);
+            self.catalog().edit(path, version, |entry| entry.busy = false);
         }
         match outcome? {
             // No failure: it would hide the reason from `user.stepfs.why` for as long as the file is held.

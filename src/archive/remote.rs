@@ -8,9 +8,10 @@ use std::sync::{Arc, PoisonError};
 
 use crate::encode::StepError;
 use crate::remote::{Ahead, Daemon, Local, Place, Progress, Settings, Shape, Then};
-use crate::store::{Hold, Id, Newest, Objects, Profile, Store, is_pinned};
+use crate::store::{Hold, Id, Newest, Objects, Profile, Store, beneath, is_pinned};
 
-use super::catalog::{Catalog, Held, State};
+use super::decide::Decision;
+use super::entry::{Held, Stamp, State};
 use super::resident::ResidentReason;
 use super::{Archive, FileId, Outcome, found_at};
 
@@ -99,17 +100,9 @@ impl Archive {
     }
 
     /// Enters a file that a remote's name appeared in.
-    fn enter_shown(&self, catalog: &mut Catalog, path: &Path, object: Option<Id>) {
-        catalog.removed(path, &self.objects);
-        let state = match object {
-            Some(id) => {
-                self.objects.name(id);
-                State::Released(id)
-            }
-            // It is examined like any file that was closed.
-            None => State::Closed,
-        };
-        catalog.found(path.to_path_buf(), state);
+    fn enter_shown(&self, path: PathBuf, object: Option<Id>) {
+        let stamp = beneath::metadata(&self.store.tree(), &path).map(|found| Stamp::of(&found)).unwrap_or_default();
+        self.note(move |catalog| catalog.shown(&path, object, stamp));
     }
 }
 
@@ -123,18 +116,18 @@ impl Local for Archive {
     }
 
     fn shape(&self, path: &Path) -> Shape {
-        use ResidentReason::{CutShort, Empty, Incompressible, NotUnderstood, Small, Unfinished};
+        use ResidentReason::{CutShort, Empty, Incompressible, NotUnderstood, Small};
         let catalog = self.catalog();
         let entry = catalog.get(path);
         let is_given_up = entry.and_then(|entry| entry.failed.as_ref()).is_some_and(|failed| failed.retry.is_none());
         match entry.map(|entry| (&entry.state, entry.held)) {
             Some((State::Closed | State::Durable(_), _)) if is_given_up => return Shape::Stuck,
             None | Some((State::Staged | State::Closed | State::Durable(_), _)) => return Shape::Unsettled,
-            Some((State::Sealed(_), Some(Held::Pinned | Held::Best | Held::Result))) => return Shape::Whole,
+            Some((State::Sealed(_), Some(Held::Pinned | Held::Best))) => return Shape::Whole,
             Some((State::Sealed(_), _)) => {}
             Some((State::Archived(_, id) | State::Released(id), _)) => return Shape::Object(*id),
             Some((
-                State::Resident(Small | Empty | CutShort(_) | Incompressible | NotUnderstood(_) | Unfinished),
+                State::Resident(Small | Empty | CutShort(_) | Incompressible | NotUnderstood(_)),
                 _,
             )) => {
                 return Shape::Whole;
@@ -147,8 +140,9 @@ impl Local for Archive {
         let stays_exact = || -> io::Result<bool> {
             let is_quantized = self.store.settings().remote.as_ref().is_some_and(|of| of.newest == Newest::Quantized);
             let is_best = {
-                let catalog = self.catalog();
-                catalog.named_best_by(path).is_some() || catalog.best_result(path).is_some()
+                let mut catalog = self.catalog();
+                let is_unfinished = |decision: Decision| decision.is_unfinished;
+                catalog.decided().mark(path).is_some() || catalog.decided().decision(path).is_some_and(is_unfinished)
             };
             Ok(is_best
                 || is_pinned(&self.store.tree(), path)?
@@ -183,7 +177,7 @@ impl Local for Archive {
     }
 
     fn changes(&self) -> u64 {
-        self.catalog().changes() + self.notes.load(Ordering::Relaxed)
+        self.catalog().files().changes() + self.notes.load(Ordering::Relaxed)
     }
 
     fn moves(&self) -> u64 {
@@ -204,7 +198,7 @@ impl Local for Archive {
             let made = make()?;
             if made {
                 let shown = path.to_path_buf();
-                self.note(move |archive, catalog| archive.enter_shown(catalog, &shown, object));
+                self.enter_shown(shown, object);
             }
             Ok(made)
         })
@@ -222,7 +216,7 @@ impl Local for Archive {
             let replaced = commit(reached)?;
             if replaced {
                 let shown = path.to_path_buf();
-                self.note(move |archive, catalog| archive.enter_shown(catalog, &shown, object));
+                self.enter_shown(shown, object);
             }
             Ok(replaced)
         })?;

@@ -19,7 +19,7 @@ use crate::store::object::{Id, Object};
 use crate::store::{Profiles, Restores, Store};
 use crate::sync::{Mutex, MutexGuard};
 
-use super::catalog::State;
+use super::entry::State;
 use super::{Archive, FileId};
 
 /// Reads and files that are remembered; the oldest go first. A job's ranks on one node read some thousand files when
@@ -220,9 +220,9 @@ impl Archive {
         let mut saved = Vec::new();
         if !written.is_empty() {
             let catalog = self.catalog();
-            let states = catalog.entries().filter_map(|(_, entry)| match &entry.state {
+            let states = catalog.files().iter().filter_map(|(_, entry)| match &entry.state {
                 State::Sealed(sealed) | State::Archived(sealed, _) => Some(sealed),
-                State::Staged | State::Closed | State::Durable(_) | State::Released(_) | State::Resident(_) => None,
+                _ => None,
             });
             // Training has not gone on in a copy.
             saved.extend(states.filter(|sealed| !sealed.copy && written.contains(&sealed.file)).cloned());
@@ -254,7 +254,7 @@ impl Archive {
     /// Makes the record of restores durable. For the housekeeper.
     pub(super) fn note_restores(&self) {
         // Asked before: whatever an ended process has closed is entered then.
-        let all_sealed = !self.catalog().has_unsealed();
+        let all_sealed = !self.catalog().steps().has_unsealed();
         drop(self.restores());
         if all_sealed {
             self.noticed.forget();
@@ -262,8 +262,8 @@ impl Archive {
         if !std::mem::take(&mut self.noticed.seen().news) {
             return;
         }
-        if !self.catalog().has_unsealed() {
-            let lineages = self.catalog().lineages();
+        if !self.catalog().steps().has_unsealed() {
+            let lineages = self.catalog().files().lineages();
             let lives = |lineage| lineages.contains(&lineage) || self.objects.newest(lineage).is_some();
             self.noticed.known().retain(lives);
         }

@@ -9,12 +9,11 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::store::retention::{Unit, Verdict};
-use crate::store::{beneath, is_pinned};
+use crate::store::{beneath, is_pinned, modified_ns};
 use crate::sync::{Mutex, MutexGuard};
 
-use super::catalog::{Catalog, modified_ns};
-use super::checkpoints::{Checkpoint, Member, policy};
-use super::condition::Condition;
+use super::catalog::Catalog;
+use super::checkpoints::{Checkpoint, Condition, Member, policy};
 use super::housekeeper::Housekeeper;
 use super::namespace::{Namespace, Outcome, found_at};
 use super::{Archive, FileId};
@@ -111,8 +110,11 @@ impl Housekeeper<'_> {
         let Some(namespace) = archive.namespace() else { return };
         let closed_by = archive.retention.state().closed_by;
         // A file or link that was not read yet may name a checkpoint as the best of its run.
-        let is_unread = |catalog: &Catalog| catalog.has_unsealed_since(closed_by) || catalog.may_learn();
-        if archive.until_retention(INTERVAL) > Duration::ZERO || is_unread(&archive.catalog()) {
+        let is_unread = |catalog: &mut Catalog| {
+            let steps = catalog.steps();
+            steps.has_unsealed_since(closed_by) || steps.may_learn()
+        };
+        if archive.until_retention(INTERVAL) > Duration::ZERO || is_unread(&mut archive.catalog()) {
             return;
         }
         let asked = {
@@ -176,10 +178,14 @@ impl Archive {
         }
     }
 
+    fn condition(&self, path: &Path) -> Condition {
+        Condition::of(&mut self.catalog(), &self.objects, path)
+    }
+
     /// Removes the checkpoints that no rule keeps; answers them, and why others stay.
     fn apply_policy(&self, namespace: &dyn Namespace) -> (Vec<Removed>, Vec<String>) {
         let (mut removed, mut failed) = (Vec::new(), Vec::new());
-        let is_best = |path: &Path| self.catalog().named_best_by(path).is_some();
+        let is_best = |path: &Path| self.catalog().decided().named_by(path).is_some();
         let planned = match policy(&self.store, &|path| self.condition(path), &is_best) {
             Ok(planned) => planned,
             Err(error) => {
@@ -262,9 +268,9 @@ impl Archive {
                 // Under the file system's lock, as pins are set: see `put_stub`. They were read a moment ago, for the
                 // plan.
                 let pinned = is_pinned(&tree, &member.path)?;
-                let catalog = self.catalog();
+                let mut catalog = self.catalog();
                 // Something unread may name it.
-                let best = catalog.may_learn() || catalog.named_best_by(&member.path).is_some();
+                let best = catalog.steps().may_learn() || catalog.decided().named_by(&member.path).is_some();
                 Ok(!pinned && !best && catalog.get(&member.path).map(|entry| entry.version) == version)
             };
             // So that the file's blocks are freed behind the file system's lock, not under it.

@@ -10,14 +10,14 @@ use crate::encode::{StepError, StepResult};
 use crate::store::durable::{CrashPoint, DeviceFile};
 use crate::store::object::Id;
 use crate::store::{Stub, beneath, recalled_from};
-use formats::is_named_elsewhere;
 
-use super::catalog::{Closed, Sealed, State, Task, modified_ns};
+use super::catalog::{Closed, Task};
+use super::entry::{Sealed, Stamp, State};
 use super::resident::ResidentReason;
 use super::scan;
 use super::threads::Pause;
 use super::together::is_passing;
-use super::{Archive, FileId, Outcome};
+use super::{Archive, FileId, Outcome, best};
 
 impl Archive {
     /// What each sealer does until the archive stops.
@@ -96,28 +96,21 @@ impl Archive {
             return Ok(());
         }
         let metadata = file.metadata()?;
-        let progress = self.progress(path)?;
         let describe = || self.describe(path, file);
-        let scan::Examined { state, words, says, is_opaque, has_tensors } =
-            scan::examine(file, &metadata, path, describe)?;
+        let scan::Examined { state, words, names, is_opaque, has_tensors } =
+            scan::examine(file, &metadata, path, self.siblings(path)?, describe)?;
         self.catalog().made_durable(task, began, Some(is_opaque));
-        self.catalog().examined(path, version, has_tensors);
         // Before the file is known to be sealed: nothing is released while one that may speak is not.
-        self.note_best(path, says.map(|says| (says, modified_ns(&metadata))));
+        let late = self.catalog().examined(path, version, (Stamp::of(&metadata), has_tensors), names);
+        self.warn_of_late(path, &late);
         let State::Sealed(sealed) = &state else {
             use ResidentReason::{CutShort, Incompressible, NotUnderstood};
             if let State::Resident(why @ (Incompressible | NotUnderstood(_) | CutShort(_))) = &state {
                 log::info!("{}: stays as it is: {why}", path.display());
             }
             let mut catalog = self.catalog();
-            catalog.keep(path, version, None, &self.objects);
-            let state = catalog.unless_without_index(path, progress, state);
-            // A file that waits must not wake itself.
-            let waits = matches!(state, State::Resident(ResidentReason::Unfinished));
+            catalog.keep(path, version, None);
             catalog.advance(path, version, state);
-            if !waits {
-                catalog.may_finish(path);
-            }
             drop(catalog);
             self.retention.news();
             return Ok(());
@@ -127,31 +120,36 @@ impl Archive {
             self.objects.get(*id).is_some_and(|(h, _)| (h.logical_len, h.signature) == (of.len, of.signature))
         };
         let keeps = recalled_from(file).filter(|id| known(id, sealed));
-        self.catalog().keep(path, version, keeps, &self.objects);
+        self.catalog().keep(path, version, keeps);
         let state = match self.twins().may_be_copy(path, version, sealed) {
             true => State::Durable(Arc::clone(sealed)),
             false => state,
         };
-        let model = self.finished(path)?;
-        let mut catalog = self.catalog();
-        let state = catalog.unless_unfinished(path, model.as_deref(), state);
-        let state = catalog.unless_without_index(path, progress, state);
-        let words = match &state {
-            State::Resident(why) => format!("stays as it is: {why}"),
-            _ => format!("sealed, {words}"),
-        };
-        // The other files of its checkpoint may have waited for this one.
-        let completes = is_named_elsewhere(path) && !matches!(state, State::Resident(ResidentReason::Unfinished));
-        catalog.advance(path, version, state);
-        catalog.result_sealed(path);
-        match completes {
-            true => catalog.may_finish(path),
-            false => catalog.metadata_came(path),
-        }
-        drop(catalog);
-        log::info!("{}: {words}", path.display());
+        self.catalog().advance(path, version, state);
+        log::info!("{}: sealed, {words}", path.display());
         self.retention.news();
         Ok(())
+    }
+
+    /// Looks at a name where a link may have come or gone.
+    fn look_at_link(&self, path: &Path) {
+        let former = self.catalog().files().link(path);
+        let target = best::linked(&self.store, path, former.as_deref());
+        let late = self.catalog().link_read(path, target);
+        self.warn_of_late(path, &late);
+        self.catalog().steps().link_read();
+        self.notify();
+    }
+
+    /// Warns of files that a statement names for the first time: their exact bytes are gone.
+    fn warn_of_late(&self, by: &Path, late: &[Arc<Path>]) {
+        for file in late {
+            log::warn!(
+                "{}: {} names it as the best, but it was released before, so it is lossy",
+                file.display(),
+                by.display()
+            );
+        }
     }
 
     /// Makes the bytes of a closed file durable.

@@ -15,7 +15,9 @@ use crate::remote::Progress;
 use crate::store::durable::CrashPoint;
 use crate::store::{STUB_BYTES, Stub, is_recalled, profile_mark};
 
-use super::catalog::{Catalog, Entry, State};
+use super::catalog::Catalog;
+use super::checkpoints::Condition;
+use super::entry::{Entry, State};
 use super::resident::ResidentReason;
 use super::{Archive, ReadError, Reader, Restored};
 use why::what_keeps;
@@ -115,8 +117,8 @@ impl Archive {
         let entries: Vec<_> = {
             let mut catalog = self.catalog();
             (status.queued, status.stalled) = self.count_queue(&mut catalog);
-            status.settling = catalog.settling() as u64;
-            catalog.entries().map(|(path, entry)| (path.to_path_buf(), entry.clone())).collect()
+            status.settling = catalog.steps().settling() as u64;
+            catalog.files().iter().map(|(path, entry)| (path.to_path_buf(), entry.clone())).collect()
         };
         for (path, entry) in entries {
             let Ok(metadata) = fs::symlink_metadata(self.store.tree().join(&path)) else {
@@ -147,19 +149,19 @@ impl Archive {
         let (queued, stalled) = self.count_queue(&mut catalog);
         let (newest, opened, oldest) = catalog.progress();
         let gone = |entry: &Entry| entry.failed.as_ref().filter(|failed| failed.retry.is_none()).map(|f| f.why.clone());
-        let failed = catalog.entries().filter_map(|(_, entry)| gone(entry)).collect();
-        let open = catalog.entries().filter(|(_, entry)| matches!(entry.state, State::Staged)).count() as u64;
+        let failed = catalog.files().iter().filter_map(|(_, entry)| gone(entry)).collect();
+        let open = catalog.files().iter().filter(|(_, entry)| matches!(entry.state, State::Staged)).count() as u64;
         Queue { queued, stalled, failed, open, newest, opened, oldest }
     }
 
     /// Steps to take, and why one could not be taken.
     fn count_queue(&self, catalog: &mut Catalog) -> (u64, Option<String>) {
-        let (queued, stalled) = catalog.queued();
-        let working = usize::from(queued == 0 && catalog.is_busy());
+        let (queued, stalled) = catalog.steps().queued();
+        let working = usize::from(queued == 0 && catalog.steps().is_busy());
         // Objects without a name were not yet examined.
         let merges = self.merges.pending().max(self.garbage.load(Ordering::Relaxed).into());
         let merging = || self.merges.stalled();
-        let links = usize::from(catalog.has_links());
+        let links = usize::from(catalog.steps().has_links());
         ((queued + working + merges + links) as u64, stalled.or_else(merging))
     }
 
@@ -177,7 +179,7 @@ impl Archive {
     }
 
     fn is_damaged_stub(&self, path: &Path) -> bool {
-        let entry = |entry: &super::catalog::Entry| matches!(entry.state, State::Resident(ResidentReason::DamagedStub));
+        let entry = |entry: &Entry| matches!(entry.state, State::Resident(ResidentReason::DamagedStub));
         self.catalog().get(path).is_some_and(entry)
     }
 
@@ -248,7 +250,7 @@ impl Archive {
     ///   part of the status). `remote` is JSON too: how far pushing has come.
     /// - Files have `state`, `profile`, `why` (it is exact, lossy, or as it was written), `release` (the obstacle),
     ///   `generations` (lossy restores behind it), `lossy` ([`super::lossy_words`]) and `best` (the file that names
-    ///   it). Archived ones also have `object` and `original` (SHA-256).
+    ///   it), and `condition` (JSON, for retention). Archived ones also have `object` and `original` (SHA-256).
     /// - Directories have `profile` if one is set for them or above them.
     pub fn attribute(&self, path: &Path, name: &str) -> Option<Vec<u8>> {
         match name {
@@ -273,12 +275,13 @@ impl Archive {
         }
         let entry = catalog.get(path)?;
         match name {
+            "condition" => serde_json::to_vec(&Condition::of(&mut catalog, &self.objects, path)).ok(),
             "state" => Some(state_name(entry).into()),
             "object" => match entry.state {
                 State::Released(id) | State::Archived(_, id) => Some(id.to_string().into_bytes()),
                 _ => None,
             },
-            "best" => catalog.named_best_by(path).map(|by| by.as_os_str().as_encoded_bytes().to_vec()),
+            "best" => catalog.decided().named_by(path).map(|by| by.as_os_str().as_encoded_bytes().to_vec()),
             _ => None,
         }
     }

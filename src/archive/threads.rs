@@ -25,7 +25,8 @@ use crate::encode::{StepError, StepResult};
 use crate::store::durable::CrashPoint;
 use crate::sync::{Condvar, MutexGuard, thread, wait_timeout};
 
-use super::catalog::{Catalog, Closed, Failed, Step, Task};
+use super::catalog::{Catalog, Closed, Step, Task};
+use super::entry::Failed;
 use super::housekeeper::Housekeeper;
 use super::{Archive, LONGEST_PAUSE, SOON};
 
@@ -129,18 +130,18 @@ impl Archive {
 
     /// The next link or file for a sealer; `None` once the archive stops.
     pub(super) fn next_to_seal(&self) -> Option<Closed> {
-        self.next(&self.wake.sealers, |catalog| catalog.claim_closed(Instant::now()))
+        self.next(&self.wake.sealers, |catalog| catalog.steps().claim_closed(Instant::now()))
     }
 
     /// The next files to make durable together. Once the archive stops, those that are left, but none that failed.
     pub(super) fn next_together(&self) -> Option<Vec<Task>> {
-        let due = self.next(&self.wake.together, |catalog| catalog.claim_together(Instant::now()));
-        due.or_else(|| self.catalog().claim_waiting())
+        let due = self.next(&self.wake.together, |catalog| catalog.steps().claim_together(Instant::now()));
+        due.or_else(|| self.catalog().steps().claim_waiting())
     }
 
     /// The next file for an encoder; `None` once the archive stops.
     pub(super) fn next_to_archive(&self) -> Option<Task> {
-        self.next(&self.wake.encoders, |catalog| catalog.claim_step(Instant::now(), wall_ns()))
+        self.next(&self.wake.encoders, |catalog| catalog.steps().claim_step(Instant::now(), wall_ns()))
     }
 
     /// Waits until `claim` finds something, which also says after which time it may.
@@ -194,10 +195,10 @@ impl Archive {
                     format!("{}: a defect of stepfs, see the log; it stays as it was written", task.path.display());
                 log::error!("{why}");
                 let failed = Failed { why, retry: None, is_passing: false };
-                self.catalog().set_failed(&task.path, task.version, failed);
+                self.catalog().edit(&task.path, task.version, |entry| entry.failed = Some(failed));
             }
         }
-        self.catalog().done(task);
+        self.catalog().steps().done(task);
     }
 
     /// The catalog, with all that has happened.
@@ -216,8 +217,8 @@ impl Archive {
     }
 
     fn with_notes<'a>(&'a self, mut catalog: MutexGuard<'a, Catalog>) -> MutexGuard<'a, Catalog> {
-        self.inbox.take().into_iter().for_each(|note| note(self, &mut catalog));
-        if catalog.take_freed() | self.objects.take_unnamed() {
+        self.inbox.take().into_iter().for_each(|note| note(&mut catalog));
+        if catalog.decided().take_freed() | self.objects.take_unnamed() {
             self.garbage.store(true, Ordering::Relaxed);
             // The queue counts it from now on. The thread that let go of an object wakes nobody.
             self.wake.housekeeper.notify_one();
@@ -260,7 +261,7 @@ impl Archive {
         };
         let why = format!("{path}: {error}");
         let failed = Failed { why, retry: retry.map(|r| Instant::now() + r), is_passing: retry == Some(SOON) };
-        self.catalog().set_failed(&task.path, task.version, failed);
+        self.catalog().edit(&task.path, task.version, |entry| entry.failed = Some(failed));
     }
 }
 

@@ -11,7 +11,8 @@ use crate::store::object::{Header, Id};
 use crate::store::{Profile, Profiles, is_pinned, mark_recalled};
 use formats::{InOrder, describe};
 
-use super::catalog::{Sealed, State, Task};
+use super::catalog::Task;
+use super::entry::{Sealed, State};
 use super::{Archive, scan};
 
 /// Looks among an archive's objects for one that a file can do with. It must still decode, since the file may be the last
@@ -127,19 +128,15 @@ impl Twins<'_> {
             if !is_pinned(&archive.store.tree(), path)? {
                 log::info!("{}: a copy of object {object}", path.display());
                 let state = State::Archived(Arc::new(Sealed { copy: true, ..Sealed::clone(sealed) }), object);
-                archive.advance_named(path, version, state);
+                archive.catalog().advance(path, version, state);
                 return Ok(());
             }
             // It stays as it is, with a note of its object.
             mark_recalled(&source, object);
-            archive.catalog().keep(path, version, Some(object), &archive.objects);
+            archive.catalog().keep(path, version, Some(object));
             archive.objects.unname(object);
         }
-        let model = archive.finished(path)?;
-        let mut catalog = archive.catalog();
-        let state = catalog.unless_unfinished(path, model.as_deref(), State::Sealed(Arc::clone(sealed)));
-        // Under the same lock, so that no file of its checkpoint that becomes durable meanwhile is missed.
-        catalog.advance(path, version, state);
+        archive.catalog().advance(path, version, State::Sealed(Arc::clone(sealed)));
         Ok(())
     }
 }

@@ -3,8 +3,9 @@
 use std::io;
 use std::path::Path;
 
-use crate::archive::catalog::{Catalog, Held, State};
-use crate::archive::decide::Why;
+use crate::archive::catalog::Catalog;
+use crate::archive::decide::{Mark, Why};
+use crate::archive::entry::{Held, State};
 use crate::archive::resident::ResidentReason;
 use crate::archive::{Archive, lossy_words};
 use crate::store::object::Object;
@@ -102,7 +103,7 @@ impl Archive {
 
 /// Why a file is no stub. `None` if no such file is known.
 pub(super) fn what_keeps(catalog: &mut Catalog, path: &Path) -> Option<Kept> {
-    let why = catalog.decision(path)?.why;
+    let (why, mark) = (catalog.decided().decision(path)?.why, catalog.decided().mark(path));
     let entry = catalog.get(path)?;
     Some(match (why, &entry.state, &entry.failed) {
         (Why::Released, ..) => Kept::new("released", ""),
@@ -115,13 +116,19 @@ pub(super) fn what_keeps(catalog: &mut Catalog, path: &Path) -> Option<Kept> {
             Kept::new(failed.why.strip_prefix(&shown).unwrap_or(&failed.why), again)
         }
         (Why::Held(Held::Pinned), ..) => pinned(),
-        (Why::Held(Held::Best), ..) => match catalog.named_best_by(path) {
-            Some(by) => Kept::new(format!("{} names it as the best, so it stays exact", by.display()), ""),
-            None => at_work(),
+        (Why::Held(Held::Best), ..) => match mark {
+            Some(Mark::Named(by)) => {
+                Kept::new(format!("{} names it as the best, so it stays exact", by.display()), "")
+            }
+            _ => Kept::new(
+                "its name shows the best result of its run, so it stays exact",
+                "it may shrink once a newer file with a better result is saved",
+            ),
         },
-        (Why::Held(Held::Result), ..) => Kept::new(
-            "its name shows the best result of its run, so it stays exact",
-            "it may shrink once a newer file with a better result is saved",
+        (Why::Unfinished, ..) => Kept::new(
+            "the save is not finished: it has no .metadata or .index of its own yet, another file is missing, or `cp -r` \
+             copied it (`cp -a` keeps the order)",
+            "",
         ),
         (Why::Held(Held::Recalled), ..) => recalled(),
         (Why::Busy, ..) => Kept::new("it is open, or has several names", "close it, or remove its other names"),
@@ -140,7 +147,7 @@ pub(super) fn what_keeps(catalog: &mut Catalog, path: &Path) -> Option<Kept> {
         (Why::Fullest, ..) => {
             Kept::new("it waits until a newer checkpoint has as many files; `stepfs release` ends the wait", "")
         }
-        (Why::HeldUpBy(_), ..) => match catalog.held_up_by(path) {
+        (Why::HeldUpBy(_), ..) => match catalog.decided().held_up_by(path) {
             Some(by) => Kept::new(
                 format!("it waits until {} of its checkpoint has a newer state", by.display()),
                 "`stepfs release` ends the wait",
