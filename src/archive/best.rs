@@ -116,4 +116,3 @@ fn resolve(tree: &Path, path: &Path) -> io::Result<Option<PathBuf>> {
     }
     Ok(Some(at).filter(|at| !at.as_os_str().is_empty()))
 }
-

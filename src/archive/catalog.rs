@@ -20,8 +20,8 @@ use formats::{is_index, is_named_elsewhere, siblings};
 use super::entry::{Entry, Held, Says, Sealed, Stamp, State};
 
 use files::Files;
-pub(super) use steps::{Closed, Step, Task};
 use steps::{Claims, Steps};
+pub(super) use steps::{Closed, Step, Task};
 
 /// All files of the tree.
 #[derive(Debug)]
@@ -30,8 +30,8 @@ pub(super) struct Catalog {
     /// Files that threads take steps of.
     claims: Claims,
     objects: Arc<Objects>,
-    /// Directories from which names went since they were last synced. No object goes while a crash of the machine could
-    /// bring one of its names back.
+    /// Directories from which names went since they were last synced. Each is entered before an object loses the name: no
+    /// object goes while a crash of the machine could bring one of its names back.
     unsynced: BTreeSet<PathBuf>,
     /// Files that wait until they have one name only.
     several_names: Vec<PathBuf>,
@@ -99,13 +99,6 @@ impl Catalog {
         let number = self.number();
         self.files.insert(path, Entry { found: true, stamp, has_tensors, says, ..Entry::new(state, number) });
         number
-    }
-
-    /// A file appeared, of this object if it is a stub. A plain file is examined like any that was closed.
-    pub(super) fn shown(&mut self, path: &Path, object: Option<Id>, stamp: Stamp) {
-        self.removed(path);
-        object.into_iter().for_each(|id| self.objects.name(id));
-        self.found(path, object.map_or(State::Closed, State::Released), (stamp, None), None);
     }
 
     /// The file's content may change from now on.
@@ -183,17 +176,12 @@ impl Catalog {
 
     /// A name of a file is gone.
     pub(super) fn removed(&mut self, path: &Path) {
-        self.not_durable_in(path);
+        self.unsynced.insert(directory(path));
         self.files.keep_statement(path);
         if let Some(old) = self.files.remove(path) {
             unname(&old, &self.objects);
         }
         self.a_name_went();
-    }
-
-    /// A change of a name is not durable before its directory is synced. Called before the object loses the name.
-    fn not_durable_in(&mut self, path: &Path) {
-        self.unsynced.insert(path.parent().unwrap_or(Path::new("")).to_path_buf());
     }
 
     /// Directories from which names went. The caller syncs them, or puts them back.
@@ -293,35 +281,18 @@ impl Catalog {
         late.into_keys().collect()
     }
 
-    /// Whether a file was sealed as this one, and nothing has changed since.
-    fn is_same(&self, path: &Path, was: &Sealed) -> bool {
-        let same =
-            |entry: &Entry| matches!(&entry.state, State::Sealed(sealed) if std::ptr::eq(Arc::as_ptr(sealed), was));
-        self.get(path).is_some_and(same)
-    }
-
     /// Notes that some weights of the file are not finite, if it is still the one that was looked at.
     pub(super) fn is_unsound(&mut self, path: &Path, was: &Sealed) {
-        if self.is_same(path, was) {
+        if self.get(path).is_some_and(|entry| is_same(entry, was)) {
             self.files.edit(path, |entry| entry.unsound = true);
         }
     }
 
     /// Another state changed without a note: it is to be sealed again, unless it has had another fate meanwhile.
     pub(super) fn has_changed(&mut self, path: &Path, was: &Sealed) {
-        if self.is_same(path, was) {
+        if self.get(path).is_some_and(|entry| is_same(entry, was)) {
             self.close_anew(path);
         }
-    }
-
-    /// Whether the file that proved an archived one is still there. Another newer state may be of another run, or unsound.
-    pub(super) fn is_still_proven(&self, path: &Path) -> bool {
-        // A former process's files are archived anew.
-        let Some((prover, file)) = self.get(path).and_then(|entry| entry.prover.as_deref()) else { return true };
-        self.get(prover).is_some_and(|entry| match &entry.state {
-            State::Released(_) => true,
-            state => state.sealed().is_some_and(|sealed| sealed.file == *file && !entry.unsound),
-        })
     }
 
     /// Notes which object a plain file was decoded from.
@@ -436,7 +407,7 @@ impl Catalog {
 
     /// A file, or a directory with its content, has a new name. The file that had that name is gone.
     pub(super) fn renamed(&mut self, from: &Path, to: &Path) {
-        [from, to].iter().for_each(|path| self.not_durable_in(path));
+        self.unsynced.extend([from, to].map(directory));
         // It may be a link, contain links, or be a link's target.
         self.link_changed(to);
         let taken = self.files.take(from);
@@ -486,6 +457,15 @@ impl Catalog {
     pub(super) fn link_changed(&mut self, path: &Path) {
         self.claims.look_at(self.files.links().map(Path::to_path_buf).chain([path.to_path_buf()]));
     }
+}
+
+/// Whether a file was sealed as this one, and nothing has changed since.
+fn is_same(entry: &Entry, was: &Sealed) -> bool {
+    matches!(&entry.state, State::Sealed(sealed) if std::ptr::eq(Arc::as_ptr(sealed), was))
+}
+
+fn directory(path: &Path) -> PathBuf {
+    path.parent().unwrap_or(Path::new("")).to_path_buf()
 }
 
 /// A path at or below `from`, below `to`.

@@ -12,9 +12,9 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::wall_ns;
+use crate::store::durable::DeviceFile;
 use crate::store::retention::{Kind, Rule, Unit, Verdict, plan};
 use crate::store::step_pattern::{self, Counted, Shard};
-use crate::store::durable::DeviceFile;
 use crate::store::{Objects, Store, Stub, beneath, found_at, has_pin, in_parallel, modified_ns};
 use formats::{Model, Siblings, describe_at, siblings};
 

@@ -29,8 +29,8 @@ use std::time::Instant;
 use crate::store::step_pattern;
 
 use super::entry::{Entry, Held, Part, Siblings, State};
-pub(super) use marks::{Mark, Others, Results};
 use marks::marks;
+pub(super) use marks::{Mark, Others, Results};
 use places::{Place, places};
 
 /// The two clocks at one moment.

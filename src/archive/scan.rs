@@ -228,10 +228,7 @@ pub(super) fn examine(
 
 /// What is found in a file below the size of files that are released: why it stays, whether it has tensors, and which files
 /// it names as the best of its run.
-fn examine_small(
-    file: &dyn ReadAt,
-    path: &Path,
-) -> io::Result<(ResidentReason, Option<bool>, Option<Vec<String>>)> {
+fn examine_small(file: &dyn ReadAt, path: &Path) -> io::Result<(ResidentReason, Option<bool>, Option<Vec<String>>)> {
     let description = describe(file)?;
     let why = cut_short(path, file, &description)?;
     let why = why.map_or(ResidentReason::small(file.size()), |why| ResidentReason::CutShort(why.into()));

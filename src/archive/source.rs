@@ -14,7 +14,8 @@ use crate::sync::Mutex;
 use formats::{Description, Model, ReadAt, Trained, describe_at, siblings};
 
 use super::entry::{Siblings, State};
-use super::{Archive, FileId, found_at};
+use super::namespace::{FileId, found_at};
+use super::shared::Shared;
 
 /// Models kept in memory: of the checkpoint being sealed, of the one being archived, of the state after that, and one
 /// more. Thousands of files may ask for one model.
@@ -25,9 +26,12 @@ const MOST_FILES: usize = 32;
 /// A version of a file: the file, its length and the time of its last change, which no program can set.
 type Identity = (FileId, u64, (i64, i64));
 
-/// The content of the last few indexes. Sealers and encoders take this lock, and hold no other then.
-#[derive(Debug, Default)]
-pub(super) struct Models(Mutex<VecDeque<(Identity, Arc<Model>, Arc<Siblings>)>>);
+/// Reads the files of the tree.
+pub(super) struct Contents {
+    shared: Arc<Shared>,
+    /// The content of the last few indexes. Sealers and encoders take this lock, and hold no other then.
+    models: Mutex<VecDeque<(Identity, Arc<Model>, Arc<Siblings>)>>,
+}
 
 /// A file of the tree.
 pub(super) enum Source {
@@ -37,20 +41,25 @@ pub(super) enum Source {
     Released(Arc<Reader>),
 }
 
-impl Archive {
+impl Contents {
+    /// Of an archive's tree.
+    pub(super) fn of(shared: Arc<Shared>) -> Contents {
+        Contents { shared, models: Mutex::default() }
+    }
+
     /// Opens the file at `path` in the tree.
     ///
     /// # Errors
     /// `NotFound` if no regular file is there; the device's errors; an object that cannot be decoded.
     pub(super) fn source(&self, path: &Path) -> io::Result<Source> {
-        let released = match self.catalog().get(path).map(|entry| &entry.state) {
+        let released = match self.shared.catalog().get(path).map(|entry| &entry.state) {
             Some(State::Released(object)) => Some(*object),
             _ => None,
         };
         Ok(match released {
             // `other`: a damaged object must not pass for a file that says nothing.
-            Some(object) => Source::Released(self.recall.reader(object).map_err(io::Error::other)?),
-            None => Source::Resident(self.open_file(path)?),
+            Some(object) => Source::Released(self.shared.recall.reader(object).map_err(io::Error::other)?),
+            None => Source::Resident(self.shared.open_file(path)?),
         })
     }
 
@@ -59,7 +68,7 @@ impl Archive {
         describe_at(path, file, |index| self.source(index))
     }
 
-    /// [`Archive::describe`], with the names that an index gives the tensors later. Tensors without a name stay exact.
+    /// [`Contents::describe`], with the names that an index gives the tensors later. Tensors without a name stay exact.
     pub(super) fn describe_named(&self, path: &Path, file: &dyn ReadAt) -> io::Result<Description> {
         let mut description = self.describe(path, file)?;
         if let Some(index) = siblings(path).filter(|of| of.files.is_none()).map(|of| of.index) {
@@ -88,9 +97,11 @@ impl Archive {
 
     /// The model in an index, and the files that it lists; or why it cannot be read.
     fn model(&self, index: &Path) -> io::Result<Result<(Arc<Model>, Arc<Siblings>), io::Error>> {
-        let Some(metadata) = found_at(&self.store.tree(), index)? else { return Ok(Err(io::ErrorKind::NotFound.into())) };
+        let Some(metadata) = found_at(&self.shared.store.tree(), index)? else {
+            return Ok(Err(io::ErrorKind::NotFound.into()));
+        };
         let identity = (FileId::of(&metadata), metadata.size(), (metadata.ctime(), metadata.ctime_nsec()));
-        let models = || self.models.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let models = || self.models.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, model, siblings)) = models().iter().find(|(kept, ..)| *kept == identity) {
             return Ok(Ok((Arc::clone(model), Arc::clone(siblings))));
         }
@@ -135,7 +146,7 @@ impl Archive {
     fn companions(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
         let directory = path.parent().unwrap_or(Path::new(""));
         let steps = step_pattern::steps(path);
-        let opened = beneath::open_dir(&self.store.tree(), directory)?;
+        let opened = beneath::open_dir(&self.shared.store.tree(), directory)?;
         let mut found = Vec::new();
         for entry in fs::read_dir(beneath::by_descriptor(&opened))? {
             let entry = entry?;

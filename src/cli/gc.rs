@@ -9,9 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
-use crate::archive::{
-    Archive, AtRest, Condition, GcReport, Queue, Removed, Status, facts_at_rest, policy,
-};
+use crate::archive::{Archive, AtRest, Condition, GcReport, Queue, Removed, Status, facts_at_rest, policy};
 use crate::store::retention::Verdict;
 use crate::store::{Error, Store, name_bytes};
 

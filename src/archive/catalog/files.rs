@@ -342,6 +342,16 @@ impl Files {
         }
     }
 
+    /// Whether the file that proved an archived one is still there. Another newer state may be of another run, or unsound.
+    pub(in crate::archive) fn is_still_proven(&self, path: &Path) -> bool {
+        // A former process's files are archived anew.
+        let Some((prover, file)) = self.get(path).and_then(|entry| entry.prover.as_deref()) else { return true };
+        self.get(prover).is_some_and(|entry| match &entry.state {
+            State::Released(_) => true,
+            state => state.sealed().is_some_and(|sealed| sealed.file == *file && !entry.unsound),
+        })
+    }
+
     /// The checkpoint of a file that waits for others.
     pub(in crate::archive) fn checkpoint(&self, path: &Path) -> Option<Arc<Checkpoint>> {
         self.files.get(path)?.checkpoint.clone()

@@ -294,7 +294,8 @@ impl Steps<'_> {
             entry.failed.as_ref().filter(is_tried_again).map(|failed| (path.to_path_buf(), failed.why.clone()))
         });
         let failed: Vec<_> = failed.collect();
-        let mut is_queued = |path: &Path| self.files.decision(path).is_some_and(|decision| decision.verdict.is_queued());
+        let mut is_queued =
+            |path: &Path| self.files.decision(path).is_some_and(|decision| decision.verdict.is_queued());
         (queued, failed.into_iter().find(|(path, _)| is_queued(path)).map(|(_, why)| why))
     }
 

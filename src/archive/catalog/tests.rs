@@ -557,13 +557,18 @@ fn a_file_that_is_written_again_and_again_does_not_wait_longer() {
     let mut catalog = catalog(Duration::ZERO);
     let (log, start) = (Path::new("run/log.txt"), Instant::now());
     let at = |millis: u64| start + Duration::from_millis(millis);
-    let together =
-        |catalog: &mut Catalog, millis: u64| catalog.steps().claim_together(at(millis)).0.map(|mut tasks| tasks.remove(0));
+    let together = |catalog: &mut Catalog, millis: u64| {
+        catalog.steps().claim_together(at(millis)).0.map(|mut tasks| tasks.remove(0))
+    };
     for millis in 0..250 {
         assert!(together(&mut catalog, millis).is_none());
         catalog.opened_for_writing(log);
         catalog.closed(log, Some((100, at(millis))));
-        assert!(!catalog.steps().has_unsealed() && !catalog.steps().may_learn() && catalog.steps().has_unsealed_since(u64::MAX));
+        assert!(
+            !catalog.steps().has_unsealed()
+                && !catalog.steps().may_learn()
+                && catalog.steps().has_unsealed_since(u64::MAX)
+        );
     }
     // It is open just when its turn comes.
     catalog.opened_for_writing(log);
@@ -710,7 +715,8 @@ fn files_in_one_directory_are_one_series_by_their_names() {
 fn a_save_counts_once_it_is_finished() {
     let mut catalog = catalog(Duration::ZERO);
     let names = ["x_1/.metadata", "x_1/__0_0.distcp", "x_1/__1_0.distcp"].map(PathBuf::from);
-    let siblings = Arc::new(Siblings { index: names[0].clone(), files: names[1..].iter().map(|n| (n.clone(), 8)).collect() });
+    let siblings =
+        Arc::new(Siblings { index: names[0].clone(), files: names[1..].iter().map(|n| (n.clone(), 8)).collect() });
     let mut seal = |file: usize, (modified_ns, born_ns, len): (i64, i64, u64)| {
         let stamp = Stamp { len, modified_ns, born_ns };
         let state = match file {

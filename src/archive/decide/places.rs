@@ -70,7 +70,9 @@ impl<'a> Fact<'a> {
 /// The places of files. `counts`: whether the one at a place may be a newer state of others.
 pub(super) fn places<'a>(files: &'a [Arc<File>], counts: impl Fn(usize) -> bool) -> Vec<Place> {
     let mut places = vec![Place { since: i64::MIN, ..Place::default() }; files.len()];
-    let fact = |(at, file): (usize, &'a Arc<File>)| Some(Fact { is_newer: file.entry.counts_as_newer() && counts(at), ..Fact::of(at, file)? });
+    let fact = |(at, file): (usize, &'a Arc<File>)| {
+        Some(Fact { is_newer: file.entry.counts_as_newer() && counts(at), ..Fact::of(at, file)? })
+    };
     let mut states: Vec<Fact<'_>> = files.iter().enumerate().filter_map(fact).collect();
     states.sort_by(Fact::by_time);
     for lineage in states.chunk_by_mut(|a, b| a.lineage == b.lineage) {

@@ -113,11 +113,7 @@ pub fn lost_stub(objects: &Objects, file: &DeviceFile) -> io::Result<Option<Id>>
 }
 
 /// Tells sparse files from files that lost their stubs. Objects of lost stubs must not be removed.
-pub(in crate::archive) fn find_lost_stubs(
-    store: &Store,
-    objects: &Objects,
-    found: &mut [FoundFile],
-) {
+pub(in crate::archive) fn find_lost_stubs(store: &Store, objects: &Objects, found: &mut [FoundFile]) {
     let is_hole = |state: &State| matches!(state, State::Resident(ResidentReason::Hole));
     let mut holes = found.iter_mut().filter(|file| is_hole(&file.state)).peekable();
     let headers = if holes.peek().is_some() { objects.all() } else { Vec::new() };

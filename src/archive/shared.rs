@@ -1,45 +1,103 @@
-//! The archive's threads, and how each learns that there is work for it.
+//! What all parts of the archive share: the store, the catalog, and how threads learn that there is work for them.
 //!
-//! *Sealers* make closed files durable, at once, whatever else goes on. *Encoders* archive and release files, several side by
-//! side. The *housekeeper* removes what nothing needs. None reaches into another's data: what they share is the catalog, in
-//! which a thread claims a file before it takes a step of it:
-//!
-//! ```text
-//! staged ─last close─▶ closed ─seal─▶ sealed ─archive─▶ archived ─release─▶ released
-//!   ▲                    └──compare: a copy──────────▶ archived               │
-//!   └──────────────────────── opened for writing: recall ─────────────────────┘
-//! ```
-//!
-//! The catalog (`catalog.rs`) offers a step when its condition holds, and one thread claims it (`threads.rs`). A step
-//! that fails leaves the file as it was (`error.rs`). A crash between two steps loses nothing: the next mount finds the
-//! file as it is.
+//! The file system makes notes of events while it holds its own lock, so their order is the order of events. Programs wait
+//! meanwhile. So it does not take the catalog's lock, which a thread of the archive may hold that gets no processor for a
+//! while: each note waits in the [`Inbox`]. Whoever takes the catalog's lock reads all notes first, in their order, so nobody
+//! sees a catalog that lacks an earlier event. If nobody else does, a thread of its own reads them.
 
+use std::fmt;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::clock::wall_ns;
 use crate::encode::{StepError, StepResult};
-use crate::store::durable::CrashPoint;
-use crate::sync::{Condvar, MutexGuard, thread, wait_timeout};
+use crate::recall::Recall;
+use crate::store::durable::{CrashPoint, DeviceFile, Io};
+use crate::store::{Objects, Store, beneath};
+use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, wait_timeout};
 
-use super::catalog::{Catalog, Closed, Step, Task};
+use super::catalog::{Catalog, Closed, Task};
 use super::entry::Failed;
-use super::housekeeper::Housekeeper;
-use super::{Archive, LONGEST_PAUSE, SOON};
+use super::namespace::{FileId, Namespace, found_at};
 
-/// Threads that wait for fsync at once: a device takes several at hardly more time than one, and the ranks of a job
-/// close their files together. A test's scheduler tries orders of few threads better than of many.
-const SEALERS: usize = if cfg!(feature = "shuttle") { 1 } else { 4 };
-/// Files that are archived side by side, at most. The tiles in flight (`encode/workers.rs`) bound memory, not this
-/// number. Each file adds its index and one tile.
-const ENCODERS: usize = if cfg!(feature = "shuttle") { 1 } else { 8 };
+/// Pause until changes are looked up anew.
+const SOON: Duration = Duration::from_millis(50);
+/// Longest pause: room that a user makes is used within this time.
+pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 /// A thread looks for work at least this often, without being told.
 const IDLE: Duration = Duration::from_secs(3600);
+/// How long a note waits for others at most: waking the archive's threads for each would cost more than most are worth.
+const PATIENCE: Duration = Duration::from_millis(20);
 
-/// What the archive's threads wait for. All with the catalog's lock.
+/// A change of the catalog.
+type Note = Box<dyn FnOnce(&mut Catalog) + Send>;
+
+#[derive(Default)]
+struct Inside {
+    notes: Vec<Note>,
+    /// The thread that reads notes knows of some.
+    announced: bool,
+    stopping: bool,
+}
+
+/// Notes that no thread of the archive has read yet.
+#[derive(Default)]
+struct Inbox {
+    /// Taken for moments, also under the file system's lock or the catalog's. No other lock is taken under it.
+    state: Mutex<Inside>,
+    arrived: Condvar,
+}
+
+impl fmt::Debug for Inbox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inbox").field("notes", &self.state().notes.len()).finish()
+    }
+}
+
+impl Inbox {
+    fn state(&self) -> MutexGuard<'_, Inside> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Leaves a note.
+    fn put(&self, note: Note) {
+        let mut state = self.state();
+        state.notes.push(note);
+        if !std::mem::replace(&mut state.announced, true) {
+            self.arrived.notify_one();
+        }
+    }
+
+    /// All notes, the first first. The caller holds the catalog's lock until it has carried them out.
+    fn take(&self) -> Vec<Note> {
+        std::mem::take(&mut self.state().notes)
+    }
+
+    /// Waits for notes, and then a little for more. False once the archive stops.
+    fn wait(&self) -> bool {
+        let mut state = self.state();
+        while !state.announced && !state.stopping {
+            state = self.arrived.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        if !state.stopping {
+            state = wait_timeout(&self.arrived, &self.state, state, PATIENCE);
+        }
+        state.announced = false;
+        !state.stopping
+    }
+
+    /// Ends [`Shared::read_notes`].
+    fn stop(&self) {
+        self.state().stopping = true;
+        self.arrived.notify_all();
+    }
+}
+
+/// What threads wait for. All with the catalog's lock.
 #[derive(Debug, Default)]
 pub(super) struct Wake {
     /// A file was closed, or a link was made.
@@ -69,26 +127,108 @@ impl Wake {
     }
 }
 
-impl Archive {
-    /// Starts the threads, once what a former process left is durable.
-    pub(super) fn run(self: &Arc<Self>) {
-        self.begin();
-        let start = |name: &str, work: fn(&Archive)| {
-            let me = Arc::clone(self);
-            let started = thread::Builder::new().name(name.into()).spawn(move || work(&me));
-            started.inspect_err(|error| log::error!("no thread {name}: {error}; files stay as they are written")).ok()
-        };
-        let sealers = (0..SEALERS).filter_map(|_| start("seal", Archive::seal_files));
-        let encoders = (0..ENCODERS).filter_map(|_| start("encode", Archive::archive_files));
-        let together = start("seal-together", Archive::seal_together);
-        let notes = start("notes", Archive::read_notes);
-        let threads: Vec<_> = sealers.chain(encoders).chain(together).chain(notes).collect();
-        Housekeeper::new(self).run();
-        for thread in threads {
-            if thread.join().is_err() {
-                log::error!("a thread of the archive had panicked");
-            }
+/// See the module. Paths are relative to the tree.
+pub(super) struct Shared {
+    pub(super) store: Store,
+    pub(super) objects: Arc<Objects>,
+    pub(super) recall: Arc<Recall>,
+    /// Taken by the archive's threads for single look-ups and changes, and by the file system where it asks for
+    /// something; no I/O under it, and no other locks but those of `objects`, `inbox` and those said to be last.
+    catalog: Mutex<Catalog>,
+    /// What the file system has told.
+    inbox: Inbox,
+    pub(super) wake: Wake,
+    namespace: OnceLock<Arc<dyn Namespace>>,
+    stopping: AtomicBool,
+    /// An object may have lost its last name.
+    pub(super) garbage: AtomicBool,
+    /// Notes from the file system so far.
+    pub(super) notes: AtomicU64,
+}
+
+impl Shared {
+    /// Of a store whose files are entered.
+    pub(super) fn new(store: Store, objects: Arc<Objects>, recall: Arc<Recall>, catalog: Catalog) -> Shared {
+        Shared {
+            store,
+            objects,
+            recall,
+            catalog: Mutex::new(catalog),
+            inbox: Inbox::default(),
+            wake: Wake::default(),
+            namespace: OnceLock::new(),
+            stopping: AtomicBool::new(false),
+            garbage: AtomicBool::new(true),
+            notes: AtomicU64::new(0),
         }
+    }
+
+    pub(super) fn io(&self) -> &Io {
+        self.store.io()
+    }
+
+    /// The part that serves the files, once the archive has started.
+    pub(super) fn namespace(&self) -> Option<&Arc<dyn Namespace>> {
+        self.namespace.get()
+    }
+
+    pub(super) fn serve(&self, namespace: Arc<dyn Namespace>) {
+        let _ = self.namespace.set(namespace);
+    }
+
+    /// Opens a regular file of the tree to read it.
+    pub(super) fn open_file(&self, path: &Path) -> io::Result<DeviceFile> {
+        let tree = self.store.tree();
+        // Only the owner may leave the access time alone.
+        let open = |flags| self.io().open_beneath(&tree, path, flags);
+        // Something else, or a link on the way: removed meanwhile, and the note of it is on its way.
+        open(libc::O_NOATIME).or_else(|_| open(0)).map_err(|error| match error.raw_os_error() {
+            Some(libc::ELOOP | libc::ENOTDIR) => io::ErrorKind::NotFound.into(),
+            _ if error.kind() == io::ErrorKind::InvalidInput => io::ErrorKind::NotFound.into(),
+            _ => error,
+        })
+    }
+
+    /// Makes the names in a directory of the tree durable.
+    pub(super) fn sync_dir(&self, directory: &Path, at: CrashPoint) -> io::Result<()> {
+        let tree = self.store.tree();
+        // Not where a link leads to.
+        beneath::open_dir(&tree, directory)?;
+        self.io().sync_dir(&beneath::reach(&tree, directory)?, at)
+    }
+
+    pub(super) fn note(&self, note: impl FnOnce(&mut Catalog) + Send + 'static) {
+        self.notes.fetch_add(1, Ordering::Relaxed);
+        self.inbox.put(Box::new(note));
+    }
+
+    /// Reads notes until the archive stops, if nobody else has.
+    pub(super) fn read_notes(&self) {
+        while self.inbox.wait() {
+            self.notify();
+        }
+    }
+
+    /// Forgets a path at which there is nothing any more, if it failed for that before and no note of it is on its way.
+    /// Answers whether it did.
+    pub(super) fn forget_what_went(&self, path: &Path, version: u64) -> bool {
+        let failed = |catalog: &Catalog| {
+            let entry = catalog.get(path).filter(|entry| entry.version == version);
+            entry.is_some_and(|entry| entry.failed.as_ref().is_some_and(|failed| failed.is_passing))
+        };
+        let gone = || matches!(found_at(&self.store.tree(), path), Ok(None));
+        let Some(namespace) = self.namespace().filter(|_| failed(&self.catalog()) && gone()) else {
+            return false;
+        };
+        // A thread that takes a name away holds the file system's lock until the note of it is made. This call takes
+        // that lock once: every such note is there now, and has changed the version.
+        namespace.idle(path, FileId { dev: 0, ino: 0 });
+        let mut catalog = self.catalog();
+        let forgotten = failed(&catalog);
+        if forgotten {
+            catalog.removed(path);
+        }
+        forgotten
     }
 
     /// Tells the threads to end after the step under way.
@@ -112,7 +252,7 @@ impl Archive {
 
     /// What a former process did and had not synced when it was killed looks like all else, and would be lost if the machine
     /// failed: a name in `objects/`, that a name went. It becomes durable before anything is done that counts on it.
-    fn begin(&self) {
+    pub(super) fn begin(&self) {
         while let Err(error) = self.io().device().sync_all(self.store.root(), CrashPoint::Begun) {
             log::warn!("the store cannot be made durable: {error}; next try in {LONGEST_PAUSE:.0?}");
             let until = Instant::now() + LONGEST_PAUSE;
@@ -157,26 +297,6 @@ impl Archive {
             catalog = self.wait(condition, catalog, retry.unwrap_or(IDLE));
         }
         None
-    }
-
-    /// Takes the step that a thread has claimed.
-    ///
-    /// # Errors
-    /// The reason for its end; [`Archive::take`] decides how to go on.
-    pub(super) fn step(&self, task: &Task) -> StepResult<()> {
-        match &task.step {
-            // The last handle is gone. The file becomes durable; its tensors and its lineage are found.
-            Step::Seal => self.seal(task),
-            // A program has opened the file again before its turn came. What it had closed before becomes durable.
-            Step::Sync => self.seal(task),
-            // An object may decode to the file's bytes. Then the file is archived by that object, without a newer state.
-            Step::Compare { sealed } => self.twins().compare(task, sealed),
-            // A newer state with other bytes is sealed. The file is encoded as a difference to an older state, made
-            // durable, read back from the device, and compared with its bounds. Its bytes are still in the tree.
-            Step::Archive { sealed, newer } => self.archive_file(task, sealed, newer),
-            // All files of the checkpoint are archived, and none is open. A durable stub takes its place.
-            Step::Release { .. } => self.release(task),
-        }
     }
 
     /// Takes the step that was claimed, says how it went, and wakes whoever may go on.
