@@ -17,10 +17,12 @@ use crate::store::{Newest, Objects, Profile, Profiles, is_pinned};
 use crate::sync::{Mutex, MutexGuard};
 use formats::is_named_elsewhere;
 
+use super::FileId;
 use super::archiving::After;
+use super::archiving::Encoder;
 use super::base::nearest;
-use super::catalog::{Sealed, State};
-use super::{Archive, FileId};
+use super::entry::{Sealed, State};
+use super::twins::is_faithful;
 
 /// Longest wait of a file for the state before it to become its base, in nanoseconds since it was written. A remote
 /// gets the file a minute late, and not as a difference over several states.
@@ -79,61 +81,63 @@ impl Before {
     }
 }
 
-impl Archive {
+impl Encoder {
     /// Encodes the newest file of a lineage for a remote.
     ///
     /// # Errors
     /// Those of an archiving.
     pub(super) fn encode_ahead(&self, path: &Path) -> StepResult<Ahead> {
         let (version, sealed) = {
-            let mut catalog = self.catalog();
+            let mut catalog = self.shared.catalog();
             let Some(entry) = catalog.get(path) else { return Ok(Ahead::Later) };
             let State::Sealed(sealed) = &entry.state else { return Ok(Ahead::Later) };
             let (version, sealed) = (entry.version, Arc::clone(sealed));
             // It is to stay exact everywhere.
-            if entry.held.is_some() || catalog.named_best_by(path).is_some() || catalog.best_result(path).is_some() {
+            if entry.held.is_some() || catalog.decided().mark(path).is_some() {
                 return Ok(Ahead::Whole);
             }
             let recent = wall_ns().saturating_sub(sealed.modified_ns) < PATIENCE_NS;
-            let Some(decision) = catalog.decision(path) else { return Ok(Ahead::Later) };
+            let Some(decision) = catalog.decided().decision(path) else { return Ok(Ahead::Later) };
             if decision.has_newer {
                 // A state that is no history, that is open, or whose checkpoint waits, may wait for ever.
                 // While the next checkpoint is being saved, the wait is short.
                 let is_old = |since: i64| wall_ns().saturating_sub(since) >= PATIENCE_NS;
                 let is_held = decision.is_held_up && decision.newest.is_some_and(is_old);
-                let is_soon = catalog.is_to_be_archived(path) && !is_held;
+                let is_soon = catalog.steps().is_to_be_archived(path) && !is_held;
                 return Ok(if is_soon { Ahead::Later } else { Ahead::Whole });
             }
-            if recent && catalog.is_behind_another(path) {
+            if recent
+                && catalog.files().before(path).is_some_and(|before| before.held.is_none() && before.failed.is_none())
+            {
                 return Ok(Ahead::Later);
             }
             (version, sealed)
         };
-        let profiles = self.profiles(path, sealed.lineage)?;
+        let profiles = self.restores.profiles(path, sealed.lineage)?;
         let exact = profiles.coarsest() == Profile::Exact || profiles.policy().is_some();
-        if exact || is_named_elsewhere(path) || is_pinned(&self.store.tree(), path)? {
+        if exact || is_named_elsewhere(path) || is_pinned(&self.shared.store.tree(), path)? {
             return Ok(Ahead::Whole);
         }
-        let source = self.open_file(path)?;
+        let source = self.shared.open_file(path)?;
         if !sealed.describes(&source.metadata()?) {
             // Changed without a note: a program set its time, or writes through a mapping.
-            self.catalog().has_changed(path, &sealed);
-            self.notify();
+            self.shared.catalog().has_changed(path, &sealed);
+            self.shared.notify();
             return Ok(Ahead::Later);
         }
         let stale = || {
-            let mut catalog = self.catalog();
-            self.is_stopping()
+            let mut catalog = self.shared.catalog();
+            self.shared.is_stopping()
                 || catalog.get(path).is_none_or(|entry| entry.version != version)
-                || catalog.has_newer(path)
+                || catalog.decided().decision(path).is_some_and(|decision| decision.has_newer)
         };
         if let Some(made) = self.already_ahead(&sealed, &source, &profiles, &stale)? {
-            return Ok(self.objects.hold(made).map_or(Ahead::Later, Ahead::Object));
+            return Ok(self.shared.objects.hold(made).map_or(Ahead::Later, Ahead::Object));
         }
         let Some(before) = self.before_ahead.take(&sealed) else { return Ok(Ahead::Whole) };
-        let mut states = self.objects.of_lineage(sealed.lineage);
+        let mut states = self.shared.objects.of_lineage(sealed.lineage);
         states.retain(|header| header.modified_ns < sealed.modified_ns);
-        if !nearest(states, &sealed).is_some_and(|before| self.twins().is_faithful(before.id, &profiles)) {
+        if !nearest(states, &sealed).is_some_and(|before| is_faithful(&self.shared.objects, before.id, &profiles)) {
             return Ok(Ahead::Whole);
         }
         // Its former name is not known any more; the number in its own proves nothing then.
@@ -144,9 +148,9 @@ impl Archive {
         let made =
             self.difference(path, &sealed, (&source, &profiles), &after, &stale, &mut |made| self.commit(made))?;
         let Some(made) = made else { return Ok(Ahead::Whole) };
-        let hold = self.objects.hold(made);
-        self.objects.unname(made);
-        if let Some((header, stored)) = self.objects.get(made) {
+        let hold = self.shared.objects.hold(made);
+        self.shared.objects.unname(made);
+        if let Some((header, stored)) = self.shared.objects.get(made) {
             let percent = 100.0 * stored as f64 / header.logical_len.max(1) as f64;
             log::info!("{}: encoded ahead as {made}, {percent:.1}%", path.display());
         }
@@ -155,7 +159,8 @@ impl Archive {
 
     /// Keeps an archived file open for the state after it, which is encoded ahead by the update between the two.
     pub(super) fn keep_for_ahead(&self, archived: &Sealed, next: &Sealed, file: DeviceFile) {
-        let wanted = self.store.settings().remote.as_ref().is_some_and(|remote| remote.newest == Newest::Quantized);
+        let wanted =
+            self.shared.store.settings().remote.as_ref().is_some_and(|remote| remote.newest == Newest::Quantized);
         if wanted {
             self.before_ahead.put(archived, next, file);
         }
@@ -169,10 +174,11 @@ impl Archive {
         profiles: &Profiles,
         stale: &(dyn Fn() -> bool + Sync),
     ) -> StepResult<Option<Id>> {
-        let mut made = self.objects.of_lineage(sealed.lineage);
+        let mut made = self.shared.objects.of_lineage(sealed.lineage);
         let is = |header: &Header| {
             let of = (header.modified_ns, header.logical_len, header.source_sample);
-            of == (sealed.modified_ns, sealed.len, sealed.sample) && self.twins().is_faithful(header.id, profiles)
+            of == (sealed.modified_ns, sealed.len, sealed.sample)
+                && is_faithful(&self.shared.objects, header.id, profiles)
         };
         made.retain(is);
         let Some(made) = made.first() else { return Ok(None) };
@@ -196,7 +202,7 @@ impl Archive {
         newer: &(PathBuf, Arc<Sealed>),
     ) -> StepResult<bool> {
         let look = || -> StepResult<bool> {
-            let (made, after) = (self.objects.open(id)?, self.open_newer(newer)?);
+            let (made, after) = (self.shared.objects.open(id)?, self.open_newer(newer)?);
             let after = After { state: (&after, &newer.0), ahead: false, but: Some(id), refusal: None };
             self.difference(path, sealed, file, &after, &|| false, &mut |difference| difference.is_met_by(&made))
         };
@@ -205,7 +211,7 @@ impl Archive {
             self.before_ahead.unproven().remove(&id);
         } else {
             log::info!("{}: what was encoded ahead is too coarse now, or cannot be judged", path.display());
-            self.objects.unname(id);
+            self.shared.objects.unname(id);
         }
         fine
     }

@@ -3,20 +3,30 @@
 use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
-use crate::encode::{Base, Difference, StepError, StepResult, Written, succession, yield_to_others};
+use crate::encode::{Base, Difference, StepError, StepResult, Workers, Written, succession, yield_to_others};
 use crate::store::durable::DeviceFile;
 use crate::store::object::Id;
 use crate::store::{Profile, Profiles, is_pinned, step_pattern};
+use crate::sync::AtomicBool;
 use formats::{InOrder, ReadAt, is_named_elsewhere};
 
-use super::catalog::{Held, Sealed, State, Task};
+use super::ahead::Before;
+use super::base::Bases;
+use super::catalog::{Step, Task};
+use super::decide::Mark;
+use super::entry::{Held, Sealed, State};
+use super::lineage;
+use super::namespace::Outcome;
+use super::release::Releaser;
 use super::resident::ResidentReason;
-use super::threads::Pause;
-use super::{Archive, Outcome, lineage};
+use super::restores::Restores;
+use super::shared::{Pause, Shared};
+use super::source::Contents;
+use super::twins::Twins;
 
 /// The state after a file.
 pub(super) struct After<'a> {
@@ -30,40 +40,83 @@ pub(super) struct After<'a> {
     pub(super) refusal: Option<&'a str>,
 }
 
-impl Archive {
+/// Archives files, and takes the steps after that.
+pub(super) struct Encoder {
+    pub(super) shared: Arc<Shared>,
+    pub(super) twins: Arc<Twins>,
+    pub(super) before_ahead: Before,
+    contents: Arc<Contents>,
+    pub(super) restores: Arc<Restores>,
+    workers: Arc<Workers>,
+    releaser: Releaser,
+    /// A user says that all files are states of one run.
+    one_run: AtomicBool,
+}
+
+impl Encoder {
+    /// Of an archive with these parts.
+    pub(super) fn new(
+        shared: &Arc<Shared>,
+        contents: Arc<Contents>,
+        twins: Arc<Twins>,
+        restores: Arc<Restores>,
+        workers: Arc<Workers>,
+    ) -> Encoder {
+        Encoder {
+            shared: Arc::clone(shared),
+            twins,
+            before_ahead: Before::of(&shared.objects),
+            contents,
+            restores,
+            workers,
+            releaser: Releaser::of(Arc::clone(shared)),
+            one_run: AtomicBool::new(false),
+        }
+    }
+
+    /// All files are states of one run, as a user says who compares ways to keep them: nothing has to prove it.
+    pub(super) fn trust_in_one_run(&self) {
+        self.one_run.store(true, Ordering::Relaxed);
+    }
+
     /// The loop of an encoder, until the archive stops.
     pub(super) fn archive_files(&self) {
         yield_to_others();
         let mut pause = Pause::none();
-        while let Some(task) = self.next_to_archive() {
-            self.take(&task, &mut pause, || self.step(&task));
+        while let Some(task) = self.shared.next_to_archive() {
+            self.shared.take(&task, &mut pause, || match &task.step {
+                // An object may decode to the file's bytes. Then the file is archived by that object, without a newer state.
+                Step::Compare { sealed } => self.twins.compare(&task, sealed),
+                // A newer state with other bytes is sealed. The file is encoded as a difference to an older state, made
+                // durable, read back from the device, and compared with its bounds. Its bytes are still in the tree.
+                Step::Archive { sealed, newer } => self.archive_file(&task, sealed, newer),
+                // All files of the checkpoint are archived, and none is open. A durable stub takes its place.
+                Step::Release { .. } => self.releaser.release(&task),
+                Step::Seal | Step::Sync => unreachable!("a sealer's step"),
+            });
         }
     }
 
     /// Archives a sealed file of which a newer state is sealed too: plan, encode, read back, commit.
-    pub(super) fn archive_file(
-        &self,
-        task: &Task,
-        sealed: &Arc<Sealed>,
-        newer: &(PathBuf, Arc<Sealed>),
-    ) -> StepResult<()> {
+    fn archive_file(&self, task: &Task, sealed: &Arc<Sealed>, newer: &(PathBuf, Arc<Sealed>)) -> StepResult<()> {
         let (path, version) = (task.path.as_path(), task.version);
-        let source = self.open_file(path)?;
+        let source = self.shared.open_file(path)?;
         let metadata = source.metadata()?;
         if !sealed.describes(&metadata) {
-            self.catalog().advance(path, version, State::Closed);
+            self.shared.catalog().advance(path, version, State::Closed);
             return Ok(());
         }
         if metadata.nlink() > 1 {
-            self.wait_for_one_name(path, version);
+            self.shared.catalog().wait_for_one_name(path, version);
             return Ok(());
         }
         if !self.is_idle(path, version, sealed) || self.is_held_by_pin(path, version)? {
             return Ok(());
         }
         let started = Instant::now();
-        let stale = || self.is_stopping() || self.catalog().get(path).is_none_or(|e| e.version != version);
-        let mut profiles = self.profiles(path, sealed.lineage)?;
+        let stale =
+            || self.shared.is_stopping() || self.shared.catalog().get(path).is_none_or(|e| e.version != version);
+        let mut profiles = self.restores.profiles(path, sealed.lineage)?;
         let mut refusal = None;
         if profiles.coarsest() != Profile::Exact {
             if self.is_best(path, version) || !self.is_followed_by_sound((path, &source), newer)? {
@@ -80,8 +133,7 @@ impl Archive {
         }
         let refusal = refusal.as_deref();
         // Bytes that do not say to which tensor they belong must not share the errors of others.
-        let twin =
-            if is_named_elsewhere(path) { None } else { self.twins().find(&profiles, sealed, &source, &stale)? };
+        let twin = if is_named_elsewhere(path) { None } else { self.twins.find(&profiles, sealed, &source, &stale)? };
         let made_ahead = twin.filter(|id| self.is_unproven(*id));
         let object = match twin {
             Some(object) if made_ahead.is_none() => object,
@@ -89,9 +141,9 @@ impl Archive {
             _ => match self.write_object(path, sealed, (&source, &profiles), newer, (made_ahead, refusal, &stale))? {
                 Some(object) => object,
                 None => {
-                    let why = ResidentReason::incompressible(&self.describe(path, &source)?);
+                    let why = ResidentReason::incompressible(&self.contents.describe(path, &source)?);
                     log::info!("{}: stays as it is: {why}", path.display());
-                    self.catalog().advance(path, version, State::Resident(why));
+                    self.shared.catalog().advance(path, version, State::Resident(why));
                     return Ok(());
                 }
             },
@@ -99,15 +151,17 @@ impl Archive {
         // Before anybody sees it archived: the remote asks for it then.
         self.keep_for_ahead(sealed, &newer.1, source);
         // Its lineage has another newest state now.
-        self.garbage.store(true, Ordering::Relaxed);
-        if self.objects.is_lossy(object) {
-            self.is_proven_by(object, newer);
+        self.shared.garbage.store(true, Ordering::Relaxed);
+        {
+            let mut catalog = self.shared.catalog();
+            let prover = self.shared.objects.is_lossy(object).then(|| Box::new((newer.0.clone(), newer.1.file)));
+            catalog.edit(path, version, |entry| entry.prover = prover);
+            if !catalog.advance(path, version, State::Archived(Arc::clone(sealed), object)) {
+                return Ok(());
+            }
+            catalog.keep(path, version, None);
         }
-        if !self.advance_named(path, version, State::Archived(Arc::clone(sealed), object)) {
-            return Ok(());
-        }
-        self.catalog().keep(path, version, None, &self.objects);
-        if let Some((header, stored)) = self.objects.get(object) {
+        if let Some((header, stored)) = self.shared.objects.get(object) {
             let percent = 100.0 * stored as f64 / header.logical_len.max(1) as f64;
             log::info!("{}: archived as {object}, {percent:.1}% in {:.1?}", path.display(), started.elapsed());
         }
@@ -120,10 +174,8 @@ impl Archive {
         before: (&Path, &DeviceFile),
         after: (&Path, &DeviceFile),
     ) -> StepResult<Option<String>> {
-        let mut descriptions = [self.describe(before.0, before.1)?, self.describe(after.0, after.1)?];
-        let [of_before, of_after] = &mut descriptions;
-        self.name_chunks(before.0, of_before)?;
-        self.name_chunks(after.0, of_after)?;
+        let [of_before, of_after] =
+            &[self.contents.describe_named(before.0, before.1)?, self.contents.describe_named(after.0, after.1)?];
         let [counted, of_after_counted] = [before.0, after.0].map(step_pattern::of_file);
         let before = succession::State { source: before.1, description: of_before, counted };
         let after = succession::State { source: after.1, description: of_after, counted: of_after_counted };
@@ -135,8 +187,7 @@ impl Archive {
     fn is_followed_by_sound(&self, own: (&Path, &DeviceFile), newer: &(PathBuf, Arc<Sealed>)) -> StepResult<bool> {
         let (path, file) = (newer.0.as_path(), self.open_newer(newer)?);
         let not_finite = |path: &Path, file: &DeviceFile| -> StepResult<HashSet<String>> {
-            let mut description = self.describe(path, file)?;
-            self.name_chunks(path, &mut description)?;
+            let description = self.contents.describe_named(path, file)?;
             Ok(self.workers.install(|| succession::not_finite(file, &description))?)
         };
         let found = not_finite(path, &file)?;
@@ -144,74 +195,50 @@ impl Archive {
             return Ok(true);
         }
         log::warn!("{}: some of its weights are not finite, so it is no newer state of another file", path.display());
-        self.catalog().is_unsound(path, &newer.1);
+        self.shared.catalog().is_unsound(path, &newer.1);
         Ok(false)
-    }
-
-    /// Keeps in mind, until the release, which file proved an object.
-    fn is_proven_by(&self, object: Id, (path, newer): &(PathBuf, Arc<Sealed>)) {
-        let mut provers = self.provers.lock().unwrap_or_else(PoisonError::into_inner);
-        provers.insert(object, (path.clone(), newer.file));
-    }
-
-    /// The object is a file's own now, or of no use.
-    pub(super) fn forget_proof(&self, object: Id) {
-        self.provers.lock().unwrap_or_else(PoisonError::into_inner).remove(&object);
-    }
-
-    /// Whether the file that proved an object is still there. Another newer state may be of another run, or unsound.
-    pub(super) fn is_still_proven(&self, object: Id) -> bool {
-        let prover = self.provers.lock().unwrap_or_else(PoisonError::into_inner).get(&object).cloned();
-        // A former process's files are archived anew.
-        let Some((path, file)) = prover else { return true };
-        self.catalog().get(&path).is_some_and(|entry| match &entry.state {
-            State::Sealed(sealed) | State::Archived(sealed, _) => sealed.file == file && !entry.unsound,
-            State::Released(_) => true,
-            State::Staged | State::Closed | State::Durable(_) | State::Resident(_) => false,
-        })
     }
 
     /// Whether no handle is open on the file; if one is, the file waits until it is closed.
     fn is_idle(&self, path: &Path, version: u64, sealed: &Sealed) -> bool {
         // Set before the question, so that a close in between is not missed.
-        self.catalog().set_busy(path, version, true);
-        if self.namespace().is_some_and(|ns| ns.idle(path, sealed.file) == Outcome::Busy) {
+        self.shared.catalog().edit(path, version, |entry| entry.busy = true);
+        if self.shared.namespace().is_some_and(|ns| ns.idle(path, sealed.file) == Outcome::Busy) {
             return false;
         }
-        self.catalog().set_busy(path, version, false);
+        self.shared.catalog().edit(path, version, |entry| entry.busy = false);
         true
     }
 
     /// Whether the file is pinned: then it is held.
     fn is_held_by_pin(&self, path: &Path, version: u64) -> StepResult<bool> {
-        if !is_pinned(&self.store.tree(), path)? {
+        if !is_pinned(&self.shared.store.tree(), path)? {
             return Ok(false);
         }
-        self.catalog().hold(path, version, Some(Held::Pinned));
+        self.shared.catalog().edit(path, version, |entry| entry.held = Some(Held::Pinned));
         // Asked again, because the note of the pin's removal may have come in between.
-        if is_pinned(&self.store.tree(), path)? {
+        if is_pinned(&self.shared.store.tree(), path)? {
             log::debug!("{}: stays as it is, it is pinned", path.display());
             return Ok(true);
         }
-        self.catalog().hold(path, version, None);
+        self.shared.catalog().edit(path, version, |entry| entry.held = None);
         Ok(false)
     }
 
-    /// Whether a statement names the file as the best of its run, or its own name shows the best result: then it is held.
-    /// Both happen under one lock, so that a newer statement can let it go.
+    /// Whether the file is the best of its run: then it is held as long as it is.
     fn is_best(&self, path: &Path, version: u64) -> bool {
-        let mut catalog = self.catalog();
-        if let Some(by) = catalog.named_best_by(path).map(Path::to_path_buf) {
-            catalog.hold(path, version, Some(Held::Best));
-            log::info!("{}: stays as it was written, {} names it as the best", path.display(), by.display());
-            return true;
+        let mut catalog = self.shared.catalog();
+        let Some(mark) = catalog.decided().mark(path) else { return false };
+        catalog.edit(path, version, |entry| entry.held = Some(Held::Best));
+        match mark {
+            Mark::Named(by) => {
+                log::info!("{}: stays as it was written, {} names it as the best", path.display(), by.display());
+            }
+            Mark::Result => {
+                log::info!("{}: stays as it was written, its name shows the best result of its run", path.display());
+            }
         }
-        if catalog.best_result(path).is_some() {
-            catalog.hold(path, version, Some(Held::Result));
-            log::info!("{}: stays as it was written, its name shows the best result of its run", path.display());
-            return true;
-        }
-        false
+        true
     }
 
     /// Encodes, reads back and commits, as difference to any state but `but`. `None`: not worth it. The caller names the
@@ -231,10 +258,10 @@ impl Archive {
 
     /// Opens the state after a file.
     pub(super) fn open_newer(&self, (path, sealed): &(PathBuf, Arc<Sealed>)) -> StepResult<DeviceFile> {
-        let after = self.open_file(path)?;
+        let after = self.shared.open_file(path)?;
         if !sealed.describes(&after.metadata()?) {
             // Changed without a note: a program set its time, or writes through a mapping.
-            self.catalog().has_changed(path, sealed);
+            self.shared.catalog().has_changed(path, sealed);
             return Err(StepError::Superseded);
         }
         Ok(after)
@@ -250,18 +277,16 @@ impl Archive {
         stale: &(dyn Fn() -> bool + Sync),
         act: &mut dyn FnMut(&Difference) -> StepResult<T>,
     ) -> StepResult<T> {
-        let (mut description, mut of_newer) =
-            (self.describe(path, source)?, self.describe(after.state.1, after.state.0)?);
+        let mut description = self.contents.describe_named(path, source)?;
+        let of_newer = self.contents.describe_named(after.state.1, after.state.0)?;
         // Archive the sealed content, or nothing.
         if lineage::signature(&description) != sealed.signature {
             // A file beside it that describes it came or went: it is examined anew.
-            self.catalog().has_changed(path, sealed);
-            self.notify();
+            self.shared.catalog().has_changed(path, sealed);
+            self.shared.notify();
             return Err(StepError::Superseded);
         }
-        self.name_chunks(path, &mut description)?;
-        self.name_chunks(after.state.1, &mut of_newer)?;
-        self.prove_by_companions(path, &mut description);
+        self.contents.prove_by_companions(path, &mut description);
         description.hold_unsteady(source)?;
         let profiles = match self.workers.install(|| description.is_intact(source))? {
             true => profiles.clone(),
@@ -270,7 +295,7 @@ impl Archive {
         let written: &(dyn ReadAt + Sync) = source;
         let source = InOrder::new(source, &description);
         let (newer, of_newer) = InOrder::as_later_state(after.state.0, &of_newer, &description);
-        let base = self.base(sealed, &description, &source, profiles.policy(), after.but)?;
+        let base = Bases::of(&self.shared).base(sealed, &description, &source, profiles.policy(), after.but)?;
         act(&Difference {
             path,
             refusal: after.refusal,
@@ -282,9 +307,9 @@ impl Archive {
             written,
             base: &base,
             profiles: &profiles,
-            generations: &|| self.generations_at(sealed.lineage, sealed.modified_ns),
-            tmp: (self.io(), &self.store.tmp()),
-            memory: self.recall.memory(),
+            generations: &|| self.restores.generations_at(sealed.lineage, sealed.modified_ns),
+            tmp: (self.shared.io(), &self.shared.store.tmp()),
+            memory: self.shared.recall.memory(),
             workers: &self.workers,
             cancelled: stale,
         })
@@ -306,7 +331,10 @@ impl Archive {
             // Before any file can come to it.
             self.before_ahead.is_to_be_proven(id);
         }
-        self.objects.add(writer, header, chain.leaf().stored()).inspect_err(|_| self.recall.forget(id))?;
+        self.shared
+            .objects
+            .add(writer, header, chain.leaf().stored())
+            .inspect_err(|_| self.shared.recall.forget(id))?;
         self.remember(id, difference.base);
         Ok(Some(id))
     }
@@ -315,10 +343,10 @@ impl Archive {
     fn remember(&self, id: Id, base: &Base) {
         let former = base.previous.as_ref().map(|chain| chain.leaf());
         if let Some(former) = former.filter(|former| !former.is_super_step()) {
-            self.recall.memory().forget(former.header().id);
+            self.shared.recall.memory().forget(former.header().id);
         }
-        if let Ok(chain) = self.recall.chain(id) {
-            self.recall.memory().hold(&chain);
+        if let Ok(chain) = self.shared.recall.chain(id) {
+            self.shared.recall.memory().hold(&chain);
         }
     }
 }

@@ -10,8 +10,8 @@ use crate::store::{Id, first_of_twins};
 use formats::{Description, ReadAt, Tensor};
 use papers::{Policy, check_n_run};
 
-use super::Archive;
-use super::catalog::Sealed;
+use super::entry::Sealed;
+use super::shared::Shared;
 
 /// Another lineage's state is the base if its distance is below this share of the distance to the own lineage's. The same
 /// state saved twice differs by its quantization only: a thirteenth of the distance to the state before.
@@ -19,7 +19,17 @@ const MUCH_NEARER: f64 = 0.25;
 /// The middle tiles of this many tensors, the largest ones, give the distance of two states.
 const COMPARED: usize = 4;
 
-impl Archive {
+/// The archived states, as bases of new ones.
+pub(super) struct Bases<'a> {
+    shared: &'a Shared,
+}
+
+impl Bases<'_> {
+    /// Of an archive.
+    pub(super) fn of(shared: &Shared) -> Bases<'_> {
+        Bases { shared }
+    }
+
     /// The base: the last archived state of the lineage before this, else the nearest after it. A state of another
     /// lineage with the same tensors is the base if the own lineage has none, or if it is the same state saved twice.
     /// For a super-step, the super-step before. Never `but`. A published system's policy names a state of the own lineage.
@@ -32,18 +42,18 @@ impl Archive {
         but: Option<Id>,
     ) -> StepResult<Base> {
         let mut base = Base::default();
-        let mut own = self.objects.of_lineage(sealed.lineage);
+        let mut own = self.shared.objects.of_lineage(sealed.lineage);
         own.retain(|header| Some(header.id) != but);
         let own = nearest(own, sealed);
-        let mut others = self.objects.of_signature(sealed.signature);
+        let mut others = self.shared.objects.of_signature(sealed.signature);
         // All files without tensors have one signature.
         others.retain(|header| header.lineage != sealed.lineage && !description.tensors.is_empty());
         // A published system knows of no other run than its own, whose first state has full precision.
         others.retain(|_| policy.is_none());
-        let other = nearest(others, sealed).map(|other| first_of_twins(&self.objects, other));
+        let other = nearest(others, sealed).map(|other| first_of_twins(&self.shared.objects, other));
         let twin = match (&own, &other) {
             (Some(own), Some(other))
-                if other.modified_ns > own.modified_ns && self.objects.chain_len(other.id) < LONGEST_READ =>
+                if other.modified_ns > own.modified_ns && self.shared.objects.chain_len(other.id) < LONGEST_READ =>
             {
                 let distance = |header: &Header| self.distance(header.id, description, source);
                 distance(other)?.zip(distance(own)?).is_some_and(|(other, own)| other < MUCH_NEARER * own)
@@ -56,17 +66,19 @@ impl Archive {
         // A twin takes the place of the state that it repeats.
         let place = Place {
             position: nearest.position.saturating_add(u32::from(!twin)),
-            chain_len: self.objects.chain_len(nearest.id),
+            chain_len: self.shared.objects.chain_len(nearest.id),
             twin,
         };
         // Held before it is opened, because garbage is collected meanwhile.
-        let Some(hold) = self.objects.hold(nearest.id) else { return Err(StepError::Superseded) };
-        match self.recall.chain(nearest.id) {
+        let Some(hold) = self.shared.objects.hold(nearest.id) else { return Err(StepError::Superseded) };
+        match self.shared.recall.chain(nearest.id) {
             Ok(chain) => {
                 base = Base::after(chain, place, policy, |root| self.wants_baseline(sealed, root));
                 base.hold = match &base.chain {
                     // The base may be an ancestor of the nearest state, which a re-parenting may free of it meanwhile.
-                    Some(chain) => Some(self.objects.hold(chain.leaf().header().id).ok_or(StepError::Superseded)?),
+                    Some(chain) => {
+                        Some(self.shared.objects.hold(chain.leaf().header().id).ok_or(StepError::Superseded)?)
+                    }
                     None => Some(hold),
                 };
             }
@@ -79,11 +91,11 @@ impl Archive {
     /// baselines: whether 1 + S1 + ... + Si <= (i + 1) Si. Removed differences are unknown.
     fn wants_baseline(&self, sealed: &Sealed, root: &Chain) -> bool {
         let id = root.leaf().header().id;
-        let Some((_, baseline)) = self.objects.get(id) else { return false };
-        let mut differences = self.objects.of_lineage(sealed.lineage);
+        let Some((_, baseline)) = self.shared.objects.get(id) else { return false };
+        let mut differences = self.shared.objects.of_lineage(sealed.lineage);
         differences.retain(|header| header.parent == Some(id) && header.modified_ns < sealed.modified_ns);
         differences.sort_by_key(|header| header.modified_ns);
-        let stored = |id| self.objects.get(id).map_or(0.0, |(_, stored)| stored as f64);
+        let stored = |id| self.shared.objects.get(id).map_or(0.0, |(_, stored)| stored as f64);
         let sizes: Vec<f64> = differences.iter().map(|header| stored(header.id) / baseline.max(1) as f64).collect();
         check_n_run::wants_baseline(&sizes)
     }
@@ -91,7 +103,7 @@ impl Archive {
     /// Mean square of the difference between a file and an archived state, in the middles of its largest tensors.
     /// `None` if they share no tensor, or the state cannot be decoded.
     fn distance(&self, id: Id, description: &Description, source: &dyn ReadAt) -> io::Result<Option<f64>> {
-        let Ok(chain) = self.recall.chain(id) else {
+        let Ok(chain) = self.shared.recall.chain(id) else {
             return Ok(None);
         };
         let mut tensors: Vec<&Tensor> = description.tensors.iter().filter(|t| t.dtype.is_lattice_float()).collect();

@@ -1,22 +1,100 @@
 //! Finds the checkpoints in the tree for the rules of retention. Reads the store's directories only.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs::{self, Metadata};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
 
 use crate::clock::wall_ns;
+use crate::store::durable::DeviceFile;
 use crate::store::retention::{Kind, Rule, Unit, Verdict, plan};
 use crate::store::step_pattern::{self, Counted, Shard};
-use crate::store::{Store, beneath, has_pin};
-use formats::siblings;
+use crate::store::{Objects, Store, Stub, beneath, found_at, has_pin, in_parallel, modified_ns};
+use formats::{Model, Siblings, describe_at, siblings};
 
 use super::FileId;
-use super::catalog::modified_ns;
-use super::condition::Condition;
-use super::namespace::found_at;
+use super::catalog::Catalog;
+use super::entry::{self, State};
+use super::lineage::has_tensors;
+use super::resident::ResidentReason;
+use super::scan;
+
+/// The condition of a regular file's content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Condition {
+    /// It is durable, and can be read.
+    Whole {
+        /// stepfs finds tensors in it. Of a checkpoint that was cut short it finds none.
+        has_tensors: bool,
+    },
+    /// It is open for writing, not durable yet, or not known.
+    BeingWritten,
+    /// It ends before its format says: its writer died.
+    CutShort,
+    /// It is an unreadable stub, or belongs to a save that is not finished.
+    Damaged,
+}
+
+impl Condition {
+    /// The condition of the file at a path, by the decision about it.
+    pub(super) fn of(catalog: &mut Catalog, objects: &Objects, path: &Path) -> Condition {
+        let Some(decision) = catalog.decided().decision(path) else { return Condition::BeingWritten };
+        let Some(entry) = catalog.get(path) else { return Condition::BeingWritten };
+        let has_tensors = match &entry.state {
+            State::Staged | State::Closed | State::Resident(ResidentReason::NotDurable) => {
+                return Condition::BeingWritten;
+            }
+            State::Resident(ResidentReason::CutShort(_)) => return Condition::CutShort,
+            State::Resident(why) if why.hides_an_object() => return Condition::Damaged,
+            State::Released(id) => match objects.get(*id) {
+                Some((header, _)) => has_tensors(header.signature),
+                None => return Condition::Damaged,
+            },
+            _ if decision.is_unfinished => return Condition::Damaged,
+            _ => entry.has_tensors == Some(true),
+        };
+        Condition::Whole { has_tensors }
+    }
+}
+
+/// What is known of a file of a store that is not mounted: its condition, and whether it is named as the best of its run.
+/// Reads the tree only.
+pub fn facts_at_rest(store: &Store) -> io::Result<impl Fn(&Path) -> (Condition, bool)> {
+    let objects = Arc::new(Objects::load_on(store.io().clone(), &store.objects(), |_, _| {})?);
+    let mut catalog = Catalog::new(store.settings().settle, Arc::clone(&objects));
+    scan::enter(scan::scan(store)?, &objects, &mut catalog);
+    let closed = catalog.files().iter().filter(|(_, entry)| matches!(entry.state, State::Closed));
+    let closed: Vec<(PathBuf, u64)> = closed.map(|(path, entry)| (path.to_path_buf(), entry.version)).collect();
+    let tree = store.tree();
+    let examined = in_parallel(&closed, |(path, _)| -> io::Result<_> {
+        let open = |path: &Path| store.io().open_beneath(&tree, path, 0);
+        let (file, siblings) = (open(path)?, siblings_at_rest(store, path, open)?.map(Arc::new));
+        let metadata = file.metadata()?;
+        let examined = scan::examine(&file, &metadata, path, siblings, || describe_at(path, &file, open))?;
+        Ok((entry::Stamp::of(&metadata), examined))
+    });
+    for ((path, version), examined) in closed.iter().zip(examined) {
+        let state = match examined {
+            Ok((stamp, scan::Examined { state, has_tensors, names, .. })) => {
+                catalog.examined(path, *version, (stamp, has_tensors), names);
+                state
+            }
+            Err(_) => State::Resident(ResidentReason::Unreadable),
+        };
+        catalog.advance(path, *version, state);
+    }
+    let catalog = RefCell::new(catalog);
+    Ok(move |path: &Path| {
+        let mut catalog = catalog.borrow_mut();
+        (Condition::of(&mut catalog, &objects, path), catalog.decided().named_by(path).is_some())
+    })
+}
 
 /// A checkpoint and its parts.
 #[derive(Clone, Debug)]
@@ -83,6 +161,30 @@ struct Walk<'a> {
     condition: &'a dyn Fn(&Path) -> Condition,
     is_best: &'a dyn Fn(&Path) -> bool,
     found: Vec<Checkpoint>,
+}
+
+/// The files that the one at a path is no state without. Nothing is known of them if their index is released.
+fn siblings_at_rest(
+    store: &Store,
+    path: &Path,
+    open: impl Fn(&Path) -> io::Result<DeviceFile>,
+) -> io::Result<Option<entry::Siblings>> {
+    let Some(Siblings { index, files }) = siblings(path) else { return Ok(None) };
+    let list = || -> io::Result<Option<Vec<(PathBuf, u64)>>> {
+        let opened = open(&index)?;
+        if Stub::read_on(&opened, store.id())?.is_some() {
+            return Ok(None);
+        }
+        Ok(Some(Model::read(&opened)?.files().map(|(name, least)| (index.with_file_name(name), least)).collect()))
+    };
+    let files = match files {
+        Some(files) => Some(files.into_iter().map(|path| (path, 0)).collect()),
+        None => list().or_else(|error| match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::InvalidData => Ok(Some(Vec::new())),
+            _ => Err(error),
+        })?,
+    };
+    Ok(files.map(|files| entry::Siblings { index, files }))
 }
 
 impl Walk<'_> {

@@ -13,16 +13,25 @@
 //! could otherwise leave only a partly quantized one to resume from. For a file without which a run cannot go on it waits
 //! without a limit, for any other of a directory `settle` nanoseconds. A directory with more files than each newer one of
 //! the run waits, too: a crash may have cut that one short.
+//!
+//! Two facts about other files are weighed first. A file whose index tells its tensors is a state only while the save is
+//! *finished* ([`Siblings`]); otherwise an older checkpoint would lose something for an interrupted save. A *mark*
+//! ([`Mark`]) says that a file is the best of its run: it loses nothing.
 
-use std::cmp::Ordering;
-use std::collections::HashMap;
+mod marks;
+mod places;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 use crate::store::step_pattern;
 
-use super::catalog::{Entry, Held, Part, State};
+use super::entry::{Entry, Held, Part, Siblings, State};
+use marks::marks;
+pub(super) use marks::{Mark, Others, Results};
+use places::{Place, places};
 
 /// The two clocks at one moment.
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +49,8 @@ pub(super) struct File {
     /// See [`step_pattern::run`].
     pub(super) run: Arc<Path>,
     pub(super) checkpoint: Option<Arc<Checkpoint>>,
+    /// What its name shows.
+    pub(super) results: Option<Arc<Results>>,
     pub(super) entry: Entry,
 }
 
@@ -122,6 +133,8 @@ pub(super) enum Why {
     /// An attempt failed.
     Failed,
     Held(Held),
+    /// The save that it belongs to is not finished.
+    Unfinished,
     /// A handle is open, or it has several names.
     Busy,
     /// It was closed, and nobody has looked at it since.
@@ -149,6 +162,8 @@ pub(super) struct Decision {
     pub(super) has_newer: bool,
     /// So is one with higher steps: only then may it lose anything.
     pub(super) is_history: bool,
+    /// The save that it belongs to is not finished.
+    pub(super) is_unfinished: bool,
     /// An archived file may become a stub.
     pub(super) may_go: bool,
     /// When a file of its checkpoint, or a newer state of one, was last modified; and whether the file waits for it.
@@ -160,6 +175,8 @@ pub(super) struct Decision {
 #[derive(Debug, Default)]
 pub(super) struct Answer {
     pub(super) files: Vec<Decision>,
+    /// The best of the run.
+    pub(super) marks: BTreeMap<usize, Mark>,
     /// Places of the files to archive and to release now, the oldest first.
     pub(super) archives: Vec<usize>,
     pub(super) releases: Vec<usize>,
@@ -183,19 +200,34 @@ impl Answer {
 
 /// Decides about the files of one run, given in the order of sealing. `settle`: how long a directory waits for the rest
 /// of its checkpoint, in nanoseconds; 0: there are no checkpoints.
-pub(super) fn decide(files: &[Arc<File>], settle: i64, now: Now) -> Answer {
-    let places = places(files);
-    let (groups, of_file) = if settle > 0 { groups(files, &places) } else { (Vec::new(), vec![None; files.len()]) };
+pub(super) fn decide(files: &[Arc<File>], others: &Others, settle: i64, now: Now) -> Answer {
+    let marks = marks(files, others);
+    let unfinished = unfinished(files);
+    // Why a file stays, whatever its lineage and its checkpoint say.
+    let stays = |at: usize| match files[at].entry.held.filter(|held| *held != Held::Best || marks.contains_key(&at)) {
+        Some(held) => Some(Why::Held(held)),
+        None => unfinished[at].then_some(Why::Unfinished),
+    };
+    let stays: Vec<Option<Why>> = (0..files.len()).map(stays).collect();
+    let places = places(files, |at| !unfinished[at]);
+    let (groups, of_file) =
+        if settle > 0 { groups(files, &places, &stays) } else { (Vec::new(), vec![None; files.len()]) };
     let group = |at: usize| of_file[at].map(|group: usize| &groups[group]);
     let is_open = |group: &Group| group.is_open(settle, now.wall_ns);
-    let is_unexamined = files.iter().any(|file| matches!(work(&file.entry, None), Some(Work::Seal | Work::Compare)));
+    let is_unexamined = files.iter().any(|file| matches!(work(&file.entry), Some(Work::Seal | Work::Compare)));
     let mut archiving = vec![false; groups.len()];
-    let mut answer = Answer { files: Vec::with_capacity(files.len()), ..Answer::default() };
+    let mut answer = Answer { files: Vec::with_capacity(files.len()), marks, ..Answer::default() };
     for (at, file) in files.iter().enumerate() {
         let place = places[at];
         let closed = group(at).filter(|group| !is_open(group));
         let retry = file.entry.failed.as_ref().and_then(|failed| failed.retry).filter(|at| *at > now.instant);
-        let verdict = match (work(&file.entry, place.after.filter(|_| place.is_history)), closed, retry) {
+        let able = || stays[at].is_none() && !file.entry.busy && !file.entry.is_given_up();
+        let work = match file.entry.state {
+            State::Sealed(_) if able() => place.after.filter(|_| place.is_history).map(Work::Archive),
+            State::Archived(..) if able() => Some(Work::Release),
+            _ => work(&file.entry),
+        };
+        let verdict = match (work, closed, retry) {
             (None, ..) => Verdict::Stay,
             (Some(work @ (Work::Archive(_) | Work::Release)), Some(_), _) => Verdict::Settle(work),
             (Some(work), _, Some(retry)) => Verdict::At(work, retry),
@@ -207,10 +239,11 @@ pub(super) fn decide(files: &[Arc<File>], settle: i64, now: Now) -> Answer {
         let is_copy = matches!(&file.entry.state, State::Archived(sealed, _) if sealed.copy);
         answer.files.push(Decision {
             verdict,
-            why: why(&file.entry, place, closed, is_unexamined),
+            why: why(&file.entry, stays[at], place, closed, is_unexamined),
             has_newer: place.has_newer,
             is_history: place.is_history,
-            may_go: is_copy || place.stays_history && closed.is_none(),
+            is_unfinished: unfinished[at],
+            may_go: is_copy || place.stays_history && closed.is_none() && !unfinished[at],
             newest: group(at).map(|group| group.newest),
             is_held_up: closed.is_some(),
         });
@@ -252,29 +285,46 @@ pub(super) fn rank(entry: &Entry) -> (i64, &[u64], u64) {
     }
 }
 
-/// The step of a file, if other files allow it. `after`: the place of the state after it, if it is history.
-pub(super) fn work(entry: &Entry, after: Option<usize>) -> Option<Work> {
-    if entry.is_given_up() {
-        return None;
-    }
-    let is_able = !entry.busy && entry.held.is_none();
+/// The step of a file that waits for no other file.
+pub(super) fn work(entry: &Entry) -> Option<Work> {
     match &entry.state {
+        _ if entry.is_given_up() => None,
         State::Staged | State::Closed if entry.waits_until().is_some() => Some(Work::Together),
         State::Closed => Some(Work::Seal),
         State::Durable(_) => Some(Work::Compare),
-        State::Sealed(_) if is_able => after.map(Work::Archive),
-        State::Archived(..) if is_able => Some(Work::Release),
         _ => None,
     }
 }
 
-fn why(entry: &Entry, place: Place, closed: Option<&Group>, is_unexamined: bool) -> Why {
+/// Whether the save is not finished that each file belongs to. A copy loses nothing, whatever becomes of its save.
+fn unfinished(files: &[Arc<File>]) -> Vec<bool> {
+    fn siblings(file: &File) -> Option<&Arc<Siblings>> {
+        file.entry.state.sealed().filter(|sealed| !sealed.copy)?.siblings.as_ref()
+    }
+    if files.iter().all(|file| siblings(file).is_none()) {
+        return vec![false; files.len()];
+    }
+    let entries: HashMap<&Path, &Entry> = files.iter().map(|file| (&*file.path, &file.entry)).collect();
+    // The files of each finished save.
+    let mut saves: HashMap<*const Siblings, HashSet<&Path>> = HashMap::new();
+    let mut is_unfinished = |file| {
+        let Some(of) = siblings(file) else { return false };
+        let save = saves.entry(Arc::as_ptr(of)).or_insert_with(|| {
+            let is_finished = of.are_finished(|path| entries.get(path).copied());
+            of.files.iter().filter(|_| is_finished).map(|(path, _)| path.as_path()).collect()
+        });
+        !save.contains(&*file.path)
+    };
+    files.iter().map(|file| is_unfinished(file)).collect()
+}
+
+fn why(entry: &Entry, stays: Option<Why>, place: Place, closed: Option<&Group>, is_unexamined: bool) -> Why {
     match &entry.state {
         State::Released(_) => Why::Released,
         State::Resident(_) => Why::Resident,
         State::Staged => Why::Open,
         _ if entry.failed.is_some() => Why::Failed,
-        _ if entry.held.is_some() => entry.held.map_or(Why::Work, Why::Held),
+        _ if stays.is_some() => stays.unwrap_or(Why::Work),
         _ if entry.busy => Why::Busy,
         State::Closed => Why::Unexamined,
         State::Sealed(_) if entry.unsound && !place.is_history => Why::Unsound,
@@ -285,107 +335,6 @@ fn why(entry: &Entry, place: Place, closed: Option<&Group>, is_unexamined: bool)
             Some(group) => group.essential.or(group.pending).map_or(Why::Work, Why::HeldUpBy),
             None => Why::Work,
         },
-    }
-}
-
-/// Where a file stands in its lineage.
-#[derive(Clone, Copy, Debug, Default)]
-struct Place {
-    has_newer: bool,
-    is_history: bool,
-    /// An archived file was history when it was archived. It needs no more than a later sealed state, and one with other
-    /// bytes: the states between may be under way, and the last may repeat its bytes.
-    stays_history: bool,
-    /// The first newer sealed state with other bytes. A twin is not a later state: it has the same samples, and is
-    /// compared whole before it is believed.
-    after: Option<usize>,
-    /// If it is history: when the later of the two states was last modified that make it so.
-    since: i64,
-}
-
-/// What orders the states of a lineage, beside each other in memory: a decision goes through all of a run several times.
-#[derive(Clone, Copy)]
-struct Fact<'a> {
-    lineage: u64,
-    modified_ns: i64,
-    /// The first of the steps decides most often.
-    step: Option<u64>,
-    steps: &'a [u64],
-    sequence: u64,
-    print: (u64, u64),
-    /// It counts as a newer state of others.
-    is_newer: bool,
-    touched: i64,
-    at: usize,
-}
-
-impl<'a> Fact<'a> {
-    fn of((at, file): (usize, &'a Arc<File>)) -> Option<Fact<'a>> {
-        let entry = &file.entry;
-        let sealed = entry.state.sealed()?;
-        Some(Fact {
-            lineage: sealed.lineage,
-            modified_ns: sealed.modified_ns,
-            step: sealed.steps.first().copied(),
-            steps: &sealed.steps,
-            sequence: entry.sequence,
-            print: sealed.print(),
-            is_newer: entry.counts_as_newer(),
-            touched: touched(entry),
-            at,
-        })
-    }
-
-    fn steps(&self, other: &Fact<'_>) -> Ordering {
-        self.step.cmp(&other.step).then_with(|| self.steps.cmp(other.steps))
-    }
-
-    fn by_time(&self, other: &Fact<'_>) -> Ordering {
-        let modified = self.lineage.cmp(&other.lineage).then(self.modified_ns.cmp(&other.modified_ns));
-        modified.then_with(|| self.steps(other)).then(self.sequence.cmp(&other.sequence))
-    }
-
-    fn by_steps(&self, other: &Fact<'_>) -> Ordering {
-        self.steps(other).then(self.modified_ns.cmp(&other.modified_ns)).then(self.sequence.cmp(&other.sequence))
-    }
-}
-
-fn places(files: &[Arc<File>]) -> Vec<Place> {
-    let mut places = vec![Place { since: i64::MIN, ..Place::default() }; files.len()];
-    let mut states: Vec<Fact<'_>> = files.iter().enumerate().filter_map(Fact::of).collect();
-    states.sort_by(Fact::by_time);
-    for lineage in states.chunk_by_mut(|a, b| a.lineage == b.lineage) {
-        later(lineage, |at, after, stays| {
-            let place = &mut places[at];
-            (place.has_newer, place.stays_history) = (after.is_some(), stays);
-            (place.after, place.since) = (after.map(|after| after.at), after.map_or(i64::MIN, |after| after.touched));
-        });
-        lineage.sort_by(Fact::by_steps);
-        later(lineage, |at, after, stays| {
-            let place = &mut places[at];
-            place.stays_history &= stays;
-            place.is_history = place.has_newer && after.is_some();
-            let higher = after.filter(|_| place.is_history).map(|after| after.touched);
-            place.since = higher.map_or(i64::MIN, |higher| place.since.max(higher));
-        });
-    }
-    places
-}
-
-/// Tells of each state of a lineage, given in one order: its place, the first later sealed state with other bytes, and
-/// whether a later state is sealed, and one with other bytes sealed or archived.
-fn later<'a>(order: &[Fact<'a>], mut tell: impl FnMut(usize, Option<&Fact<'a>>, bool)) {
-    // The next sealed state, and the first after it with other bytes; the bytes of the next, and whether any differ.
-    let (mut next, mut other): (Option<&Fact<'_>>, Option<&Fact<'_>>) = (None, None);
-    let (mut last, mut differ) = (None, false);
-    for own in order.iter().rev() {
-        let after = next.and_then(|next| if next.print == own.print { other } else { Some(next) });
-        tell(own.at, after, next.is_some() && last.is_some_and(|last| differ || last != own.print));
-        differ |= last.is_some_and(|last| last != own.print);
-        last = Some(own.print);
-        if own.is_newer {
-            (next, other) = (Some(own), after);
-        }
     }
 }
 
@@ -431,7 +380,7 @@ impl Group {
 }
 
 /// The checkpoints of a run, and the one of each file that waits for others.
-fn groups(files: &[Arc<File>], places: &[Place]) -> (Vec<Group>, Vec<Option<usize>>) {
+fn groups(files: &[Arc<File>], places: &[Place], stays: &[Option<Why>]) -> (Vec<Group>, Vec<Option<usize>>) {
     let mut known: HashMap<*const Checkpoint, usize> = HashMap::new();
     let (mut groups, mut keys): (Vec<Group>, Vec<&Arc<Checkpoint>>) = (Vec::new(), Vec::new());
     let mut of_file = vec![None; files.len()];
@@ -465,8 +414,8 @@ fn groups(files: &[Arc<File>], places: &[Place]) -> (Vec<Group>, Vec<Option<usiz
             continue;
         }
         of_file[at] = Some(own);
-        let stays = matches!(entry.state, State::Resident(_) | State::Released(_));
-        if stays || entry.is_given_up() || entry.held.is_some() {
+        let is_done = matches!(entry.state, State::Resident(_) | State::Released(_));
+        if is_done || entry.is_given_up() || stays[at].is_some() {
             continue;
         }
         group.newest = group.newest.max(touched(entry)).max(places[at].since);

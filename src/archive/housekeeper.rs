@@ -4,36 +4,51 @@
 use std::collections::{BTreeSet, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::PoisonError;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use crate::encode::Workers;
 use crate::store::durable::CrashPoint;
 use crate::store::object::Id;
 
-use super::catalog::{Entry, State};
-use super::merge::Merger;
+use super::entry::{Entry, State};
+use super::merge::{Merger, Merges};
 use super::namespace::found_at;
-use super::{Archive, LONGEST_PAUSE};
+use super::restores::Restores;
+use super::retention::Retention;
+use super::shared::{LONGEST_PAUSE, Shared};
 
 /// The housekeeper's own data. No other thread sees it.
-pub(super) struct Housekeeper<'a> {
-    pub(super) archive: &'a Archive,
+pub(super) struct Housekeeper {
+    shared: Arc<Shared>,
+    retention: Arc<Retention>,
+    restores: Arc<Restores>,
+    merges: Arc<Merges>,
     /// Objects that nothing needs, which are still there.
     condemned: Vec<Id>,
-    merger: Merger<'a>,
+    merger: Merger,
     /// The times of the next merge, and of the next try to remove condemned objects.
     merge_at: Instant,
     sweep_at: Option<Instant>,
 }
 
-impl Housekeeper<'_> {
+impl Housekeeper {
     /// One that has looked at nothing yet.
-    pub(super) fn new(archive: &Archive) -> Housekeeper<'_> {
+    pub(super) fn new(
+        shared: &Arc<Shared>,
+        retention: &Arc<Retention>,
+        restores: &Arc<Restores>,
+        merges: &Arc<Merges>,
+        workers: &Arc<Workers>,
+    ) -> Housekeeper {
         Housekeeper {
-            archive,
+            shared: Arc::clone(shared),
+            retention: Arc::clone(retention),
+            restores: Arc::clone(restores),
+            merges: Arc::clone(merges),
             condemned: Vec::new(),
-            merger: Merger::new(archive),
+            merger: Merger::new(Arc::clone(shared), Arc::clone(merges), Arc::clone(workers)),
             merge_at: Instant::now(),
             sweep_at: None,
         }
@@ -41,10 +56,11 @@ impl Housekeeper<'_> {
 
     /// Works until the archive stops.
     pub(super) fn run(&mut self) {
-        while !self.archive.is_stopping() {
-            self.archive.note_restores();
+        while !self.shared.is_stopping() {
+            self.restores.note();
             self.collect();
-            self.retain();
+            let retention = Arc::clone(&self.retention);
+            retention.run(|| self.collect());
             if self.sweep_at.is_none_or(|at| at <= Instant::now()) {
                 self.sweep_at = if self.sweep() { None } else { Some(Instant::now() + LONGEST_PAUSE) };
             }
@@ -52,28 +68,29 @@ impl Housekeeper<'_> {
                 self.merge_at = Instant::now() + self.merger.step();
             }
         }
-        self.archive.note_restores();
+        self.restores.note();
         self.sweep();
     }
 
     /// Waits until there may be something to do; answers whether it is time to merge. That comes last of all: it
     /// frees room, and must not take the encoders' time.
     fn wait(&self) -> bool {
-        let archive = self.archive;
-        let mut catalog = archive.catalog();
+        let shared = &self.shared;
+        let mut catalog = shared.catalog();
         let now = Instant::now();
-        let merges = archive.merges.pending() > 0 && catalog.is_calm();
+        let merges = self.merges.pending() > 0 && catalog.steps().is_calm();
         // A closed file may need an object, so the collection waits until that file is sealed.
-        let garbage = archive.garbage.load(Ordering::Relaxed);
-        let work = merges && self.merge_at <= now || garbage && !catalog.has_unsealed() || archive.noticed.has_news();
-        if !work && !archive.is_stopping() {
+        let garbage = shared.garbage.load(Ordering::Relaxed);
+        let work =
+            merges && self.merge_at <= now || garbage && !catalog.steps().has_unsealed() || self.restores.has_news();
+        if !work && !shared.is_stopping() {
             // Every note wakes it; garbage that could not be collected yet is looked at again.
             let idle = if garbage { LONGEST_PAUSE } else { Duration::from_secs(3600) };
             let merge_in = merges.then(|| self.merge_at.saturating_duration_since(now));
-            let retain_in = Some(archive.until_retention(idle));
+            let retain_in = Some(self.retention.until(idle));
             let sweep_in = self.sweep_at.map(|at| at.saturating_duration_since(now));
             let wait = [merge_in, retain_in, sweep_in].into_iter().flatten().fold(idle, Duration::min);
-            catalog = archive.wait(&archive.wake.housekeeper, catalog, wait);
+            catalog = shared.wait(&shared.wake.housekeeper, catalog, wait);
         }
         drop(catalog);
         merges && self.merge_at <= Instant::now()
@@ -81,28 +98,28 @@ impl Housekeeper<'_> {
 
     /// Removes objects that nothing needs. The newest of a lineage that goes on is needed: the next state will be a
     /// difference to it, even when its own file is gone.
-    pub(super) fn collect(&mut self) {
-        let archive = self.archive;
-        if !archive.garbage.load(Ordering::Relaxed) {
+    fn collect(&mut self) {
+        let shared = &self.shared;
+        if !shared.garbage.load(Ordering::Relaxed) {
             return;
         }
         self.thaw();
         let mut lineages = HashSet::new();
         {
-            let catalog = archive.catalog();
-            if catalog.has_unsealed() {
+            let mut catalog = shared.catalog();
+            if catalog.steps().has_unsealed() {
                 return;
             }
             // Before the flag, so that `queue` never seems empty during the look.
-            archive.merges.set_pending(1);
-            archive.garbage.store(false, Ordering::Relaxed);
-            lineages.extend(catalog.lineages());
+            self.merges.set_pending(1);
+            shared.garbage.store(false, Ordering::Relaxed);
+            lineages.extend(catalog.files().lineages());
         }
-        let keep = lineages.into_iter().filter_map(|lineage| archive.objects.newest(lineage)).collect();
-        let garbage = archive.objects.take_garbage(&keep);
+        let keep = lineages.into_iter().filter_map(|lineage| shared.objects.newest(lineage)).collect();
+        let garbage = shared.objects.take_garbage(&keep);
         // Perhaps there is more.
-        archive.garbage.fetch_or(!garbage.is_empty(), Ordering::Relaxed);
-        garbage.iter().for_each(|id| archive.recall.forget(*id));
+        shared.garbage.fetch_or(!garbage.is_empty(), Ordering::Relaxed);
+        garbage.iter().for_each(|id| shared.recall.forget(*id));
         if !garbage.is_empty() {
             self.condemned.extend(garbage);
             self.sweep();
@@ -117,26 +134,26 @@ impl Housekeeper<'_> {
                 log::warn!("unneeded objects cannot be removed now: {error}");
                 return false;
             }
-            self.archive.objects.remove(&std::mem::take(&mut self.condemned));
+            self.shared.objects.remove(&std::mem::take(&mut self.condemned));
         }
-        self.archive.io().sweep()
+        self.shared.io().sweep()
     }
 
     /// Once the last stub that could not be read is gone, everything is known again.
     fn thaw(&self) {
-        if self.archive.objects.frozen().is_none() {
+        if self.shared.objects.frozen().is_none() {
             return;
         }
         let unreadable = |entry: &Entry| matches!(&entry.state, State::Resident(why) if why.hides_an_object());
-        if !self.archive.catalog().entries().any(|(_, entry)| unreadable(entry)) {
-            self.archive.objects.freeze(false);
+        if !self.shared.catalog().files().iter().any(|(_, entry)| unreadable(entry)) {
+            self.shared.objects.freeze(false);
         }
     }
 
     /// Makes durable that names are gone. A directory that is gone itself is so in the nearest one above that is not.
     fn sync_removed_names(&self) -> io::Result<()> {
-        let directories = std::mem::take(&mut *self.archive.unsynced.lock().unwrap_or_else(PoisonError::into_inner));
-        let tree = self.archive.store.tree();
+        let directories = std::mem::take(self.shared.catalog().unsynced());
+        let tree = self.shared.store.tree();
         let exists = |directory: &PathBuf| {
             let is_there =
                 |above: &&Path| found_at(&tree, above).is_ok_and(|found| found.is_some_and(|found| found.is_dir()));
@@ -144,14 +161,14 @@ impl Housekeeper<'_> {
         };
         let standing: BTreeSet<PathBuf> = directories.iter().filter_map(exists).collect();
         let result = standing.iter().try_for_each(|directory| {
-            match self.archive.sync_dir(directory, CrashPoint::RemovedNamesSynced) {
+            match self.shared.sync_dir(directory, CrashPoint::RemovedNamesSynced) {
                 // Gone since: its parent is asked at the next time.
                 Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => Ok(()),
                 result => result,
             }
         });
         if result.is_err() {
-            self.archive.unsynced.lock().unwrap_or_else(PoisonError::into_inner).extend(directories);
+            self.shared.catalog().unsynced().extend(directories);
         }
         result
     }

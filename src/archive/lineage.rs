@@ -11,7 +11,7 @@ use crate::store::step_pattern;
 use codec::hash::Xxh3;
 use formats::{Description, Role, Tensor};
 
-use super::catalog::Part;
+use super::entry::Part;
 
 /// Tensors smaller than this many elements do not count: they come and go with schedulers and counters.
 const SIGNATURE_ELEMENTS: u64 = 1024;

@@ -1,79 +1,8 @@
-//! Tells users which files hold other values than were written, and the hash of the original.
+//! The errors of lossy files in words.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
-use crate::store::Id;
-use crate::store::object::{Index, Object};
-use codec::hash::hex;
-
-use super::Archive;
-use super::catalog::{Entry, State};
-
-impl Archive {
-    /// The object whose decoded bytes a file holds: those of a released file, a copy of them, or of one that was
-    /// brought back.
-    fn decoded_from(&self, entry: &Entry) -> Option<Id> {
-        match &entry.state {
-            State::Released(id) => Some(*id),
-            State::Archived(sealed, id) => sealed.copy.then_some(*id),
-            // Where a program has written since, the samples are other ones.
-            State::Sealed(sealed) => entry.keeps.filter(|id| {
-                let known = self.objects.get(*id);
-                known.is_some_and(|(header, _)| header.decoded_sample == sealed.sample)
-            }),
-            State::Staged | State::Closed | State::Durable(_) | State::Resident(_) => entry.keeps,
-        }
-    }
-
-    /// The largest errors of a file, in words ([`words`]). Reads the index of its object, and decodes nothing. `None`
-    /// if no such file is known.
-    pub(super) fn lossy_words(&self, path: &Path) -> Option<String> {
-        let entry = self.catalog().get(path)?.clone();
-        let Some(id) = self.decoded_from(&entry).filter(|id| self.objects.is_lossy(*id)) else {
-            return Some("0".into());
-        };
-        Some(self.objects.open(id).map_or("1".into(), |object| words(&object)))
-    }
-
-    /// SHA-256 of an archived file as written. `None` if unknown.
-    pub(super) fn original(&self, path: &Path) -> Option<String> {
-        let entry = self.catalog().get(path)?.clone();
-        let id = match &entry.state {
-            State::Archived(_, id) => Some(*id),
-            _ => self.decoded_from(&entry),
-        };
-        Some(hex(&self.objects.get(id?)?.0.original))
-    }
-
-    /// The profile that the bytes of a lossy file were made with, where they are less than is asked for.
-    pub(super) fn made_with(&self, path: &Path) -> Option<String> {
-        let entry = self.catalog().get(path)?.clone();
-        let id = self.decoded_from(&entry).filter(|id| self.objects.is_lossy(*id))?;
-        let asked = self.store.profiles(path).ok()?;
-        (!self.twins().is_faithful(id, &asked))
-            .then(|| self.objects.open(id).ok().map(|object| object.index().profile.clone()))?
-    }
-
-    /// Says so at once if a copy of a lossy file has a name that asks for more than it holds.
-    pub(super) fn note_lossy_copy(&self, path: &Path, object: Id) {
-        let Ok(asked) = self.store.profiles(path) else { return };
-        let named_by = self.catalog().named_best_by(path).map(Path::to_path_buf);
-        let is_less =
-            self.objects.is_lossy(object) && (named_by.is_some() || !self.twins().is_faithful(object, &asked));
-        let Some(copied) = self.objects.open(object).ok().filter(|_| is_less) else { return };
-        let Index { origin, profile, .. } = copied.index();
-        let wants = match named_by {
-            Some(by) => format!("{} names it as the best", by.display()),
-            None => format!("{} is asked for", asked.words()),
-        };
-        log::warn!(
-            "{}: is a copy of {origin}, which is lossy ({profile}), but {wants}; save the original again, if you still \
-             have it",
-            path.display()
-        );
-    }
-}
+use crate::store::object::Object;
 
 /// `0` if an object decodes to the original. Otherwise `1` and the largest |read - written| of each kind of tensor,
 /// as in `1 weight 1.2e-4, second_moment 3.0e-9`.

@@ -1,17 +1,17 @@
 //! Merges: objects that no file names go, and their heirs are rebased over them, one at a time.
 
 use std::collections::{HashSet, VecDeque};
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::encode::{StepError, StepResult};
+use crate::encode::{StepError, StepResult, Workers};
 use crate::recall::Chain;
 use crate::store::{Id, Merge};
 use crate::sync::{AtomicUsize, Mutex};
 
 use super::reparent::Move;
-use super::{Archive, LONGEST_PAUSE};
+use super::shared::{LONGEST_PAUSE, Shared};
 
 /// A merge with several heirs must free at least this share of the size of the objects that go.
 const LEAST_GAIN: f64 = 0.05;
@@ -51,24 +51,26 @@ impl Merges {
 }
 
 /// Merges states for the housekeeper.
-pub(super) struct Merger<'a> {
-    archive: &'a Archive,
+pub(super) struct Merger {
+    shared: Arc<Shared>,
+    merges: Arc<Merges>,
+    workers: Arc<Workers>,
     /// Objects that are needed though no file names them: the next state of their lineage will be a difference to them.
     keep: HashSet<Id>,
     /// The merge under way, and the heirs that are to be rebased.
     begun: Option<(Merge, VecDeque<Id>)>,
 }
 
-impl Merger<'_> {
+impl Merger {
     /// One that has begun no merge.
-    pub(super) fn new(archive: &Archive) -> Merger<'_> {
-        Merger { archive, keep: HashSet::new(), begun: None }
+    pub(super) fn new(shared: Arc<Shared>, merges: Arc<Merges>, workers: Arc<Workers>) -> Merger {
+        Merger { shared, merges, workers, keep: HashSet::new(), begun: None }
     }
 
     /// Objects stay that nothing names: from now on these only.
     pub(super) fn keep(&mut self, keep: HashSet<Id>) {
         self.keep = keep;
-        self.archive.merges.set_pending(self.archive.objects.next_merge(&self.keep).1);
+        self.merges.set_pending(self.shared.objects.next_merge(&self.keep).1);
     }
 
     /// One step: one object becomes a difference to an object that stays. Its former base goes once no other needs
@@ -78,28 +80,28 @@ impl Merger<'_> {
         let (merge, todo) = match begun {
             Some(begun) => begun,
             None => {
-                let (merge, pending) = self.archive.objects.next_merge(&self.keep);
-                self.archive.merges.set_pending(pending);
+                let (merge, pending) = self.shared.objects.next_merge(&self.keep);
+                self.merges.set_pending(pending);
                 let Some(merge) = merge else { return Duration::ZERO };
                 (merge, VecDeque::new())
             }
         };
         let dying = merge.dying.clone();
         let step = self.rebase_next(merge, todo);
-        self.archive.garbage.store(true, Ordering::Relaxed);
+        self.shared.garbage.store(true, Ordering::Relaxed);
         let (pause, why) = match step {
             Ok(()) => (Duration::ZERO, None),
             Err(error) => self.failed(&dying, &error),
         };
-        self.archive.merges.set_stalled(why);
+        self.merges.set_stalled(why);
         pause
     }
 
     /// Whether nothing has changed about a merge since it was decided.
     fn still_holds(&self, merge: &Merge, todo: &VecDeque<Id>) -> bool {
-        let parent = |id: &Id| self.archive.objects.get(*id).and_then(|(header, _)| header.parent);
+        let parent = |id: &Id| self.shared.objects.get(*id).and_then(|(header, _)| header.parent);
         let waits = todo.front().and_then(parent).is_some_and(|parent| merge.dying.contains(&parent));
-        waits && merge.above.is_none_or(|above| self.archive.objects.stays(above, &self.keep))
+        waits && merge.above.is_none_or(|above| self.shared.objects.stays(above, &self.keep))
     }
 
     fn rebase_next(&mut self, merge: Merge, mut todo: VecDeque<Id>) -> StepResult<()> {
@@ -118,13 +120,13 @@ impl Merger<'_> {
 
     /// Whether to merge. If not, that is noted, and not asked again before something about it has changed.
     fn is_worth_it(&self, merge: &Merge) -> StepResult<bool> {
-        let stored = |id: &Id| self.archive.objects.get(*id).map_or(0.0, |(_, stored)| stored as f64);
+        let stored = |id: &Id| self.shared.objects.get(*id).map_or(0.0, |(_, stored)| stored as f64);
         let goes: f64 = merge.dying.iter().map(stored).sum();
         if let ([heir], true) = (merge.heirs.as_slice(), merge.is_line) {
             let (_, written) = self.cheapest(*heir, merge)?;
             let worth_it = goes + stored(heir) - written >= LEAST_FREED * written;
             if !worth_it {
-                self.archive.objects.defer(&merge.dying);
+                self.shared.objects.defer(&merge.dying);
             }
             return Ok(worth_it);
         }
@@ -136,8 +138,8 @@ impl Merger<'_> {
         }
         let worth_it = growth < goes * (1.0 - LEAST_GAIN);
         if !worth_it {
-            let joints = merge.dying.iter().filter(|id| self.archive.objects.children(**id) != 1).copied();
-            self.archive.objects.share(&joints.collect::<Vec<Id>>());
+            let joints = merge.dying.iter().filter(|id| self.shared.objects.children(**id) != 1).copied();
+            self.shared.objects.share(&joints.collect::<Vec<Id>>());
         }
         Ok(worth_it)
     }
@@ -145,18 +147,18 @@ impl Merger<'_> {
     /// The parent with which an heir takes the least room, and its size. Candidates are the next one above that
     /// stays, and another one that has the keyframe, like the first of the heirs.
     fn cheapest(&self, heir: Id, merge: &Merge) -> StepResult<(Option<Id>, f64)> {
-        let old = self.archive.recall.chain(heir)?;
+        let old = self.shared.recall.chain(heir)?;
         let estimate = |parent: Option<Id>| -> StepResult<f64> {
             let (parent, breathe) = (self.chain_of(parent)?, || self.breathe());
             let change = Move::new(&old, parent.as_ref(), &breathe);
-            Ok(self.archive.workers.install(|| change.estimate())?)
+            Ok(self.workers.install(|| change.estimate())?)
         };
         let mut best = (merge.above, estimate(merge.above)?);
-        let first = merge.heirs.first().copied().filter(|first| self.archive.objects.can_follow(heir, *first, merge));
+        let first = merge.heirs.first().copied().filter(|first| self.shared.objects.can_follow(heir, *first, merge));
         // The others are to follow the first, and no chain is to become longer than it is.
         let is_first = merge.heirs.len() > 1 && merge.heirs.first() == Some(&heir);
         let deepest = if is_first { merge.roof.checked_sub(1) } else { Some(u32::MAX) };
-        let siblings = deepest.map(|deepest| self.archive.objects.siblings(heir, deepest, &self.keep));
+        let siblings = deepest.map(|deepest| self.shared.objects.siblings(heir, deepest, &self.keep));
         for sibling in first.into_iter().chain(siblings.into_iter().flatten()) {
             if sibling == heir || merge.above == Some(sibling) || merge.dying.contains(&sibling) {
                 continue;
@@ -174,12 +176,12 @@ impl Merger<'_> {
 
     fn reparent(&self, heir: Id, parent: Option<Id>) -> StepResult<()> {
         let started = Instant::now();
-        let old = self.archive.recall.chain(heir)?;
+        let old = self.shared.recall.chain(heir)?;
         let (chain, breathe) = (self.chain_of(parent)?, || self.breathe());
         let change = Move::new(&old, chain.as_ref(), &breathe);
-        let place = (self.archive.io(), &*self.archive.store.tmp());
-        self.archive.workers.install(|| change.carry_out(&self.archive.objects, place))?;
-        self.archive.recall.memory().reencoded(heir);
+        let place = (self.shared.io(), &*self.shared.store.tmp());
+        self.workers.install(|| change.carry_out(&self.shared.objects, place))?;
+        self.shared.recall.memory().reencoded(heir);
         let (index, header) = (old.leaf().index(), old.leaf().header());
         let words = |parent: Option<Id>| parent.map_or("nothing".into(), |id| format!("object {id}"));
         log::info!(
@@ -193,7 +195,7 @@ impl Merger<'_> {
     }
 
     fn chain_of(&self, parent: Option<Id>) -> StepResult<Option<Chain>> {
-        Ok(parent.map(|parent| self.archive.recall.chain(parent)).transpose()?)
+        Ok(parent.map(|parent| self.shared.recall.chain(parent)).transpose()?)
     }
 
     /// How long to wait, and why merging stalls if it does.
@@ -202,7 +204,7 @@ impl Merger<'_> {
             StepError::Cancelled | StepError::Superseded => (Duration::ZERO, None),
             _ if error.is_damage() => {
                 log::error!("{error}; removed states stay, because others are differences to them");
-                self.archive.objects.share(dying);
+                self.shared.objects.share(dying);
                 (Duration::ZERO, None)
             }
             _ => {
@@ -218,7 +220,7 @@ impl Merger<'_> {
     /// # Errors
     /// [`StepError::Cancelled`] if the store is being closed. The next mount begins the merge again.
     fn breathe(&self) -> StepResult<()> {
-        match self.archive.is_stopping() {
+        match self.shared.is_stopping() {
             true => Err(StepError::Cancelled),
             false => Ok(()),
         }

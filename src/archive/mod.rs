@@ -2,17 +2,15 @@
 //!
 //! Everything that the archive needs after a crash is in the store. The next mount starts each unfinished step again.
 
+mod about;
 mod ahead;
 mod archiving;
 mod base;
 mod best;
-mod bundles;
 mod catalog;
 mod checkpoints;
-mod companions;
-mod condition;
 mod decide;
-mod distributed;
+mod entry;
 mod events;
 mod housekeeper;
 mod lineage;
@@ -29,87 +27,76 @@ mod restores;
 mod retention;
 mod scan;
 mod sealer;
+mod shared;
 mod source;
 mod status;
-mod threads;
-mod together;
 mod twins;
 
-use std::collections::{BTreeSet, HashMap};
-use std::io;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, PoisonError};
 
 use crate::encode::Workers;
 use crate::recall::{Cache, Recall, usual_memory};
 use crate::remote::Daemon;
-use crate::store::durable::{DeviceFile, Io};
-use crate::store::{Error, Id, Objects, Store};
-use crate::sync::{AtomicBool, AtomicU64, Mutex, thread};
+use crate::store::{Error, Objects, Store};
+use crate::sync::{AtomicBool, Mutex, thread};
 
-use catalog::{Catalog, State};
-use events::Inbox;
+use archiving::Encoder;
+use catalog::Catalog;
+use entry::State;
+use housekeeper::Housekeeper;
 use merge::Merges;
 use moves::Moves;
 use resident::ResidentReason;
-use threads::Wake;
+use retention::Retention;
+use sealer::Sealer;
+use shared::Shared;
+use source::Contents;
 use twins::Twins;
 
 pub use crate::recall::{ReadError, Reader};
-pub use best::best_at_rest;
-pub use checkpoints::{Checkpoint, policy};
-pub use condition::{Condition, condition_on_disk};
+pub use about::why_at_rest;
+pub use checkpoints::{Checkpoint, Condition, facts_at_rest, policy};
 pub use lineage::signature as model_signature;
 pub use lossy::{rounded_up, words as lossy_words};
 pub use namespace::{AtRest, FileId, Namespace, Outcome};
 pub(crate) use namespace::{found_at, unless_occupied};
-pub use restores::Restored;
+pub use restores::{Restored, Restores, process_of};
 pub use retention::{GcReport, Removed};
 pub use status::{Queue, Status};
 
-/// Pause until changes are looked up anew.
-const SOON: Duration = Duration::from_millis(50);
-/// Longest pause: room that a user makes is used within this time.
-const LONGEST_PAUSE: Duration = Duration::from_secs(8);
+/// Threads that wait for fsync at once: a device takes several at hardly more time than one, and the ranks of a job
+/// close their files together. A test's scheduler tries orders of few threads better than of many.
+const SEALERS: usize = if cfg!(feature = "shuttle") { 1 } else { 4 };
+/// Files that are archived side by side, at most. The tiles in flight (`encode/workers.rs`) bound memory, not this
+/// number. Each file adds its index and one tile.
+const ENCODERS: usize = if cfg!(feature = "shuttle") { 1 } else { 8 };
 
-/// The archive of one store: its catalog, queue and workers. Paths are relative to the tree.
+/// The archive of one store. Paths are relative to the tree.
+///
+/// *Sealers* make closed files durable, at once, whatever else goes on. *Encoders* archive and release files, several side by
+/// side. The *housekeeper* removes what nothing needs. None reaches into another's data: what they share is the catalog, in
+/// which a thread claims a file before it takes a step of it:
+///
+/// ```text
+/// staged ─last close─▶ closed ─seal─▶ sealed ─archive─▶ archived ─release─▶ released
+///   ▲                    └──compare: a copy──────────▶ archived               │
+///   └──────────────────────── opened for writing: recall ─────────────────────┘
+/// ```
+///
+/// The catalog offers a step when its condition holds, and one thread claims it. A step that fails leaves the file as it was
+/// (`shared.rs`). A crash between two steps loses nothing: the next mount finds the file as it is.
 pub struct Archive {
-    store: Store,
-    objects: Arc<Objects>,
-    recall: Arc<Recall>,
-    /// Taken by the archive's threads for single look-ups and changes, and by the file system where it asks for
-    /// something; no I/O under it, and no other locks but those of `objects`, `inbox` and those said to be last.
-    catalog: Mutex<Catalog>,
-    /// What the file system has told.
-    inbox: Inbox,
-    wake: Wake,
-    namespace: OnceLock<Arc<dyn Namespace>>,
-    workers: Workers,
-    stopping: AtomicBool,
-    /// A user says that all files are states of one run.
-    one_run: AtomicBool,
-    /// An object may have lost its last name.
-    garbage: AtomicBool,
-    /// Directories from which names went since they were last synced. Taken for moments, last of all locks.
-    unsynced: Mutex<BTreeSet<PathBuf>>,
-    merges: Merges,
-    /// Files that wait until they have one name only.
-    several_names: Mutex<Vec<PathBuf>>,
+    shared: Arc<Shared>,
+    workers: Arc<Workers>,
+    sealer: Arc<Sealer>,
+    encoder: Arc<Encoder>,
+    retention: Arc<Retention>,
+    restores: Arc<Restores>,
+    merges: Arc<Merges>,
     /// The housekeeper, which waits for all other threads at the end. Locked to start and to stop it.
     housekeeper: Mutex<Option<thread::JoinHandle<()>>>,
-    retention: retention::Retention,
-    models: distributed::Models,
-    noticed: restores::Noticed,
-    /// The file that proved an archived one to be an earlier state of its run, by the object. Taken for moments, also
-    /// under the file system's lock; no other lock under it.
-    provers: Mutex<HashMap<Id, (PathBuf, FileId)>>,
     /// The remote, while mounted with one. Taken for moments.
     remote: Mutex<Option<Arc<Daemon>>>,
-    before_ahead: ahead::Before,
-    /// Notes from the file system so far.
-    notes: AtomicU64,
     /// A program looked for a name since the remote's names were read.
     looked: AtomicBool,
     /// Names that move.
@@ -124,7 +111,7 @@ impl Archive {
 
     /// All files are states of one run, as a user says who compares ways to keep them: nothing has to prove it.
     pub fn trust_in_one_run(&self) {
-        self.one_run.store(true, Ordering::Relaxed);
+        self.encoder.trust_in_one_run();
     }
 
     /// Reads the tree and the objects of a store; nothing is changed before [`Archive::start`]. Keeps at most `memory`
@@ -143,11 +130,11 @@ impl Archive {
         let threads = std::thread::available_parallelism().map_or(2, usize::from);
         let recall = Recall::new(Arc::clone(&objects), cache, memory, threads).map_err(Error::io(store.root()))?;
         let workers = Workers::new(threads).map_err(Error::io(store.root()))?;
-        let mut catalog = Catalog::new(store.settings().settle);
+        let mut catalog = Catalog::new(store.settings().settle, Arc::clone(&objects));
         let mut found = found.map_err(Error::io(store.tree()))?;
         repair::find_lost_stubs(&store, &objects, &mut found.files);
         // Otherwise stubs would be served as plain files, and their objects removed.
-        let any = |is: fn(&State) -> bool| found.files.iter().any(|(_, state)| state.as_ref().is_ok_and(is));
+        let any = |is: fn(&State) -> bool| found.files.iter().any(|file| is(&file.state));
         if any(|state| matches!(state, State::Resident(ResidentReason::OtherStore)))
             && !any(|state| matches!(state, State::Released(_)))
         {
@@ -156,38 +143,33 @@ impl Archive {
             return Err(Error::Settings(why.into()));
         }
         scan::enter(found, &objects, &mut catalog);
-        let before_ahead = ahead::Before::of(&objects);
+        let workers = Arc::new(workers);
+        let shared = Arc::new(Shared::new(store, objects, recall, catalog));
+        let contents = Arc::new(Contents::of(Arc::clone(&shared)));
+        let twins = Arc::new(Twins::new(Arc::clone(&shared), Arc::clone(&workers)));
+        let retention = Arc::new(Retention::of(Arc::clone(&shared)));
+        let restores = Arc::new(Restores::load(Arc::clone(&shared)));
+        let sealer =
+            Sealer::new(Arc::clone(&shared), Arc::clone(&contents), Arc::clone(&twins), Arc::clone(&retention));
+        let encoder = Encoder::new(&shared, contents, twins, Arc::clone(&restores), Arc::clone(&workers));
         Ok(Arc::new(Archive {
-            objects,
-            recall,
-            catalog: Mutex::new(catalog),
-            inbox: Inbox::default(),
-            wake: Wake::default(),
-            namespace: OnceLock::new(),
+            shared,
             workers,
-            stopping: AtomicBool::new(false),
-            one_run: AtomicBool::new(false),
-            garbage: AtomicBool::new(true),
-            unsynced: Mutex::default(),
-            merges: Merges::default(),
-            several_names: Mutex::new(Vec::new()),
+            sealer: Arc::new(sealer),
+            encoder: Arc::new(encoder),
+            retention,
+            restores,
+            merges: Arc::default(),
             housekeeper: Mutex::new(None),
-            retention: retention::Retention::default(),
-            models: distributed::Models::default(),
-            noticed: restores::Noticed::load(&store),
-            provers: Mutex::default(),
             remote: Mutex::default(),
-            before_ahead,
-            notes: AtomicU64::new(0),
             looked: AtomicBool::new(false),
             moves: Moves::default(),
-            store,
         }))
     }
 
     /// Starts the threads. `namespace` is asked before any file is replaced.
     pub fn start(self: &Arc<Self>, namespace: Arc<dyn Namespace>) {
-        let _ = self.namespace.set(namespace);
+        self.shared.serve(namespace);
         let me = Arc::clone(self);
         match thread::Builder::new().name("housekeeper".into()).spawn(move || me.run()) {
             Ok(started) => *self.housekeeper.lock().unwrap_or_else(PoisonError::into_inner) = Some(started),
@@ -198,7 +180,7 @@ impl Archive {
     /// Ends the threads after the steps under way; everything else is picked up by the next mount.
     pub fn stop(&self) {
         self.disconnect();
-        self.end();
+        self.shared.end();
         let housekeeper = self.housekeeper.lock().unwrap_or_else(PoisonError::into_inner).take();
         if housekeeper.is_some_and(|thread| thread.join().is_err()) {
             log::error!("the archive's housekeeper had panicked");
@@ -207,7 +189,7 @@ impl Archive {
 
     /// The store.
     pub fn store(&self) -> &Store {
-        &self.store
+        &self.shared.store
     }
 
     /// Whoever gives a name of the tree to something else says so here.
@@ -215,44 +197,48 @@ impl Archive {
         &self.moves
     }
 
-    fn io(&self) -> &Io {
-        self.store.io()
+    /// What is known of restores.
+    pub fn restores(&self) -> &Restores {
+        &self.restores
     }
 
-    /// Objects that a file can do with.
-    fn twins(&self) -> Twins<'_> {
-        Twins::of(self)
+    /// Asks for the policy to be applied and for unneeded objects to be removed, soon. Returns the number that
+    /// [`GcReport::done`] reaches then.
+    pub fn ask_gc(&self) -> u64 {
+        self.retention.ask()
     }
 
-    /// Changes a file's state to one whose object the caller has named. Takes the name back if the file has changed
-    /// meanwhile.
-    fn advance_named(&self, path: &Path, version: u64, state: State) -> bool {
-        let object = if let State::Archived(_, object) = &state { Some(*object) } else { None };
-        let advanced = self.catalog().advance(path, version, state);
-        object.filter(|_| !advanced).into_iter().for_each(|object| self.objects.unname(object));
-        advanced
+    /// The result of the last requested run, and the checkpoints that it removed.
+    pub fn gc_report(&self) -> (GcReport, Vec<Removed>) {
+        self.retention.report()
     }
 
-    /// A file with several names stays resident until it has one.
-    fn wait_for_one_name(&self, path: &Path, version: u64) {
-        self.catalog().set_busy(path, version, true);
-        self.several_names.lock().unwrap_or_else(PoisonError::into_inner).push(path.to_path_buf());
-    }
-
-    fn namespace(&self) -> Option<&Arc<dyn Namespace>> {
-        self.namespace.get()
-    }
-
-    /// Opens a regular file of the tree to read it.
-    fn open_file(&self, path: &Path) -> io::Result<DeviceFile> {
-        let tree = self.store.tree();
-        // Only the owner may leave the access time alone.
-        let open = |flags| self.io().open_beneath(&tree, path, flags);
-        // Something else, or a link on the way: removed meanwhile, and the note of it is on its way.
-        open(libc::O_NOATIME).or_else(|_| open(0)).map_err(|error| match error.raw_os_error() {
-            Some(libc::ELOOP | libc::ENOTDIR) => io::ErrorKind::NotFound.into(),
-            _ if error.kind() == io::ErrorKind::InvalidInput => io::ErrorKind::NotFound.into(),
-            _ => error,
-        })
+    /// Starts the threads, once what a former process left is durable.
+    fn run(&self) {
+        self.shared.begin();
+        let start = |name: &str, work: Box<dyn FnOnce() + Send>| {
+            let started = thread::Builder::new().name(name.into()).spawn(work);
+            started.inspect_err(|error| log::error!("no thread {name}: {error}; files stay as they are written")).ok()
+        };
+        let (sealer, encoder) = (|| Arc::clone(&self.sealer), || Arc::clone(&self.encoder));
+        let sealers = (0..SEALERS).filter_map(|_| {
+            let sealer = sealer();
+            start("seal", Box::new(move || sealer.seal_files()))
+        });
+        let encoders = (0..ENCODERS).filter_map(|_| {
+            let encoder = encoder();
+            start("encode", Box::new(move || encoder.archive_files()))
+        });
+        let (waiting, shared) = (sealer(), Arc::clone(&self.shared));
+        let together = start("seal-together", Box::new(move || waiting.seal_together()));
+        let notes = start("notes", Box::new(move || shared.read_notes()));
+        let threads: Vec<_> = sealers.chain(encoders).chain(together).chain(notes).collect();
+        let (retention, restores) = (&self.retention, &self.restores);
+        Housekeeper::new(&self.shared, retention, restores, &self.merges, &self.workers).run();
+        for thread in threads {
+            if thread.join().is_err() {
+                log::error!("a thread of the archive had panicked");
+            }
+        }
     }
 }

@@ -11,9 +11,10 @@ use crate::store::object::Id;
 use crate::store::{Committed, Prepared, Stub, beneath, is_pinned, side_by_side};
 use crate::sync::Mutex;
 
-use super::catalog::{Held, Sealed, State, Step, Task};
-use super::threads::Pause;
-use super::{Archive, Outcome};
+use super::catalog::{Step, Task};
+use super::entry::{Held, Sealed, State};
+use super::namespace::Outcome;
+use super::shared::{Pause, Shared};
 
 /// Files of a checkpoint that are released in one go: each directory is synced once for all of them.
 const TOGETHER: usize = 16;
@@ -28,24 +29,34 @@ struct Ready<'a> {
 
 /// Files that were claimed beside the first one. Also where a step panics, no claim must stay.
 struct Claimed<'a> {
-    archive: &'a Archive,
+    shared: &'a Shared,
     tasks: Vec<Task>,
 }
 
 impl Drop for Claimed<'_> {
     fn drop(&mut self) {
-        let mut catalog = self.archive.catalog();
-        self.tasks.iter().for_each(|task| catalog.done(task));
+        let mut catalog = self.shared.catalog();
+        self.tasks.iter().for_each(|task| catalog.steps().done(task));
     }
 }
 
-impl Archive {
+/// Puts stubs in the places of archived files.
+pub(super) struct Releaser {
+    shared: Arc<Shared>,
+}
+
+impl Releaser {
+    /// Of an archive.
+    pub(super) fn of(shared: Arc<Shared>) -> Releaser {
+        Releaser { shared }
+    }
+
     /// Releases an archived file, and with it all other files of its checkpoint: the catalog offers none of them before
     /// all that can be are archived. A crash in between is harmless, the rest is released after the next mount: every
     /// file of the checkpoint had a newer state by then.
     pub(super) fn release(&self, task: &Task) -> StepResult<()> {
         // Files beside other checkpoints are released one by one.
-        let checkpoint = self.catalog().checkpoint(&task.path);
+        let checkpoint = self.shared.catalog().files().checkpoint(&task.path);
         let Step::Release { sealed, .. } = &task.step else { return Ok(()) };
         let Some(checkpoint) = checkpoint.filter(|checkpoint| checkpoint.is_directory() && !sealed.copy) else {
             if self.release_together(&[task]).swap_remove(0)? {
@@ -54,10 +65,12 @@ impl Archive {
             return Ok(());
         };
         let (mut first, mut count) = (Some(task), 0);
-        while !self.is_stopping() {
-            let mut claimed = Claimed { archive: self, tasks: Vec::new() };
+        while !self.shared.is_stopping() {
+            let mut claimed = Claimed { shared: &self.shared, tasks: Vec::new() };
             let room = TOGETHER - usize::from(first.is_some());
-            claimed.tasks.extend(std::iter::from_fn(|| self.catalog().claim_release(&checkpoint)).take(room));
+            claimed
+                .tasks
+                .extend(std::iter::from_fn(|| self.shared.catalog().steps().claim_release(&checkpoint)).take(room));
             let tasks: Vec<&Task> = first.into_iter().chain(&claimed.tasks).collect();
             if tasks.is_empty() {
                 break;
@@ -66,7 +79,7 @@ impl Archive {
             count += results.iter().filter(|result| matches!(result, Ok(true))).count();
             let own = first.take().map(|_| results.remove(0));
             for (task, result) in claimed.tasks.drain(..).zip(results) {
-                self.take(&task, &mut Pause::none(), || result.map(|_| ()));
+                self.shared.take(&task, &mut Pause::none(), || result.map(|_| ()));
             }
             own.transpose()?;
         }
@@ -102,7 +115,7 @@ impl Archive {
         }
         // The times of a directory before the notes of them go.
         for (directory, stubs) in &released {
-            if let Err(error) = self.sync_dir(directory, CrashPoint::ReleaseSynced) {
+            if let Err(error) = self.shared.sync_dir(directory, CrashPoint::ReleaseSynced) {
                 // Removed or renamed meanwhile: its note would find nothing.
                 if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) {
                     continue;
@@ -121,20 +134,18 @@ impl Archive {
     fn prepare<'a>(&self, task: &'a Task) -> StepResult<Option<Ready<'a>>> {
         let Step::Release { sealed, object } = &task.step else { return Ok(None) };
         let (path, version, object) = (task.path.as_path(), task.version, *object);
-        let stub = Stub { store: self.store.id(), object, logical_len: sealed.len };
-        let metadata = beneath::metadata(&self.store.tree(), path)?;
+        let stub = Stub { store: self.shared.store.id(), object, logical_len: sealed.len };
+        let metadata = beneath::metadata(&self.shared.store.tree(), path)?;
         // A store through a mapping, or a program that set the time: the archived bytes may be outdated.
         if !sealed.describes(&metadata) {
-            if self.catalog().advance(path, version, State::Closed) {
-                self.objects.unname(object);
-            }
+            self.shared.catalog().reseal(path, version, |_| State::Closed);
             return Ok(None);
         }
         if metadata.nlink() > 1 {
-            self.wait_for_one_name(path, version);
+            self.shared.catalog().wait_for_one_name(path, version);
             return Ok(None);
         }
-        let prepared = Prepared::new(&self.store, path, &metadata, &stub)?.ok_or(StepError::Superseded)?;
+        let prepared = Prepared::new(&self.shared.store, path, &metadata, &stub)?.ok_or(StepError::Superseded)?;
         Ok(Some(Ready { task, sealed, object, prepared }))
     }
 
@@ -150,59 +161,51 @@ impl Archive {
 
     /// `None`: the file is in use, or held.
     fn try_to_put_stub(&self, ready: &Ready) -> StepResult<Option<Committed>> {
-        let Some(namespace) = self.namespace() else { return Ok(None) };
+        let Some(namespace) = self.shared.namespace() else { return Ok(None) };
         let Ready { task, sealed, object, prepared } = ready;
         let (path, version, object) = (task.path.as_path(), task.version, *object);
         // Before asking, so that a close in between is not missed.
-        self.catalog().set_busy(path, version, true);
+        self.shared.catalog().edit(path, version, |entry| entry.busy = true);
         let (mut committed, mut is_held) = (None, false);
         let outcome = namespace.exclusively(path, sealed.file, &mut |absolute| {
             // Under the file system's lock: the path is this file's, and later notes come after this.
-            self.catalog().set_busy(path, version, false);
-            if self.catalog().get(path).is_none_or(|entry| entry.version != version) {
+            self.shared.catalog().edit(path, version, |entry| entry.busy = false);
+            if self.shared.catalog().get(path).is_none_or(|entry| entry.version != version) {
                 return Ok(false);
             }
             // The newer state may have gone since this one was archived. Then this one is the newest, and stays
             // exact. So does a pinned file, or one of a checkpoint that is being written again. Pins are set under
             // this lock, so none can come between the look and the rename. This takes a few calls that wait for no
             // device: their data was read when the file was archived and the stub got its attributes.
-            let pinned = is_pinned(&self.store.tree(), path)?;
-            let loses = !sealed.copy && self.objects.is_lossy(object);
+            let pinned = is_pinned(&self.shared.store.tree(), path)?;
+            let loses = !sealed.copy && self.shared.objects.is_lossy(object);
+            let mut catalog = self.shared.catalog();
             // A file closed just now may name this one as the best of its run: it is examined first.
-            let best = {
-                let catalog = self.catalog();
-                if catalog.may_learn() {
-                    return Ok(false);
-                }
-                let is_named = || catalog.named_best_by(path).is_some().then_some(Held::Best);
-                let has_result = || catalog.best_result(path).is_some().then_some(Held::Result);
-                if loses { is_named().or_else(has_result) } else { None }
-            };
-            if pinned
-                || best.is_some()
-                || !self.catalog().decision(path).is_some_and(|decision| decision.may_go)
-                || loses && !self.is_still_proven(object)
-            {
-                let sealed = Sealed { copy: false, ..Sealed::clone(sealed) };
-                self.catalog().advance(path, version, State::Sealed(Arc::new(sealed)));
-                let held = if pinned { Some(Held::Pinned) } else { best };
-                is_held = held.is_some();
-                self.catalog().hold(path, version, held);
-                self.objects.unname(object);
-                self.forget_proof(object);
+            if catalog.steps().may_learn() {
                 return Ok(false);
             }
+            let is_best = loses && catalog.decided().mark(path).is_some();
+            let may_go = catalog.decided().decision(path).is_some_and(|decision| decision.may_go);
+            if pinned || is_best || !may_go || loses && !catalog.files().is_still_proven(path) {
+                let held = pinned.then_some(Held::Pinned).or(is_best.then_some(Held::Best));
+                is_held = held.is_some();
+                catalog.reseal(path, version, |entry| {
+                    entry.held = held;
+                    State::Sealed(Arc::new(Sealed { copy: false, ..Sealed::clone(sealed) }))
+                });
+                return Ok(false);
+            }
+            drop(catalog);
             let done = prepared.commit(absolute)?;
             committed = Some(done);
             if done != Committed::Done {
                 return Ok(false);
             }
-            self.forget_proof(object);
-            self.catalog().advance(path, version, State::Released(object));
+            self.shared.catalog().advance(path, version, State::Released(object));
             Ok(true)
         });
         if !matches!(outcome, Ok(Outcome::Busy)) {
-            self.catalog().set_busy(path, version, false);
+            self.shared.catalog().edit(path, version, |entry| entry.busy = false);
         }
         match outcome? {
             // No failure: it would hide the reason from `user.stepfs.why` for as long as the file is held.

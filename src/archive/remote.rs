@@ -8,9 +8,10 @@ use std::sync::{Arc, PoisonError};
 
 use crate::encode::StepError;
 use crate::remote::{Ahead, Daemon, Local, Place, Progress, Settings, Shape, Then};
-use crate::store::{Hold, Id, Newest, Objects, Profile, Store, is_pinned};
+use crate::store::{Hold, Id, Newest, Objects, Profile, Store, beneath, is_pinned};
 
-use super::catalog::{Catalog, Held, State};
+use super::decide::Decision;
+use super::entry::{Held, Stamp, State};
 use super::resident::ResidentReason;
 use super::{Archive, FileId, Outcome, found_at};
 
@@ -39,7 +40,7 @@ impl Archive {
 
     /// The mode, owner or times of a file changed: the remote gets them.
     pub fn attributes_changed(&self) {
-        self.notes.fetch_add(1, Ordering::Relaxed);
+        self.shared.notes.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Whether programs wait for the remote.
@@ -99,17 +100,15 @@ impl Archive {
     }
 
     /// Enters a file that a remote's name appeared in.
-    fn enter_shown(&self, catalog: &mut Catalog, path: &Path, object: Option<Id>) {
-        catalog.removed(path, &self.objects);
-        let state = match object {
-            Some(id) => {
-                self.objects.name(id);
-                State::Released(id)
-            }
-            // It is examined like any file that was closed.
-            None => State::Closed,
-        };
-        catalog.found(path.to_path_buf(), state);
+    fn enter_shown(&self, path: PathBuf, object: Option<Id>) {
+        let stamp =
+            beneath::metadata(&self.shared.store.tree(), &path).map(|found| Stamp::of(&found)).unwrap_or_default();
+        let objects = Arc::clone(&self.shared.objects);
+        self.shared.note(move |catalog| {
+            catalog.removed(&path);
+            object.into_iter().for_each(|id| objects.name(id));
+            catalog.found(&path, object.map_or(State::Closed, State::Released), (stamp, None), None);
+        });
     }
 }
 
@@ -119,24 +118,21 @@ impl Local for Archive {
     }
 
     fn objects(&self) -> &Arc<Objects> {
-        &self.objects
+        &self.shared.objects
     }
 
     fn shape(&self, path: &Path) -> Shape {
-        use ResidentReason::{CutShort, Empty, Incompressible, NotUnderstood, Small, Unfinished};
-        let catalog = self.catalog();
+        use ResidentReason::{CutShort, Empty, Incompressible, NotUnderstood, Small};
+        let catalog = self.shared.catalog();
         let entry = catalog.get(path);
         let is_given_up = entry.and_then(|entry| entry.failed.as_ref()).is_some_and(|failed| failed.retry.is_none());
         match entry.map(|entry| (&entry.state, entry.held)) {
             Some((State::Closed | State::Durable(_), _)) if is_given_up => return Shape::Stuck,
             None | Some((State::Staged | State::Closed | State::Durable(_), _)) => return Shape::Unsettled,
-            Some((State::Sealed(_), Some(Held::Pinned | Held::Best | Held::Result))) => return Shape::Whole,
+            Some((State::Sealed(_), Some(Held::Pinned | Held::Best))) => return Shape::Whole,
             Some((State::Sealed(_), _)) => {}
             Some((State::Archived(_, id) | State::Released(id), _)) => return Shape::Object(*id),
-            Some((
-                State::Resident(Small | Empty | CutShort(_) | Incompressible | NotUnderstood(_) | Unfinished),
-                _,
-            )) => {
+            Some((State::Resident(Small | Empty | CutShort(_) | Incompressible | NotUnderstood(_)), _)) => {
                 return Shape::Whole;
             }
             // Its bytes are not known, or not known to be durable.
@@ -145,14 +141,16 @@ impl Local for Archive {
         // Not under the catalog's lock: marks are read from the device.
         drop(catalog);
         let stays_exact = || -> io::Result<bool> {
-            let is_quantized = self.store.settings().remote.as_ref().is_some_and(|of| of.newest == Newest::Quantized);
+            let is_quantized =
+                self.shared.store.settings().remote.as_ref().is_some_and(|of| of.newest == Newest::Quantized);
             let is_best = {
-                let catalog = self.catalog();
-                catalog.named_best_by(path).is_some() || catalog.best_result(path).is_some()
+                let mut catalog = self.shared.catalog();
+                let is_unfinished = |decision: Decision| decision.is_unfinished;
+                catalog.decided().mark(path).is_some() || catalog.decided().decision(path).is_some_and(is_unfinished)
             };
             Ok(is_best
-                || is_pinned(&self.store.tree(), path)?
-                || is_quantized && self.store.profiles(path)?.coarsest() == Profile::Exact)
+                || is_pinned(&self.shared.store.tree(), path)?
+                || is_quantized && self.shared.store.profiles(path)?.coarsest() == Profile::Exact)
         };
         match stays_exact() {
             Ok(false) => Shape::Newest,
@@ -162,7 +160,7 @@ impl Local for Archive {
     }
 
     fn ahead(&self, path: &Path) -> io::Result<Ahead> {
-        match self.encode_ahead(path) {
+        match self.encoder.encode_ahead(path) {
             Err(StepError::Superseded | StepError::Cancelled) => Ok(Ahead::Later),
             // The archive finds and reports the damage.
             Err(StepError::Object(error)) => {
@@ -175,15 +173,15 @@ impl Local for Archive {
 
     fn let_go(&self, made: Hold) {
         drop(made);
-        self.notify();
+        self.shared.notify();
     }
 
     fn tidy(&self) {
-        self.before_ahead.let_go_old();
+        self.encoder.before_ahead.let_go_old();
     }
 
     fn changes(&self) -> u64 {
-        self.catalog().changes() + self.notes.load(Ordering::Relaxed)
+        self.shared.catalog().files().changes() + self.shared.notes.load(Ordering::Relaxed)
     }
 
     fn moves(&self) -> u64 {
@@ -199,12 +197,12 @@ impl Local for Archive {
     }
 
     fn appear(&self, path: &Path, object: Option<Id>, make: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<bool> {
-        let Some(namespace) = self.namespace() else { return Ok(false) };
+        let Some(namespace) = self.shared.namespace() else { return Ok(false) };
         namespace.appear(&mut || {
             let made = make()?;
             if made {
                 let shown = path.to_path_buf();
-                self.note(move |archive, catalog| archive.enter_shown(catalog, &shown, object));
+                self.enter_shown(shown, object);
             }
             Ok(made)
         })
@@ -217,12 +215,12 @@ impl Local for Archive {
         object: Option<Id>,
         commit: &mut dyn FnMut(&Path) -> io::Result<bool>,
     ) -> io::Result<bool> {
-        let Some(namespace) = self.namespace() else { return Ok(false) };
+        let Some(namespace) = self.shared.namespace() else { return Ok(false) };
         let outcome = namespace.exclusively(path, FileId::of(expect), &mut |reached| {
             let replaced = commit(reached)?;
             if replaced {
                 let shown = path.to_path_buf();
-                self.note(move |archive, catalog| archive.enter_shown(catalog, &shown, object));
+                self.enter_shown(shown, object);
             }
             Ok(replaced)
         })?;
@@ -230,13 +228,13 @@ impl Local for Archive {
     }
 
     fn remove(&self, path: &Path, expect: &Metadata, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<bool> {
-        let Some(namespace) = self.namespace() else { return Ok(false) };
+        let Some(namespace) = self.shared.namespace() else { return Ok(false) };
         Ok(namespace.remove(path, FileId::of(expect), still)? == Outcome::Done)
     }
 
     fn remove_directory(&self, path: &Path) -> io::Result<bool> {
-        let Some(namespace) = self.namespace() else { return Ok(false) };
-        let Some(metadata) = found_at(&self.store.tree(), path)? else { return Ok(false) };
+        let Some(namespace) = self.shared.namespace() else { return Ok(false) };
+        let Some(metadata) = found_at(&self.shared.store.tree(), path)? else { return Ok(false) };
         Ok(namespace.remove_directory(path, FileId::of(&metadata))? == Outcome::Done)
     }
 }

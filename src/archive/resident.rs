@@ -18,9 +18,6 @@ pub(super) enum ResidentReason {
     Incompressible,
     /// No object of it would be smaller, for a reason that these words name.
     NotUnderstood(Arc<str>),
-    /// A file of a distributed checkpoint whose `.metadata` is not there or of another save, or whose other files are
-    /// not there.
-    Unfinished,
     /// Its fsync failed. It stays under every name, until it is written again.
     NotDurable,
     /// Its stub is damaged, or became zeros.
@@ -63,10 +60,6 @@ impl fmt::Display for ResidentReason {
             ResidentReason::Empty => "it is empty",
             ResidentReason::Incompressible => "it would not become smaller",
             ResidentReason::NotUnderstood(words) | ResidentReason::CutShort(words) => words,
-            ResidentReason::Unfinished => {
-                "the save is not finished: it has no .metadata or .index of its own yet, another file is missing, or `cp -r` \
-                 copied it (`cp -a` keeps the order)"
-            }
             ResidentReason::NotDurable => "its bytes could not be made durable; save it again",
             ResidentReason::DamagedStub => "its stub is damaged; `stepfs verify --repair` mends what it can",
             ResidentReason::OtherStore => {

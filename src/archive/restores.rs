@@ -9,18 +9,19 @@ use std::collections::{HashSet, VecDeque};
 use std::fs;
 use std::io;
 use std::path::Path;
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use crate::clock::stamp_ns;
 use crate::store::object::{Id, Object};
-use crate::store::{Profiles, Restores, Store};
+use crate::store::{self, Profiles, Store};
 use crate::sync::{Mutex, MutexGuard};
 
-use super::catalog::State;
-use super::{Archive, FileId};
+use super::entry::State;
+use super::namespace::FileId;
+use super::shared::Shared;
 
 /// Reads and files that are remembered; the oldest go first. A job's ranks on one node read some thousand files when
 /// they start. Each takes 50 bytes.
@@ -29,16 +30,19 @@ const MOST: usize = 4096;
 /// then. Afterwards the kernel may give the number to another process.
 const REMEMBERED: Duration = Duration::from_secs(60);
 
-/// The known restores.
-#[derive(Debug, Default)]
-pub(super) struct Noticed {
-    /// What may become a restore. Threads that answer the kernel take it for moments, also under the file system's
-    /// lock, and so do those that take `known`. No other lock under it.
-    seen: Mutex<Seen>,
+/// Notices restores, and keeps the store's record of them.
+pub struct Restores {
+    shared: Arc<Shared>,
+    noticed: Noticed,
     /// The store's record. Encoders, the housekeeper and threads that ask for a status take it, and may read an object
-    /// under it: a count must have the restore that is being entered. Only `seen` and the locks of `objects` under it.
-    known: Mutex<Restores>,
+    /// under it: a count must have the restore that is being entered. Only `noticed` and the locks of `objects` under it.
+    known: Mutex<store::Restores>,
 }
+
+/// What may become a restore. Threads that answer the kernel take the lock for moments, also under the file system's
+/// lock, and so do those that take `known`. No other lock under it.
+#[derive(Debug, Default)]
+struct Noticed(Mutex<Seen>);
 
 #[derive(Debug, Default)]
 struct Seen {
@@ -129,7 +133,7 @@ pub struct Restored {
 
 impl Restored {
     /// Everything that is remembered in a store.
-    pub fn all(store: &Store, restores: &Restores) -> Vec<Restored> {
+    pub fn all(store: &Store, restores: &store::Restores) -> Vec<Restored> {
         let one = |(_, lineage): (u64, &crate::store::Lineage)| {
             let path = Path::new(&lineage.origin);
             let asked = store.profiles(path).unwrap_or_else(|_| store.settings().profiles(path));
@@ -147,20 +151,6 @@ impl Restored {
 }
 
 impl Noticed {
-    /// Loads a store's record. An unreadable record is begun anew, since checkpoints do not depend on it.
-    pub(super) fn load(store: &Store) -> Noticed {
-        let known = Restores::load(store).unwrap_or_else(|error| {
-            log::warn!("the record of restores cannot be read, and is begun anew: {error}");
-            Restores::default()
-        });
-        Noticed { seen: Mutex::default(), known: Mutex::new(known) }
-    }
-
-    /// Whether a restore was entered that is not durable yet.
-    pub(super) fn has_news(&self) -> bool {
-        self.seen().news
-    }
-
     /// Forgets the reads of processes that are gone. Asks the kernel.
     fn forget(&self) {
         let running = |read: &Read| read.ended.is_none().then_some(read.by);
@@ -172,18 +162,32 @@ impl Noticed {
     }
 
     fn seen(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn known(&self) -> MutexGuard<'_, Restores> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Archive {
-    /// The process of a thread, if it can be seen.
-    pub fn process(thread: u32) -> Option<u32> {
-        process_and_parent(thread).map(|(process, _)| process)
+/// The process of a thread, if it can be seen.
+pub fn process_of(thread: u32) -> Option<u32> {
+    process_and_parent(thread).map(|(process, _)| process)
+}
+
+impl Restores {
+    /// Loads a store's record. An unreadable record is begun anew, since checkpoints do not depend on it.
+    pub(super) fn load(shared: Arc<Shared>) -> Restores {
+        let known = store::Restores::load(&shared.store).unwrap_or_else(|error| {
+            log::warn!("the record of restores cannot be read, and is begun anew: {error}");
+            store::Restores::default()
+        });
+        Restores { shared, noticed: Noticed::default(), known: Mutex::new(known) }
+    }
+
+    fn known(&self) -> MutexGuard<'_, store::Restores> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a restore was entered that is not durable yet.
+    pub(super) fn has_news(&self) -> bool {
+        self.noticed.seen().news
     }
 
     /// The process of a thread, or else the one that started it, if that has read a lossy file. Saves often happen in a
@@ -199,7 +203,7 @@ impl Archive {
 
     /// A process has read half of a released file, or more. For any thread: waits for nothing.
     pub fn read_by(&self, object: Id, by: u32) {
-        if let Some((header, _)) = self.objects.get(object).filter(|(header, _)| header.lossy) {
+        if let Some((header, _)) = self.shared.objects.get(object).filter(|(header, _)| header.lossy) {
             // A file written right after must not seem older.
             let read = Read { by, lineage: header.lineage, object, at_ns: stamp_ns(), ended: None };
             self.noticed.seen().read(read);
@@ -207,7 +211,7 @@ impl Archive {
     }
 
     /// A file was opened for writing, by a process with a read or by another one. Must come after
-    /// [`Archive::opened_for_writing`]: what the file was before is not the process's state.
+    /// [`super::Archive::opened_for_writing`]: what the file was before is not the process's state.
     pub fn written_by(&self, file: FileId, by: Option<u32>) {
         self.noticed.seen().written(file, by);
     }
@@ -215,19 +219,19 @@ impl Archive {
     /// The store's record, once the restores are entered whose new states are sealed. Blocks on the device.
     ///
     /// Looks at all files, but only while a process with a read has written some.
-    fn restores(&self) -> MutexGuard<'_, Restores> {
+    fn restores(&self) -> MutexGuard<'_, store::Restores> {
         let written = self.noticed.seen().candidates();
         let mut saved = Vec::new();
         if !written.is_empty() {
-            let catalog = self.catalog();
-            let states = catalog.entries().filter_map(|(_, entry)| match &entry.state {
+            let catalog = self.shared.catalog();
+            let states = catalog.files().iter().filter_map(|(_, entry)| match &entry.state {
                 State::Sealed(sealed) | State::Archived(sealed, _) => Some(sealed),
-                State::Staged | State::Closed | State::Durable(_) | State::Released(_) | State::Resident(_) => None,
+                _ => None,
             });
             // Training has not gone on in a copy.
             saved.extend(states.filter(|sealed| !sealed.copy && written.contains(&sealed.file)).cloned());
         }
-        let mut known = self.noticed.known();
+        let mut known = self.known();
         for state in saved {
             let read = self.noticed.seen().saved(state.file, state.lineage, state.modified_ns);
             read.into_iter().for_each(|read| self.enter(&mut known, state.lineage, read.object, read.at_ns));
@@ -237,24 +241,24 @@ impl Archive {
 
     /// Training goes on from a released file: for tests without a mount.
     pub fn restored(&self, object: Id) {
-        if let Some((header, _)) = self.objects.get(object).filter(|(header, _)| header.lossy) {
-            self.enter(&mut self.noticed.known(), header.lineage, object, stamp_ns());
+        if let Some((header, _)) = self.shared.objects.get(object).filter(|(header, _)| header.lossy) {
+            self.enter(&mut self.known(), header.lineage, object, stamp_ns());
         }
-        self.notify();
+        self.shared.notify();
     }
 
-    fn enter(&self, known: &mut Restores, lineage: u64, object: Id, at_ns: i64) {
+    fn enter(&self, known: &mut store::Restores, lineage: u64, object: Id, at_ns: i64) {
         let of = |object: std::sync::Arc<Object>| (object.index().origin.clone(), object.index().generations);
-        let (origin, generations) = self.objects.open(object).map(of).unwrap_or_default();
+        let (origin, generations) = self.shared.objects.open(object).map(of).unwrap_or_default();
         known.restored(lineage, at_ns, generations, &origin);
         log::info!("{origin}: restored, {} of its lineage", times(known.seen(lineage)));
         self.noticed.seen().news = true;
     }
 
     /// Makes the record of restores durable. For the housekeeper.
-    pub(super) fn note_restores(&self) {
+    pub(super) fn note(&self) {
         // Asked before: whatever an ended process has closed is entered then.
-        let all_sealed = !self.catalog().has_unsealed();
+        let all_sealed = !self.shared.catalog().steps().has_unsealed();
         drop(self.restores());
         if all_sealed {
             self.noticed.forget();
@@ -262,27 +266,27 @@ impl Archive {
         if !std::mem::take(&mut self.noticed.seen().news) {
             return;
         }
-        if !self.catalog().has_unsealed() {
-            let lineages = self.catalog().lineages();
-            let lives = |lineage| lineages.contains(&lineage) || self.objects.newest(lineage).is_some();
-            self.noticed.known().retain(lives);
+        if !self.shared.catalog().steps().has_unsealed() {
+            let lineages = self.shared.catalog().files().lineages();
+            let lives = |lineage| lineages.contains(&lineage) || self.shared.objects.newest(lineage).is_some();
+            self.known().retain(lives);
         }
-        let known = self.noticed.known().clone();
-        if let Err(error) = known.save(&self.store) {
+        let known = self.known().clone();
+        if let Err(error) = known.save(&self.shared.store) {
             log::warn!("the record of restores cannot be written now; the next restore tries again: {error}");
         }
     }
 
     /// The restored lineages, for users.
-    pub(super) fn restored_lineages(&self) -> Vec<Restored> {
+    pub(super) fn lineages(&self) -> Vec<Restored> {
         let known = self.restores().clone();
-        Restored::all(&self.store, &known)
+        Restored::all(&self.shared.store, &known)
     }
 
     /// The profiles with which a file is archived now; says so if more restores than expected have made them finer.
     pub(super) fn profiles(&self, path: &Path, lineage: u64) -> io::Result<Profiles> {
-        let asked = self.store.profiles(path)?;
-        let seen = self.restores_seen(lineage);
+        let asked = self.shared.store.profiles(path)?;
+        let seen = self.seen_of(lineage);
         let used = asked.in_force(seen);
         if let Some(expected) = asked.expected_restores().filter(|expected| seen > *expected && used != asked) {
             let (used, asked) = (used.words(), asked.words());
@@ -292,7 +296,7 @@ impl Archive {
     }
 
     /// How often a lineage was restored.
-    pub(super) fn restores_seen(&self, lineage: u64) -> u32 {
+    pub(super) fn seen_of(&self, lineage: u64) -> u32 {
         self.restores().seen(lineage)
     }
 
@@ -307,7 +311,9 @@ impl Archive {
             State::Durable(sealed) | State::Sealed(sealed) => {
                 Some(self.generations_at(sealed.lineage, sealed.modified_ns))
             }
-            State::Archived(_, id) | State::Released(id) => Some(self.objects.open(*id).ok()?.index().generations),
+            State::Archived(_, id) | State::Released(id) => {
+                Some(self.shared.objects.open(*id).ok()?.index().generations)
+            }
             State::Staged | State::Closed | State::Resident(_) => None,
         }
     }

@@ -3,21 +3,19 @@
 use std::cmp::Reverse;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use crate::store::retention::{Unit, Verdict};
-use crate::store::{beneath, is_pinned};
+use crate::store::{beneath, is_pinned, modified_ns};
 use crate::sync::{Mutex, MutexGuard};
 
-use super::catalog::{Catalog, modified_ns};
-use super::checkpoints::{Checkpoint, Member, policy};
-use super::condition::Condition;
-use super::housekeeper::Housekeeper;
-use super::namespace::{Namespace, Outcome, found_at};
-use super::{Archive, FileId};
+use super::catalog::Catalog;
+use super::checkpoints::{Checkpoint, Condition, Member, policy};
+use super::namespace::{FileId, Namespace, Outcome, found_at};
+use super::shared::Shared;
 
 /// Without news, rules are looked at this often: `keep_for` needs no more.
 const INTERVAL: Duration = Duration::from_secs(60);
@@ -31,8 +29,8 @@ const FIRST_RETRY: Duration = Duration::from_secs(1);
 const MOST_FAILURES: usize = 16;
 
 /// The schedule of the policy, and the result of its last run.
-#[derive(Debug, Default)]
 pub(super) struct Retention {
+    shared: Arc<Shared>,
     /// Taken for moments only, by the archive's threads and by callers that ask; no other lock under it.
     state: Mutex<Schedule>,
 }
@@ -80,6 +78,11 @@ pub struct Removed {
 }
 
 impl Retention {
+    /// Of an archive.
+    pub(super) fn of(shared: Arc<Shared>) -> Retention {
+        Retention { shared, state: Mutex::default() }
+    }
+
     fn state(&self) -> MutexGuard<'_, Schedule> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -89,43 +92,71 @@ impl Retention {
         self.state().news = true;
     }
 
-    /// For how long the housekeeper may sleep, if the policy has rules.
-    pub(super) fn pause(&self) -> Duration {
+    /// Asks for the policy to be applied and for unneeded objects to be removed, soon. Returns the number that
+    /// [`GcReport::done`] reaches then.
+    pub(super) fn ask(&self) -> u64 {
+        let newest = {
+            let mut catalog = self.shared.catalog();
+            catalog.end_waiting();
+            catalog.progress().0
+        };
+        let ticket = {
+            let mut state = self.state();
+            state.closed_by = newest;
+            state.report.asked += 1;
+            state.report.asked
+        };
+        self.shared.notify();
+        ticket
+    }
+
+    /// The result of the last requested run, and the checkpoints that it removed.
+    pub(super) fn report(&self) -> (GcReport, Vec<Removed>) {
+        let state = self.state();
+        (state.report.clone(), state.removed.clone())
+    }
+
+    /// How long the housekeeper may wait for news, with `idle` if there is no policy.
+    pub(super) fn until(&self, idle: Duration) -> Duration {
         let state = self.state();
         if state.report.asked > state.report.done {
             return Duration::ZERO;
+        }
+        if self.shared.store.settings().retention().is_empty() {
+            return idle;
         }
         let wait = |(ended, took): (Instant, Duration)| {
             let calm = state.retry.unwrap_or(INTERVAL);
             let pause = if state.news { calm.min(took * PAUSE_FACTOR) } else { calm };
             (ended + pause).saturating_duration_since(Instant::now())
         };
-        state.last.map_or(Duration::ZERO, wait)
+        state.last.map_or(Duration::ZERO, wait).min(idle)
     }
-}
 
-impl Housekeeper<'_> {
-    /// Applies the policy if it is time to, and every closed file is known to be durable or not.
-    pub(super) fn retain(&mut self) {
-        let archive = self.archive;
-        let Some(namespace) = archive.namespace() else { return };
-        let closed_by = archive.retention.state().closed_by;
+    /// Applies the policy if it is time to, and every closed file is known to be durable or not. `collect` removes the objects
+    /// that nothing needs then.
+    pub(super) fn run(&self, collect: impl FnOnce()) {
+        let Some(namespace) = self.shared.namespace() else { return };
+        let closed_by = self.state().closed_by;
         // A file or link that was not read yet may name a checkpoint as the best of its run.
-        let is_unread = |catalog: &Catalog| catalog.has_unsealed_since(closed_by) || catalog.may_learn();
-        if archive.until_retention(INTERVAL) > Duration::ZERO || is_unread(&archive.catalog()) {
+        let is_unread = |catalog: &mut Catalog| {
+            let steps = catalog.steps();
+            steps.has_unsealed_since(closed_by) || steps.may_learn()
+        };
+        if self.until(INTERVAL) > Duration::ZERO || is_unread(&mut self.shared.catalog()) {
             return;
         }
         let asked = {
-            let mut state = archive.retention.state();
+            let mut state = self.state();
             state.news = false;
             state.report.asked
         };
         let started = Instant::now();
-        let (removed, mut failed) = archive.apply_policy(namespace.as_ref());
+        let (removed, mut failed) = self.apply_policy(namespace.as_ref());
         failed.truncate(MOST_FAILURES);
         // Before the caller hears that it is done.
-        self.collect();
-        let mut state = archive.retention.state();
+        collect();
+        let mut state = self.state();
         state.retry = match (failed.is_empty(), state.retry) {
             (true, _) => None,
             (false, None) => Some(FIRST_RETRY),
@@ -137,50 +168,16 @@ impl Housekeeper<'_> {
             state.removed = removed;
         }
     }
-}
 
-impl Archive {
-    /// Asks for the policy to be applied and for unneeded objects to be removed, soon. Returns the number that
-    /// [`GcReport::done`] reaches then.
-    pub fn ask_gc(&self) -> u64 {
-        let newest = {
-            let mut catalog = self.catalog();
-            catalog.end_waiting();
-            catalog.progress().0
-        };
-        let ticket = {
-            let mut state = self.retention.state();
-            state.closed_by = newest;
-            state.report.asked += 1;
-            state.report.asked
-        };
-        self.notify();
-        ticket
-    }
-
-    /// The result of the last requested run, and the checkpoints that it removed.
-    pub fn gc_report(&self) -> (GcReport, Vec<Removed>) {
-        let state = self.retention.state();
-        (state.report.clone(), state.removed.clone())
-    }
-
-    /// How long the housekeeper may wait for news, with `idle` if there is no policy.
-    pub(super) fn until_retention(&self, idle: Duration) -> Duration {
-        let asked = {
-            let state = self.retention.state();
-            state.report.asked > state.report.done
-        };
-        match self.store.settings().retention().is_empty() && !asked {
-            true => idle,
-            false => self.retention.pause().min(idle),
-        }
+    fn condition(&self, path: &Path) -> Condition {
+        Condition::of(&mut self.shared.catalog(), &self.shared.objects, path)
     }
 
     /// Removes the checkpoints that no rule keeps; answers them, and why others stay.
     fn apply_policy(&self, namespace: &dyn Namespace) -> (Vec<Removed>, Vec<String>) {
         let (mut removed, mut failed) = (Vec::new(), Vec::new());
-        let is_best = |path: &Path| self.catalog().named_best_by(path).is_some();
-        let planned = match policy(&self.store, &|path| self.condition(path), &is_best) {
+        let is_best = |path: &Path| self.shared.catalog().decided().named_by(path).is_some();
+        let planned = match policy(&self.shared.store, &|path| self.condition(path), &is_best) {
             Ok(planned) => planned,
             Err(error) => {
                 log::error!("retention: {error}; nothing was removed");
@@ -189,7 +186,7 @@ impl Archive {
         };
         for (checkpoint, verdict) in &planned {
             let Verdict::Remove { why, newest } = verdict else { continue };
-            if self.is_stopping() {
+            if self.shared.is_stopping() {
                 break;
             }
             let path = &checkpoint.unit.path;
@@ -224,7 +221,7 @@ impl Archive {
         checkpoint: &Checkpoint,
         newest: &Checkpoint,
     ) -> io::Result<Option<String>> {
-        let tree = self.store.tree();
+        let tree = self.shared.store.tree();
         let same = |member: &Member| -> io::Result<bool> {
             let found = found_at(&tree, &member.path)?;
             Ok(found
@@ -244,7 +241,7 @@ impl Archive {
         let mut members: Vec<(&Member, Option<u64>)> = Vec::with_capacity(checkpoint.members.len());
         let changed = || Ok(Some("it was changed meanwhile".to_string()));
         for member in &checkpoint.members {
-            let version = self.catalog().get(&member.path).map(|entry| entry.version);
+            let version = self.shared.catalog().get(&member.path).map(|entry| entry.version);
             let written = version.is_some() && self.condition(&member.path) == Condition::BeingWritten;
             if written || !same(member)? {
                 return changed();
@@ -262,9 +259,9 @@ impl Archive {
                 // Under the file system's lock, as pins are set: see `put_stub`. They were read a moment ago, for the
                 // plan.
                 let pinned = is_pinned(&tree, &member.path)?;
-                let catalog = self.catalog();
+                let mut catalog = self.shared.catalog();
                 // Something unread may name it.
-                let best = catalog.may_learn() || catalog.named_best_by(&member.path).is_some();
+                let best = catalog.steps().may_learn() || catalog.decided().named_by(&member.path).is_some();
                 Ok(!pinned && !best && catalog.get(&member.path).map(|entry| entry.version) == version)
             };
             // So that the file's blocks are freed behind the file system's lock, not under it.
@@ -280,8 +277,8 @@ impl Archive {
                 }
             }
             // A mount has noted the removal already. At rest the entry is still there.
-            if version.is_some() && self.catalog().get(&member.path).map(|entry| entry.version) == version {
-                self.removed(&member.path);
+            if version.is_some() && self.shared.catalog().get(&member.path).map(|entry| entry.version) == version {
+                self.shared.catalog().removed(&member.path);
             }
         }
         for directory in checkpoint.directories.iter().rev() {

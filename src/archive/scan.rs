@@ -9,14 +9,16 @@ use std::sync::Arc;
 use crate::encode::{fingerprint, runs};
 use crate::store::object::path_of;
 use crate::store::{
-    Id, MIN_RELEASE_BYTES, Objects, STUB_BYTES, Store, Stub, beneath, in_parallel, recalled_from, step_pattern,
+    Id, MIN_RELEASE_BYTES, Objects, STUB_BYTES, Store, Stub, beneath, in_parallel, modified_ns, recalled_from,
+    step_pattern,
 };
 use codec::hash::{Xxh3Of128, xxh3_64};
-use formats::{Description, InOrder, Kind, ReadAt, cut_short, describe};
+use formats::{Description, InOrder, Kind, ReadAt, cut_short, describe, may_name_best};
 
 use super::FileId;
-use super::best::{self, Word};
-use super::catalog::{Catalog, Says, Sealed, State, modified_ns};
+use super::best;
+use super::catalog::Catalog;
+use super::entry::{Sealed, Siblings, Stamp, State};
 use super::lineage::{lineage, part, signature};
 use super::resident::ResidentReason;
 
@@ -25,20 +27,29 @@ const COMPRESSIBLE: f64 = 0.9;
 /// Read at once when a whole file is hashed.
 const HASH_BYTES: usize = 1 << 20;
 
-/// The files that were found in a tree.
+/// What was found in a tree.
 pub(super) struct Found {
-    /// Every regular file with its state.
-    pub(super) files: Vec<(PathBuf, io::Result<State>)>,
-    /// Plain files that were decoded from an object.
-    recalled: Vec<(PathBuf, Recalled)>,
-    /// The statements of small files and links about the best of a run.
-    pub(super) words: Vec<Word>,
+    pub(super) files: Vec<FoundFile>,
+    /// Links whose names ask for exact bytes, and their targets.
+    links: Vec<(PathBuf, PathBuf)>,
 }
 
-/// The object that a plain file was decoded from, and the file's length.
-struct Recalled {
-    from: Id,
-    len: u64,
+/// A regular file.
+pub(super) struct FoundFile {
+    pub(super) path: PathBuf,
+    pub(super) state: State,
+    stamp: Stamp,
+    has_tensors: Option<bool>,
+    /// The files that it names as the best of its run.
+    names: Option<Vec<String>>,
+    /// The object that a plain file was decoded from.
+    recalled: Option<Id>,
+}
+
+impl FoundFile {
+    fn new(path: &Path, state: State, stamp: Stamp) -> FoundFile {
+        FoundFile { path: path.to_path_buf(), state, stamp, has_tensors: None, names: None, recalled: None }
+    }
 }
 
 /// Looks at everything in the tree.
@@ -56,47 +67,36 @@ pub(super) fn scan(store: &Store) -> io::Result<Found> {
         }
         directories = below;
     }
-    let states = in_parallel(&files, |path| state_of(store, path));
-    let mut recalled = Vec::new();
-    let with_state = |(path, found): (PathBuf, io::Result<(State, Option<Recalled>)>)| {
-        let state = found.map(|(state, from)| {
-            recalled.extend(from.map(|from| (path.clone(), from)));
-            state
-        });
-        (path, state)
-    };
-    let files: Vec<_> = files.into_iter().zip(states).map(with_state).collect();
-    let mut words = best::of_small(store, &files);
-    words.extend(best::of_links(store, &links));
-    Ok(Found { files, recalled, words })
+    let files = in_parallel(&files, |path| {
+        found(store, path).unwrap_or_else(|error| {
+            log::error!("{}: {error}; it stays as it is", path.display());
+            FoundFile::new(path, State::Resident(ResidentReason::Unreadable), Stamp::default())
+        })
+    });
+    let targets = in_parallel(&links, |path| best::linked(store, path, None));
+    let links = links.into_iter().zip(targets).filter_map(|(path, target)| Some((path, target?))).collect();
+    Ok(Found { files, links })
 }
 
-/// Enters the found files into the catalog.
+/// Enters what was found into the catalog.
 pub(super) fn enter(found: Found, objects: &Objects, catalog: &mut Catalog) {
-    for (path, state) in found.files {
-        let state = state.unwrap_or_else(|error| {
-            log::error!("{}: {error}; it stays as it is", path.display());
-            State::Resident(ResidentReason::Unreadable)
-        });
+    for FoundFile { path, state, stamp, has_tensors, names, recalled } in found.files {
         match state {
             State::Released(id) => objects.name(id),
             // Which object it named is not known; that one must not go.
             State::Resident(ref why) if why.hides_an_object() => objects.freeze(true),
             _ => {}
         }
-        catalog.found(path, state);
-    }
-    // The sealer looks closer, at samples of the bytes. Until then such a file must not call itself exact.
-    for (path, Recalled { from, len }) in found.recalled {
-        let closed = catalog.get(&path).filter(|entry| matches!(entry.state, State::Closed));
-        let version = closed.map(|entry| entry.version);
-        let is_as_long = objects.get(from).is_some_and(|(header, _)| header.logical_len == len);
-        if let Some(version) = version.filter(|_| is_as_long) {
-            catalog.keep(&path, version, Some(from), objects);
+        let is_closed = matches!(state, State::Closed);
+        let version = catalog.found(&path, state, (stamp, has_tensors), names);
+        // The sealer looks closer, at samples of the bytes. Until then such a file must not call itself exact.
+        let is_as_long = |id: &Id| objects.get(*id).is_some_and(|(header, _)| header.logical_len == stamp.len);
+        if let Some(id) = recalled.filter(is_as_long).filter(|_| is_closed) {
+            catalog.keep(&path, version, Some(id));
         }
     }
-    for (path, says, modified_ns) in found.words {
-        catalog.says(&path, Some((says, modified_ns)));
+    for (link, target) in found.links {
+        catalog.link_read(&link, Some(target));
     }
 }
 
@@ -126,41 +126,47 @@ fn list(root: &Path, directory: &Path) -> io::Result<Listed> {
     Ok(listed)
 }
 
-fn state_of(store: &Store, path: &Path) -> io::Result<(State, Option<Recalled>)> {
+fn found(store: &Store, path: &Path) -> io::Result<FoundFile> {
     let tree = store.tree();
-    let len = beneath::metadata(&tree, path)?.len();
+    let metadata = beneath::metadata(&tree, path)?;
+    let file = |state| FoundFile::new(path, state, Stamp::of(&metadata));
+    let len = metadata.len();
     if len < MIN_RELEASE_BYTES {
-        // Whether it counts is asked of files in checkpoint directories only, and no others are read here.
-        let counts = len > 0 && step_pattern::group(path).is_some();
-        let reason = match counts {
-            true => {
-                store.io().open_beneath(&tree, path, 0).and_then(|file| of_small(&file, path)).unwrap_or_else(|error| {
-                    log::warn!("{}: {error}; it is taken for a whole file of its checkpoint", path.display());
-                    ResidentReason::small(len)
-                })
+        // Others count nowhere, and are not read here.
+        let counts = may_name_best(path) || step_pattern::group(path).is_some() || !store.settings().retention().is_empty();
+        if len == 0 || !counts {
+            return Ok(file(State::Resident(ResidentReason::small(len))));
+        }
+        let small = store.io().open_beneath(&tree, path, 0).and_then(|small| examine_small(&small, path));
+        return Ok(match small {
+            Ok((why, has_tensors, names)) => FoundFile { has_tensors, names, ..file(State::Resident(why)) },
+            Err(error) => {
+                log::warn!(
+                    "{}: {error}; it is taken for a whole file of its checkpoint, and if it names the best of a run, \
+                     that one is not known",
+                    path.display()
+                );
+                file(State::Resident(ResidentReason::small(len)))
             }
-            false => ResidentReason::small(len),
-        };
-        return Ok((State::Resident(reason), None));
+        });
     }
-    let file = store.io().open_beneath(&tree, path, 0)?;
-    let state = match Stub::read_on(&file, store.id()) {
-        Ok(Some(stub)) => State::Released(stub.object),
+    let opened = store.io().open_beneath(&tree, path, 0)?;
+    Ok(match Stub::read_on(&opened, store.id()) {
+        Ok(Some(stub)) => file(State::Released(stub.object)),
         // Copied from another store, it is a file. One whose object is here was this store's.
-        Ok(None) => match Stub::foreign(&file, store.id())? {
+        Ok(None) => match Stub::foreign(&opened, store.id())? {
             Some(stub) if path_of(&store.objects(), stub.object).exists() => {
-                State::Resident(ResidentReason::OtherStore)
+                file(State::Resident(ResidentReason::OtherStore))
             }
-            _ if file.metadata()?.blocks() * 512 <= STUB_BYTES as u64 => State::Resident(ResidentReason::Hole),
-            _ => return Ok((State::Closed, recalled_from(&file).map(|from| Recalled { from, len }))),
+            _ if opened.metadata()?.blocks() * 512 <= STUB_BYTES as u64 => file(State::Resident(ResidentReason::Hole)),
+            _ => FoundFile { recalled: recalled_from(&opened), ..file(State::Closed) },
         },
         Err(error) if error.kind() == io::ErrorKind::InvalidData => {
             log::error!("{}: {error}; it cannot be read", path.display());
-            State::Resident(ResidentReason::DamagedStub)
+            file(State::Resident(ResidentReason::DamagedStub))
         }
         Err(error) => return Err(error),
-    };
-    Ok((state, None))
+    })
 }
 
 /// The result for a durable file.
@@ -168,37 +174,41 @@ pub(super) struct Examined {
     pub(super) state: State,
     /// The same in a few words for the log.
     pub(super) words: String,
-    /// The best of its run, if it names one.
-    pub(super) says: Option<Says>,
+    /// The files that it names as the best of its run.
+    pub(super) names: Option<Vec<String>>,
     /// It has no tensors, and no format that is known.
     pub(super) is_opaque: bool,
     /// Whether it has tensors, if that is known.
     pub(super) has_tensors: Option<bool>,
 }
 
-/// Examines a durable file.
+/// Examines a durable file. `siblings`: the files that it is no state without.
 pub(super) fn examine(
     file: &(dyn ReadAt + Sync),
     metadata: &Metadata,
     path: &Path,
+    siblings: Option<Arc<Siblings>>,
     describe: impl FnOnce() -> io::Result<Description>,
 ) -> io::Result<Examined> {
     if metadata.len() < MIN_RELEASE_BYTES {
-        let says = best::small_said(file, path)?;
-        let state = State::Resident(of_small(file, path)?);
-        return Ok(Examined { state, words: String::new(), says, is_opaque: true, has_tensors: None });
+        let (why, has_tensors, names) = examine_small(file, path)?;
+        let state = State::Resident(why);
+        return Ok(Examined { state, words: String::new(), names, is_opaque: true, has_tensors });
     }
     let description = describe()?;
     let words = words(&description);
-    let says = best::said(file, path, Some(&description))?;
+    let names = best::named(file, path, &description)?;
     let is_opaque = description.kind == Kind::Opaque;
-    if let Some(why) = cut_short(path, file, &description)? {
-        let state = State::Resident(ResidentReason::CutShort(why.into()));
-        return Ok(Examined { state, words, says, is_opaque, has_tensors: Some(false) });
-    }
-    if is_opaque && !compressible(file)? {
-        let state = State::Resident(ResidentReason::incompressible(&description));
-        return Ok(Examined { state, words, says, is_opaque, has_tensors: Some(false) });
+    let why = match cut_short(path, file, &description)? {
+        Some(why) => Some(ResidentReason::CutShort(why.into())),
+        // An index that comes may tell its tensors.
+        None if is_opaque && siblings.is_none() && !compressible(file)? => {
+            Some(ResidentReason::incompressible(&description))
+        }
+        None => None,
+    };
+    if let Some(why) = why {
+        return Ok(Examined { state: State::Resident(why), words, names, is_opaque, has_tensors: Some(false) });
     }
     let has_tensors = Some(!description.tensors.is_empty());
     let sealed = Sealed {
@@ -210,15 +220,19 @@ pub(super) fn examine(
         signature: signature(&description),
         lineage: lineage(path, &description),
         part: part(&description),
+        siblings,
         copy: false,
     };
-    Ok(Examined { state: State::Sealed(Arc::new(sealed)), words, says, is_opaque, has_tensors })
+    Ok(Examined { state: State::Sealed(Arc::new(sealed)), words, names, is_opaque, has_tensors })
 }
 
-/// The reason of a file below the size of files that are released.
-fn of_small(file: &dyn ReadAt, path: &Path) -> io::Result<ResidentReason> {
-    let why = cut_short(path, file, &describe(file)?)?;
-    Ok(why.map_or(ResidentReason::small(file.size()), |why| ResidentReason::CutShort(why.into())))
+/// What is found in a file below the size of files that are released: why it stays, whether it has tensors, and which files
+/// it names as the best of its run.
+fn examine_small(file: &dyn ReadAt, path: &Path) -> io::Result<(ResidentReason, Option<bool>, Option<Vec<String>>)> {
+    let description = describe(file)?;
+    let why = cut_short(path, file, &description)?;
+    let why = why.map_or(ResidentReason::small(file.size()), |why| ResidentReason::CutShort(why.into()));
+    Ok((why, Some(!description.tensors.is_empty()), best::named(file, path, &description)?))
 }
 
 fn compressible(file: &dyn ReadAt) -> io::Result<bool> {

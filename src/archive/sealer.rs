@@ -1,38 +1,65 @@
 //! After the last close: a file becomes durable, and its tensors and its lineage are found. Nothing that is closed waits for
 //! what takes longer.
+//!
+//! Many small files become durable in one go. First the bytes of all are sent to the device. So the first fsync commits the
+//! journal for all, and the others only wait for the device's cache, several at a time. Each file still has an fsync of its
+//! own, because only that says which file lost bytes. syncfs would not, and it would also wait for large files that programs
+//! write meanwhile. Each directory is synced once.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::path::Path;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
 use crate::encode::{StepError, StepResult};
 use crate::store::durable::{CrashPoint, DeviceFile};
 use crate::store::object::Id;
-use crate::store::{Stub, beneath, recalled_from};
-use formats::is_named_elsewhere;
+use crate::store::{Stub, recalled_from, side_by_side};
 
-use super::catalog::{Closed, Sealed, State, Task, modified_ns};
+use super::catalog::{Closed, Step, Task};
+use super::entry::{Sealed, Stamp, State};
+use super::namespace::{FileId, Outcome};
 use super::resident::ResidentReason;
-use super::scan;
-use super::threads::Pause;
-use super::together::is_passing;
-use super::{Archive, FileId, Outcome};
+use super::retention::Retention;
+use super::shared::{Pause, Shared};
+use super::source::Contents;
+use super::twins::Twins;
+use super::{best, scan};
 
-impl Archive {
+/// Makes closed files durable, and finds what they are.
+pub(super) struct Sealer {
+    shared: Arc<Shared>,
+    contents: Arc<Contents>,
+    twins: Arc<Twins>,
+    retention: Arc<Retention>,
+}
+
+impl Sealer {
+    /// Of an archive with these parts.
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        contents: Arc<Contents>,
+        twins: Arc<Twins>,
+        retention: Arc<Retention>,
+    ) -> Sealer {
+        Sealer { shared, contents, twins, retention }
+    }
+
     /// What each sealer does until the archive stops.
     pub(super) fn seal_files(&self) {
         let mut pause = Pause::none();
-        while let Some(closed) = self.next_to_seal() {
+        while let Some(closed) = self.shared.next_to_seal() {
             match closed {
                 Closed::Link(path) => self.look_at_link(&path),
-                Closed::File(task) => self.take(&task, &mut pause, || self.step(&task)),
+                Closed::File(task) => self.shared.take(&task, &mut pause, || self.seal(&task)),
             }
         }
     }
 
     /// Makes a closed file durable, and finds its tensors and its lineage.
-    pub(super) fn seal(&self, task: &Task) -> StepResult<()> {
+    fn seal(&self, task: &Task) -> StepResult<()> {
         let began = Instant::now();
         let file = self.open_closed(task)?;
         let synced = self.sync_bytes(&file).and_then(|()| self.sync_names(&task.path));
@@ -40,10 +67,10 @@ impl Archive {
     }
 
     /// Opens a file that a program has closed.
-    pub(super) fn open_closed(&self, task: &Task) -> StepResult<DeviceFile> {
+    fn open_closed(&self, task: &Task) -> StepResult<DeviceFile> {
         let path = task.path.as_path();
         // Not found: removed meanwhile, or renamed, and the note of it is on its way.
-        let file = self.open_file(path)?;
+        let file = self.shared.open_file(path)?;
         if Stub::looks_like_one(&file)? && !self.is_still_closed(task, &file)? {
             return Err(StepError::Superseded);
         }
@@ -65,19 +92,13 @@ impl Archive {
     /// file system's lock until its note is made, and this takes that lock once.
     fn is_still_closed(&self, task: &Task, file: &DeviceFile) -> StepResult<bool> {
         let opened = FileId::of(&file.metadata()?);
-        let namespace = self.namespace();
+        let namespace = self.shared.namespace();
         let has_changed = namespace.is_some_and(|names| names.idle(&task.path, opened) == Outcome::Changed);
-        Ok(!has_changed && self.catalog().get(&task.path).is_some_and(|entry| entry.version == task.version))
+        Ok(!has_changed && self.shared.catalog().get(&task.path).is_some_and(|entry| entry.version == task.version))
     }
 
     /// A closed file and its names were synced, or an attempt failed: finds its tensors and its lineage.
-    pub(super) fn seal_synced(
-        &self,
-        task: &Task,
-        file: &DeviceFile,
-        synced: io::Result<()>,
-        began: Instant,
-    ) -> StepResult<()> {
+    fn seal_synced(&self, task: &Task, file: &DeviceFile, synced: io::Result<()>, began: Instant) -> StepResult<()> {
         let (path, version) = (task.path.as_path(), task.version);
         if let Err(error) = synced {
             if is_passing(&error) {
@@ -89,86 +110,153 @@ impl Archive {
                 "{}: could not be made durable: {error}; it may have lost bytes, so save it again",
                 path.display()
             );
-            if !self.catalog().advance(path, version, State::Resident(ResidentReason::NotDurable)) {
+            if !self.shared.catalog().advance(path, version, State::Resident(ResidentReason::NotDurable)) {
                 // A program has opened it again, and may keep those bytes.
-                self.store.sync_failed(file.as_file(), &error);
+                self.shared.store.sync_failed(file.as_file(), &error);
             }
             return Ok(());
         }
         let metadata = file.metadata()?;
-        let progress = self.progress(path)?;
-        let describe = || self.describe(path, file);
-        let scan::Examined { state, words, says, is_opaque, has_tensors } =
-            scan::examine(file, &metadata, path, describe)?;
-        self.catalog().made_durable(task, began, Some(is_opaque));
-        self.catalog().examined(path, version, has_tensors);
+        let describe = || self.contents.describe(path, file);
+        let scan::Examined { state, words, names, is_opaque, has_tensors } =
+            scan::examine(file, &metadata, path, self.contents.siblings(path)?, describe)?;
+        self.shared.catalog().made_durable(task, began, Some(is_opaque));
         // Before the file is known to be sealed: nothing is released while one that may speak is not.
-        self.note_best(path, says.map(|says| (says, modified_ns(&metadata))));
+        let late = self.shared.catalog().examined(path, version, (Stamp::of(&metadata), has_tensors), names);
+        self.warn_of_late(path, &late);
         let State::Sealed(sealed) = &state else {
             use ResidentReason::{CutShort, Incompressible, NotUnderstood};
             if let State::Resident(why @ (Incompressible | NotUnderstood(_) | CutShort(_))) = &state {
                 log::info!("{}: stays as it is: {why}", path.display());
             }
-            let mut catalog = self.catalog();
-            catalog.keep(path, version, None, &self.objects);
-            let state = catalog.unless_without_index(path, progress, state);
-            // A file that waits must not wake itself.
-            let waits = matches!(state, State::Resident(ResidentReason::Unfinished));
+            let mut catalog = self.shared.catalog();
+            catalog.keep(path, version, None);
             catalog.advance(path, version, state);
-            if !waits {
-                catalog.may_finish(path);
-            }
             drop(catalog);
             self.retention.news();
             return Ok(());
         };
         // Named before anything is collected: nothing is while a file is not sealed.
         let known = |id: &Id, of: &Sealed| {
-            self.objects.get(*id).is_some_and(|(h, _)| (h.logical_len, h.signature) == (of.len, of.signature))
+            self.shared.objects.get(*id).is_some_and(|(h, _)| (h.logical_len, h.signature) == (of.len, of.signature))
         };
         let keeps = recalled_from(file).filter(|id| known(id, sealed));
-        self.catalog().keep(path, version, keeps, &self.objects);
-        let state = match self.twins().may_be_copy(path, version, sealed) {
+        self.shared.catalog().keep(path, version, keeps);
+        let state = match self.twins.may_be_copy(path, version, sealed) {
             true => State::Durable(Arc::clone(sealed)),
             false => state,
         };
-        let model = self.finished(path)?;
-        let mut catalog = self.catalog();
-        let state = catalog.unless_unfinished(path, model.as_deref(), state);
-        let state = catalog.unless_without_index(path, progress, state);
-        let words = match &state {
-            State::Resident(why) => format!("stays as it is: {why}"),
-            _ => format!("sealed, {words}"),
-        };
-        // The other files of its checkpoint may have waited for this one.
-        let completes = is_named_elsewhere(path) && !matches!(state, State::Resident(ResidentReason::Unfinished));
-        catalog.advance(path, version, state);
-        catalog.result_sealed(path);
-        match completes {
-            true => catalog.may_finish(path),
-            false => catalog.metadata_came(path),
-        }
-        drop(catalog);
-        log::info!("{}: {words}", path.display());
+        self.shared.catalog().advance(path, version, state);
+        log::info!("{}: sealed, {words}", path.display());
         self.retention.news();
         Ok(())
     }
 
+    /// Looks at a name where a link may have come or gone.
+    fn look_at_link(&self, path: &Path) {
+        let former = self.shared.catalog().files().link(path);
+        let target = best::linked(&self.shared.store, path, former.as_deref());
+        let late = self.shared.catalog().link_read(path, target);
+        self.warn_of_late(path, &late);
+        self.shared.catalog().steps().link_read();
+        self.shared.notify();
+    }
+
+    /// Warns of files that a statement names for the first time: their exact bytes are gone.
+    fn warn_of_late(&self, by: &Path, late: &[Arc<Path>]) {
+        for file in late {
+            log::warn!(
+                "{}: {} names it as the best, but it was released before, so it is lossy",
+                file.display(),
+                by.display()
+            );
+        }
+    }
+
     /// Makes the bytes of a closed file durable.
-    pub(super) fn sync_bytes(&self, file: &DeviceFile) -> io::Result<()> {
-        self.store.sync_written(file, CrashPoint::FileSealed)
+    fn sync_bytes(&self, file: &DeviceFile) -> io::Result<()> {
+        self.shared.store.sync_written(file, CrashPoint::FileSealed)
     }
 
     /// Makes every directory on the way to a file durable: a checkpoint's directory may be as new as the file.
     fn sync_names(&self, path: &Path) -> io::Result<()> {
-        path.ancestors().skip(1).try_for_each(|directory| self.sync_dir(directory, CrashPoint::NamesSealed))
+        path.ancestors().skip(1).try_for_each(|directory| self.shared.sync_dir(directory, CrashPoint::NamesSealed))
     }
 
-    /// Makes the names in a directory of the tree durable.
-    pub(super) fn sync_dir(&self, directory: &Path, at: CrashPoint) -> io::Result<()> {
-        let tree = self.store.tree();
-        // Not where a link leads to.
-        beneath::open_dir(&tree, directory)?;
-        self.io().sync_dir(&beneath::reach(&tree, directory)?, at)
+    /// Makes files durable together until the archive stops, and then those that are left.
+    pub(super) fn seal_together(&self) {
+        let mut pause = Pause::none();
+        while let Some(tasks) = self.shared.next_together() {
+            match catch_unwind(AssertUnwindSafe(|| self.make_all_durable(&tasks))) {
+                Ok(results) => {
+                    let results = tasks.iter().zip(results);
+                    results.for_each(|(task, result)| self.shared.conclude(task, &mut pause, || result));
+                }
+                // A defect. An fsync may have failed, so none is tried again: each file fails like one with a defect of
+                // its own.
+                Err(_) => {
+                    tasks.iter().for_each(|task| self.shared.conclude(task, &mut pause, || resume_unwind(Box::new(()))))
+                }
+            }
+            self.shared.notify();
+        }
     }
+
+    /// Takes the step of each of these files.
+    fn make_all_durable(&self, tasks: &[Task]) -> Vec<StepResult<()>> {
+        let began = Instant::now();
+        let opened: Vec<_> = tasks.iter().map(|task| self.open_closed(task)).collect();
+        for file in opened.iter().flatten() {
+            if let Err(error) = file.begin_sync() {
+                // The kernel may not report it again. `sync_bytes` fails for a file that has this note.
+                self.shared.store.sync_failed(file.as_file(), &error);
+            }
+        }
+        let sync = |opened: &StepResult<DeviceFile>| opened.as_ref().ok().map(|file| self.sync_bytes(file));
+        let synced = side_by_side(&opened, |opened| sync(opened));
+        let above = |task: &Task| task.path.ancestors().skip(1).map(Path::to_path_buf).collect::<Vec<_>>();
+        let directories: BTreeSet<_> = tasks.iter().flat_map(above).collect();
+        // The tree itself, the only one without a name, comes last: then all is durable.
+        let directories: Vec<_> = directories.into_iter().rev().collect();
+        let sync = |directory: &PathBuf| self.shared.sync_dir(directory, CrashPoint::NamesSealed);
+        let (tree, below) =
+            directories.split_last().map_or((None, &directories[..]), |(tree, below)| (Some(tree), below));
+        let names: Vec<_> = side_by_side(below, sync).into_iter().chain(tree.map(sync)).collect();
+        let failed: BTreeMap<&Path, io::Error> =
+            directories.iter().zip(names).filter_map(|(path, result)| Some((path.as_path(), result.err()?))).collect();
+        let named = |task: &Task| task.path.ancestors().skip(1).find_map(|above| failed.get(above)).map(same_error);
+        let results = tasks.iter().zip(opened.into_iter().zip(synced));
+        let results = results.map(|(task, (opened, synced))| {
+            let synced = synced.unwrap_or(Ok(())).and_then(|()| named(task).map_or(Ok(()), Err));
+            self.synced(task, &opened?, synced, began)
+        });
+        results.collect()
+    }
+
+    /// Ends the step of a file whose bytes and names were synced, or could not be.
+    fn synced(&self, task: &Task, file: &DeviceFile, synced: io::Result<()>, began: Instant) -> StepResult<()> {
+        match (&task.step, synced) {
+            (Step::Sync, Ok(())) => self.shared.catalog().made_durable(task, began, None),
+            (Step::Sync, Err(error)) if is_passing(&error) => return Err(error.into()),
+            (Step::Sync, Err(error)) => {
+                // Nobody else reports it: the file is not durable either once it is closed again.
+                self.shared.store.sync_failed(file.as_file(), &error);
+                log::error!("{}: bytes that were closed could not be made durable: {error}", task.path.display());
+                self.shared.catalog().made_durable(task, began, None);
+            }
+            (_, synced) => return self.seal_synced(task, file, synced, began),
+        }
+        Ok(())
+    }
+}
+
+/// Whether an error says nothing of the file, and passes: a directory could not even be opened.
+fn is_passing(error: &io::Error) -> bool {
+    let passing = [libc::ENOENT, libc::ENOTDIR, libc::EMFILE, libc::ENFILE, libc::ENOMEM];
+    error.raw_os_error().is_some_and(|code| passing.contains(&code))
+}
+
+/// The same error for another file.
+fn same_error(error: &io::Error) -> io::Error {
+    error.raw_os_error().map_or_else(|| error.kind().into(), io::Error::from_raw_os_error)
 }

@@ -1,15 +1,37 @@
-//! The bytes of any file of the tree, for a reader of containers.
+//! What the files of the tree contain, wherever their bytes are: as a format describes them, with the files beside them.
 
+use std::collections::VecDeque;
+use std::fs;
 use std::io;
-use std::path::Path;
-use std::sync::Arc;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError};
 
 use crate::recall::Reader;
 use crate::store::durable::DeviceFile;
-use formats::ReadAt;
+use crate::store::{beneath, step_pattern};
+use crate::sync::Mutex;
+use formats::{Description, Model, ReadAt, Trained, describe_at, siblings};
 
-use super::Archive;
-use super::catalog::State;
+use super::entry::{Siblings, State};
+use super::namespace::{FileId, found_at};
+use super::shared::Shared;
+
+/// Models kept in memory: of the checkpoint being sealed, of the one being archived, of the state after that, and one
+/// more. Thousands of files may ask for one model.
+const KEPT: usize = 4;
+/// Most files of a checkpoint that are read for a proof. It has few optimizer files, but may have thousands of shards.
+const MOST_FILES: usize = 32;
+
+/// A version of a file: the file, its length and the time of its last change, which no program can set.
+type Identity = (FileId, u64, (i64, i64));
+
+/// Reads the files of the tree.
+pub(super) struct Contents {
+    shared: Arc<Shared>,
+    /// The content of the last few indexes. Sealers and encoders take this lock, and hold no other then.
+    models: Mutex<VecDeque<(Identity, Arc<Model>, Arc<Siblings>)>>,
+}
 
 /// A file of the tree.
 pub(super) enum Source {
@@ -19,22 +41,137 @@ pub(super) enum Source {
     Released(Arc<Reader>),
 }
 
-impl Archive {
+impl Contents {
+    /// Of an archive's tree.
+    pub(super) fn of(shared: Arc<Shared>) -> Contents {
+        Contents { shared, models: Mutex::default() }
+    }
+
     /// Opens the file at `path` in the tree.
     ///
     /// # Errors
     /// `NotFound` if no regular file is there; the device's errors; an object that cannot be decoded.
     pub(super) fn source(&self, path: &Path) -> io::Result<Source> {
-        let released = match self.catalog().get(path).map(|entry| &entry.state) {
+        let released = match self.shared.catalog().get(path).map(|entry| &entry.state) {
             Some(State::Released(object)) => Some(*object),
             _ => None,
         };
         Ok(match released {
             // `other`: a damaged object must not pass for a file that says nothing.
-            Some(object) => Source::Released(self.recall.reader(object).map_err(io::Error::other)?),
-            None => Source::Resident(self.open_file(path)?),
+            Some(object) => Source::Released(self.shared.recall.reader(object).map_err(io::Error::other)?),
+            None => Source::Resident(self.shared.open_file(path)?),
         })
     }
+
+    /// Describes the file at `path` in the tree, by the index beside it if that has its tensors' names.
+    pub(super) fn describe(&self, path: &Path, file: &dyn ReadAt) -> io::Result<Description> {
+        describe_at(path, file, |index| self.source(index))
+    }
+
+    /// [`Contents::describe`], with the names that an index gives the tensors later. Tensors without a name stay exact.
+    pub(super) fn describe_named(&self, path: &Path, file: &dyn ReadAt) -> io::Result<Description> {
+        let mut description = self.describe(path, file)?;
+        if let Some(index) = siblings(path).filter(|of| of.files.is_none()).map(|of| of.index) {
+            match self.model(&index)? {
+                Ok((model, _)) => description.name_chunks(path, &model),
+                Err(why) => {
+                    log::info!("{}: its tensors stay exact, because their names are unknown: {why}", path.display());
+                }
+            }
+        }
+        Ok(description)
+    }
+
+    /// The files that the one at `path` is no state without. `None`: it needs none.
+    pub(super) fn siblings(&self, path: &Path) -> io::Result<Option<Arc<Siblings>>> {
+        let Some(formats::Siblings { index, files }) = siblings(path) else { return Ok(None) };
+        let files = match files {
+            Some(files) => files.into_iter().map(|path| (path, 0)).collect(),
+            None => match self.model(&index)? {
+                Ok((_, siblings)) => return Ok(Some(siblings)),
+                Err(_) => Vec::new(),
+            },
+        };
+        Ok(Some(Arc::new(Siblings { index, files })))
+    }
+
+    /// The model in an index, and the files that it lists; or why it cannot be read.
+    fn model(&self, index: &Path) -> io::Result<Result<(Arc<Model>, Arc<Siblings>), io::Error>> {
+        let Some(metadata) = found_at(&self.shared.store.tree(), index)? else {
+            return Ok(Err(io::ErrorKind::NotFound.into()));
+        };
+        let identity = (FileId::of(&metadata), metadata.size(), (metadata.ctime(), metadata.ctime_nsec()));
+        let models = || self.models.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, model, siblings)) = models().iter().find(|(kept, ..)| *kept == identity) {
+            return Ok(Ok((Arc::clone(model), Arc::clone(siblings))));
+        }
+        let model = match self.source(index).and_then(|index| Model::read(&index)) {
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData) => {
+                return Ok(Err(error));
+            }
+            model => Arc::new(model?),
+        };
+        let files = model.files().map(|(name, least)| (index.with_file_name(name), least)).collect();
+        let siblings = Arc::new(Siblings { index: index.to_path_buf(), files });
+        let mut models = models();
+        models.truncate(KEPT - 1);
+        models.push_front((identity, Arc::clone(&model), Arc::clone(&siblings)));
+        Ok(Ok((model, siblings)))
+    }
+
+    /// Notes which weights of a file are trained, as the optimizers in the other files of its checkpoint show: Trainer's
+    /// `optimizer.pt` beside `model.safetensors`. These have the same directory and the same step. An unreadable file
+    /// proves nothing.
+    pub(super) fn prove_by_companions(&self, path: &Path, description: &mut Description) {
+        let is_open = description.tensors.iter().any(|tensor| tensor.is_weight() && tensor.trained.is_none());
+        if !is_open || keeps_no_parameters(path) {
+            return;
+        }
+        let companions = self.companions(path).unwrap_or_else(|error| {
+            log::debug!("{}: the other files of its checkpoint: {error}", path.display());
+            Vec::new()
+        });
+        let optimizers = |other: &Path| -> io::Result<Vec<Trained>> {
+            Ok(self.describe(other, &self.source(other)?)?.optimizers().to_vec())
+        };
+        for other in companions {
+            match optimizers(&other) {
+                Ok(optimizers) => description.prove(&optimizers),
+                Err(error) => log::debug!("{}: {error}", other.display()),
+            }
+        }
+    }
+
+    /// Regular files beside a file, of the same step.
+    fn companions(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
+        let directory = path.parent().unwrap_or(Path::new(""));
+        let steps = step_pattern::steps(path);
+        let opened = beneath::open_dir(&self.shared.store.tree(), directory)?;
+        let mut found = Vec::new();
+        for entry in fs::read_dir(beneath::by_descriptor(&opened))? {
+            let entry = entry?;
+            let other = directory.join(entry.file_name());
+            if other != path && step_pattern::steps(&other) == steps && entry.file_type()?.is_file() {
+                found.push(other);
+            }
+        }
+        // The optimizer comes first, so that many shards do not hide it.
+        found.sort_by_key(|path| (!path.to_string_lossy().to_lowercase().contains("optim"), path.clone()));
+        found.truncate(MOST_FILES);
+        Ok(found)
+    }
+}
+
+/// Whether a file's name says that it has something else of each parameter: Fisher's information, means of gradients,
+/// control variates. These have the shapes of the parameters, and so their numbers prove nothing.
+fn keeps_no_parameters(path: &Path) -> bool {
+    const WORDS: [&str; 25] = [
+        "fisher", "importance", "omega", "hessian", "curvature", "grad", "grads", "gradient", "gradients", "momentum",
+        "mom", "velocity", "variate", "variates", "local", "residual", "error", "delta", "sq", "square", "mean",
+        "means", "var", "variance", "cov",
+    ];
+    let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    name.split(|c: char| !c.is_alphanumeric()).any(|word| WORDS.contains(&word))
 }
 
 impl ReadAt for Source {

@@ -1,7 +1,5 @@
 //! The status of the store and of single files, for users.
 
-mod why;
-
 use std::fs;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -13,12 +11,13 @@ use serde::{Deserialize, Serialize};
 use crate::recall::MemoryStatus;
 use crate::remote::Progress;
 use crate::store::durable::CrashPoint;
-use crate::store::{STUB_BYTES, Stub, is_recalled, profile_mark};
+use crate::store::{STUB_BYTES, Stub, is_recalled};
 
-use super::catalog::{Catalog, Entry, State};
+use super::about::About;
+use super::catalog::Catalog;
+use super::entry::{Entry, State};
 use super::resident::ResidentReason;
 use super::{Archive, ReadError, Reader, Restored};
-use why::what_keeps;
 
 /// The content of `stepfs status`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -103,23 +102,23 @@ impl Archive {
     /// The state of the store as a whole. Looks at the size of every resident file: not for the file system's threads.
     pub fn status(&self) -> Status {
         let mut status = Status {
-            object_bytes: self.objects.stored(),
-            unnamed_bytes: self.objects.stored_unnamed(),
-            cache_bytes: self.recall.cached_bytes(),
-            memory: self.recall.memory().status(),
-            frozen: self.objects.frozen().map(String::from),
-            restored: self.restored_lineages(),
+            object_bytes: self.shared.objects.stored(),
+            unnamed_bytes: self.shared.objects.stored_unnamed(),
+            cache_bytes: self.shared.recall.cached_bytes(),
+            memory: self.shared.recall.memory().status(),
+            frozen: self.shared.objects.frozen().map(String::from),
+            restored: self.restores.lineages(),
             remote: self.remote_progress(),
             ..Status::default()
         };
         let entries: Vec<_> = {
-            let mut catalog = self.catalog();
+            let mut catalog = self.shared.catalog();
             (status.queued, status.stalled) = self.count_queue(&mut catalog);
-            status.settling = catalog.settling() as u64;
-            catalog.entries().map(|(path, entry)| (path.to_path_buf(), entry.clone())).collect()
+            status.settling = catalog.steps().settling() as u64;
+            catalog.files().iter().map(|(path, entry)| (path.to_path_buf(), entry.clone())).collect()
         };
         for (path, entry) in entries {
-            let Ok(metadata) = fs::symlink_metadata(self.store.tree().join(&path)) else {
+            let Ok(metadata) = fs::symlink_metadata(self.shared.store.tree().join(&path)) else {
                 continue;
             };
             status.files += 1;
@@ -143,23 +142,23 @@ impl Archive {
 
     /// The outstanding steps. Reads no file.
     pub fn queue(&self) -> Queue {
-        let mut catalog = self.catalog();
+        let mut catalog = self.shared.catalog();
         let (queued, stalled) = self.count_queue(&mut catalog);
         let (newest, opened, oldest) = catalog.progress();
         let gone = |entry: &Entry| entry.failed.as_ref().filter(|failed| failed.retry.is_none()).map(|f| f.why.clone());
-        let failed = catalog.entries().filter_map(|(_, entry)| gone(entry)).collect();
-        let open = catalog.entries().filter(|(_, entry)| matches!(entry.state, State::Staged)).count() as u64;
+        let failed = catalog.files().iter().filter_map(|(_, entry)| gone(entry)).collect();
+        let open = catalog.files().iter().filter(|(_, entry)| matches!(entry.state, State::Staged)).count() as u64;
         Queue { queued, stalled, failed, open, newest, opened, oldest }
     }
 
     /// Steps to take, and why one could not be taken.
     fn count_queue(&self, catalog: &mut Catalog) -> (u64, Option<String>) {
-        let (queued, stalled) = catalog.queued();
-        let working = usize::from(queued == 0 && catalog.is_busy());
+        let (queued, stalled) = catalog.steps().queued();
+        let working = usize::from(queued == 0 && catalog.steps().is_busy());
         // Objects without a name were not yet examined.
-        let merges = self.merges.pending().max(self.garbage.load(Ordering::Relaxed).into());
+        let merges = self.merges.pending().max(self.shared.garbage.load(Ordering::Relaxed).into());
         let merging = || self.merges.stalled();
-        let links = usize::from(catalog.has_links());
+        let links = usize::from(catalog.steps().has_links());
         ((queued + working + merges + links) as u64, stalled.or_else(merging))
     }
 
@@ -167,7 +166,7 @@ impl Archive {
     /// removed, renamed and overwritten, but reading it is an error. So is one that became zeros, although its bytes
     /// do not show it.
     pub fn stub(&self, path: &Path, file: &fs::File) -> io::Result<Option<Stub>> {
-        let stub = match Stub::read(file, self.store.id()) {
+        let stub = match Stub::read(file, self.shared.store.id()) {
             Ok(None) if self.is_damaged_stub(path) || self.has_lost_its_stub(path, file)? => {
                 Err(io::ErrorKind::InvalidData.into())
             }
@@ -177,19 +176,20 @@ impl Archive {
     }
 
     fn is_damaged_stub(&self, path: &Path) -> bool {
-        let entry = |entry: &super::catalog::Entry| matches!(entry.state, State::Resident(ResidentReason::DamagedStub));
-        self.catalog().get(path).is_some_and(entry)
+        let entry = |entry: &Entry| matches!(entry.state, State::Resident(ResidentReason::DamagedStub));
+        self.shared.catalog().get(path).is_some_and(entry)
     }
 
     /// Whether the file at `path` was a stub at the last look and became zeros. Nothing but its bytes has changed,
     /// and it has no more blocks than a stub.
     fn has_lost_its_stub(&self, path: &Path, file: &fs::File) -> io::Result<bool> {
-        let object = match self.catalog().get(path).map(|entry| &entry.state) {
+        let object = match self.shared.catalog().get(path).map(|entry| &entry.state) {
             Some(State::Released(object)) => *object,
             _ => return Ok(false),
         };
         let metadata = file.metadata()?;
-        let same_length = self.objects.get(object).is_some_and(|(header, _)| header.logical_len == metadata.len());
+        let same_length =
+            self.shared.objects.get(object).is_some_and(|(header, _)| header.logical_len == metadata.len());
         if !same_length || metadata.blocks() * 512 > STUB_BYTES as u64 || is_recalled(file) {
             return Ok(false);
         }
@@ -205,7 +205,8 @@ impl Archive {
     ) -> io::Result<Option<Stub>> {
         match stub {
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                let stub = Stub { store: self.store.id(), object: crate::store::Id::NONE, logical_len: metadata.len() };
+                let stub =
+                    Stub { store: self.shared.store.id(), object: crate::store::Id::NONE, logical_len: metadata.len() };
                 Ok(Some(stub))
             }
             stub => stub,
@@ -216,7 +217,7 @@ impl Archive {
     /// program wrote is no stub, even with a stub's bytes.
     pub fn may_be_stub(&self, path: &Path) -> bool {
         let unknown = [ResidentReason::DamagedStub, ResidentReason::Unreadable];
-        self.catalog().get(path).is_none_or(|entry| match entry.state {
+        self.shared.catalog().get(path).is_none_or(|entry| match entry.state {
             // If the device failed twice during the release, the entry does not say that it is a stub. Its bytes and
             // their mark do.
             State::Released(_) | State::Archived(..) => true,
@@ -227,19 +228,19 @@ impl Archive {
 
     /// Bytes that a stub's object occupies, for st_blocks.
     pub fn stored_bytes(&self, stub: &Stub) -> u64 {
-        self.objects.get(stub.object).map_or(0, |(_, stored)| stored)
+        self.shared.objects.get(stub.object).map_or(0, |(_, stored)| stored)
     }
 
     /// Opens a released file for reading. Blocks on the device: never on a thread that answers the kernel.
     pub fn reader(&self, stub: &Stub) -> Result<std::sync::Arc<Reader>, ReadError> {
-        let reader = self.recall.reader(stub.object)?;
+        let reader = self.shared.recall.reader(stub.object)?;
         ReadError::unless_as_long(stub, reader.len())?;
         Ok(reader)
     }
 
     /// Whether a read of a file waits for a remote.
     pub fn is_far(&self, stub: &Stub) -> bool {
-        self.objects.is_elsewhere(stub.object)
+        self.shared.objects.is_elsewhere(stub.object)
     }
 
     /// The value of a `user.stepfs.*` attribute (name without the prefix) of the file or directory at `path`.
@@ -248,54 +249,18 @@ impl Archive {
     ///   part of the status). `remote` is JSON too: how far pushing has come.
     /// - Files have `state`, `profile`, `why` (it is exact, lossy, or as it was written), `release` (the obstacle),
     ///   `generations` (lossy restores behind it), `lossy` ([`super::lossy_words`]) and `best` (the file that names
-    ///   it). Archived ones also have `object` and `original` (SHA-256).
+    ///   it), and `condition` (JSON, for retention). Archived ones also have `object` and `original` (SHA-256).
     /// - Directories have `profile` if one is set for them or above them.
     pub fn attribute(&self, path: &Path, name: &str) -> Option<Vec<u8>> {
         match name {
-            "store" => return Some(self.store.root().as_os_str().as_encoded_bytes().to_vec()),
+            "store" => return Some(self.shared.store.root().as_os_str().as_encoded_bytes().to_vec()),
             "status" => return serde_json::to_vec(&self.status()).ok(),
             "queue" => return serde_json::to_vec(&self.queue()).ok(),
-            "gc" => return serde_json::to_vec(&self.gc_report().0).ok(),
+            "gc" => return serde_json::to_vec(&self.retention.report().0).ok(),
             "remote" => return serde_json::to_vec(&self.remote_progress()?).ok(),
-            "profile" => return self.profile_attribute(path),
-            "lossy" => return self.lossy_words(path).map(String::into_bytes),
-            "why" => return self.why(path).map(String::into_bytes),
-            "original" => return self.original(path).map(String::into_bytes),
-            "generations" => {
-                let state = self.catalog().get(path)?.state.clone();
-                return self.generations(&state).map(|count| count.to_string().into_bytes());
-            }
             _ => {}
         }
-        let mut catalog = self.catalog();
-        if name == "release" {
-            return Some(what_keeps(&mut catalog, path)?.words.into_bytes());
-        }
-        let entry = catalog.get(path)?;
-        match name {
-            "state" => Some(state_name(entry).into()),
-            "object" => match entry.state {
-                State::Released(id) | State::Archived(_, id) => Some(id.to_string().into_bytes()),
-                _ => None,
-            },
-            "best" => catalog.named_best_by(path).map(|by| by.as_os_str().as_encoded_bytes().to_vec()),
-            _ => None,
-        }
-    }
-
-    fn profile_attribute(&self, path: &Path) -> Option<Vec<u8>> {
-        let entry = self.catalog().get(path).cloned();
-        let Some(entry) = entry else {
-            let mark = profile_mark(&self.store.tree(), path).ok().flatten();
-            return mark.map(|profile| profile.name().into_owned().into_bytes());
-        };
-        let asked = self.store.profiles(path).ok()?;
-        let used = match &entry.state {
-            State::Sealed(sealed) => asked.in_force(self.restores_seen(sealed.lineage)),
-            _ => asked,
-        };
-        let less = self.made_with(path).map(|made| format!("; its bytes are {made}"));
-        Some((used.words() + &less.unwrap_or_default()).into_bytes())
+        About { shared: &self.shared, restores: &self.restores, path }.attribute(name)
     }
 
     /// A user sets a `user.stepfs.*` attribute. `sync`, on any path, asks for all outstanding steps now, `gc` for the
@@ -307,16 +272,16 @@ impl Archive {
     pub fn set_attribute(&self, path: &Path, name: &str, _value: &[u8]) -> Result<(), i32> {
         match name {
             "release" => {
-                self.asked_to_release(path);
+                self.tell(path, Catalog::asked_to_release);
                 Ok(())
             }
             "sync" => {
-                self.retry();
+                self.shared.note(Catalog::retry);
                 self.hasten_remote();
                 Ok(())
             }
             "gc" => {
-                self.ask_gc();
+                self.retention.ask();
                 Ok(())
             }
             _ => Err(libc::EPERM),
@@ -331,13 +296,15 @@ impl Archive {
     pub fn recall(&self, stub: &Stub, from: &fs::File) -> Result<std::path::PathBuf, ReadError> {
         let fail = |error| ReadError::object(stub.object, error);
         // As a reader is told, too: it would become another file.
-        if let Some((header, _)) = self.objects.get(stub.object) {
+        if let Some((header, _)) = self.shared.objects.get(stub.object) {
             ReadError::unless_as_long(stub, header.logical_len)?;
         }
-        let target = self.store.tmp().join(format!("recall-{}", crate::store::Id::random().map_err(fail)?));
+        let target = self.shared.store.tmp().join(format!("recall-{}", crate::store::Id::random().map_err(fail)?));
         let decode = || -> Result<(), ReadError> {
-            let file = self.io().create(&target, CrashPoint::RecallWritten).map_err(fail)?;
-            self.recall.copy(stub.object, &|bytes, at| file.write_all_at(bytes, at, CrashPoint::RecallWritten))?;
+            let file = self.shared.io().create(&target, CrashPoint::RecallWritten).map_err(fail)?;
+            self.shared
+                .recall
+                .copy(stub.object, &|bytes, at| file.write_all_at(bytes, at, CrashPoint::RecallWritten))?;
             let metadata = from.metadata().map_err(fail)?;
             crate::store::copy_attributes(from, &metadata, &file, CrashPoint::RecallWritten).map_err(fail)?;
             crate::store::mark_recalled(&file, stub.object);
@@ -348,18 +315,8 @@ impl Archive {
             file.sync(CrashPoint::RecallWritten).map_err(fail)
         };
         decode().inspect_err(|_| {
-            self.io().discard(&target, CrashPoint::RecallWritten);
+            self.shared.io().discard(&target, CrashPoint::RecallWritten);
         })?;
         Ok(target)
-    }
-}
-
-/// The word for a file's state in `stepfs ls`.
-fn state_name(entry: &Entry) -> &'static str {
-    match entry.state {
-        State::Staged | State::Closed => "staged",
-        State::Durable(_) | State::Sealed(_) | State::Resident(_) => "sealed",
-        State::Archived(..) => "archived",
-        State::Released(_) => "released",
     }
 }

@@ -4,25 +4,29 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::encode::{StepResult, original};
+use crate::encode::{StepResult, Workers, original};
 use crate::recall::{Chain, check_hash_on};
 use crate::store::durable::DeviceFile;
-use crate::store::object::{Header, Id};
-use crate::store::{Profile, Profiles, is_pinned, mark_recalled};
+use crate::store::object::{Header, Id, Index};
+use crate::store::{Objects, Profile, Profiles, is_pinned, mark_recalled};
 use formats::{InOrder, describe};
 
-use super::catalog::{Sealed, State, Task};
-use super::{Archive, scan};
+use super::catalog::Task;
+use super::entry::{Sealed, State};
+use super::scan;
+use super::shared::Shared;
 
 /// Looks among an archive's objects for one that a file can do with. It must still decode, since the file may be the last
 /// good copy.
-pub(super) struct Twins<'a> {
-    archive: &'a Archive,
+pub(super) struct Twins {
+    shared: Arc<Shared>,
+    workers: Arc<Workers>,
 }
 
-impl Twins<'_> {
-    pub(super) fn of(archive: &Archive) -> Twins<'_> {
-        Twins { archive }
+impl Twins {
+    /// Of an archive with these parts.
+    pub(super) fn new(shared: Arc<Shared>, workers: Arc<Workers>) -> Twins {
+        Twins { shared, workers }
     }
 
     /// An object that decodes to the very bytes of a file (a copy of a released file), or was made from them and is as
@@ -39,7 +43,7 @@ impl Twins<'_> {
         }
         let mut candidates = self.candidates(sealed, |header| header.source_sample);
         // An object that is not lossy decodes to its original.
-        candidates.retain(|header| header.lossy && self.is_faithful(header.id, profiles));
+        candidates.retain(|header| header.lossy && is_faithful(&self.shared.objects, header.id, profiles));
         if candidates.is_empty() {
             return Ok(None);
         }
@@ -61,14 +65,14 @@ impl Twins<'_> {
     /// Objects with a file's length and this sample of its bytes. Of two states of a lineage hardly a sample is the same,
     /// so that other files are not even hashed.
     fn candidates(&self, sealed: &Sealed, sample: impl Fn(&Header) -> u64) -> Vec<Header> {
-        let mut candidates = self.archive.objects.of_signature(sealed.signature);
+        let mut candidates = self.shared.objects.of_signature(sealed.signature);
         candidates.retain(|header| (header.logical_len, sample(header)) == (sealed.len, sealed.sample));
         candidates
     }
 
     /// Names the first of these objects that still decodes.
     fn first_that_decodes(&self, mut candidates: Vec<Header>) -> Option<Id> {
-        let objects = &self.archive.objects;
+        let objects = &self.shared.objects;
         candidates.sort_by_key(|header| header.id);
         let decodes = |header: &Header| {
             // Before it is read: garbage is collected meanwhile.
@@ -85,28 +89,21 @@ impl Twins<'_> {
     /// Whether an object decodes to the archived bytes.
     fn decodes(&self, header: &Header) -> bool {
         // From the device, never from memory.
-        let decoded = Chain::open(&self.archive.objects, header.id)
-            .and_then(|chain| check_hash_on(Some(self.archive.workers.pool()), &chain, header.decoded_hash));
+        let decoded = Chain::open(&self.shared.objects, header.id)
+            .and_then(|chain| check_hash_on(Some(self.workers.pool()), &chain, header.decoded_hash));
         if let Err(error) = &decoded {
             // No new object may use its states from memory.
-            [error.object, header.id].into_iter().for_each(|id| self.archive.recall.memory().forget(id));
+            [error.object, header.id].into_iter().for_each(|id| self.shared.recall.memory().forget(id));
             log::error!("{error}; a copy of its file is archived anew");
         }
         decoded.is_ok()
-    }
-
-    /// Whether an object was made with these profiles, or with one that is at least as fine as any of them.
-    pub(super) fn is_faithful(&self, id: Id, profiles: &Profiles) -> bool {
-        let Ok(object) = self.archive.objects.open(id) else { return false };
-        let made = object.index().profile.as_str();
-        made == profiles.words() || made.parse().is_ok_and(|made: Profile| profiles.are_at_most_as_fine_as(made))
     }
 
     /// Whether a file that was just closed may be a copy of a decoded object. Reads no byte. Files that were there at
     /// the mount do not count.
     pub(super) fn may_be_copy(&self, path: &Path, version: u64, sealed: &Sealed) -> bool {
         let is_new = {
-            let catalog = self.archive.catalog();
+            let catalog = self.shared.catalog();
             let entry = catalog.get(path).filter(|entry| entry.version == version);
             entry.is_some_and(|entry| entry.held.is_none() && (!entry.found || entry.keeps.is_some()))
         };
@@ -116,30 +113,52 @@ impl Twins<'_> {
     /// Compares a file with the decoded object that it may be a copy of. A copy is archived by that object: it may
     /// become a stub without a newer state, since nothing is lost. Any other file is sealed.
     pub(super) fn compare(&self, task: &Task, sealed: &Arc<Sealed>) -> StepResult<()> {
-        let (archive, path, version) = (self.archive, task.path.as_path(), task.version);
-        let source = archive.open_file(path)?;
+        let (shared, path, version) = (&self.shared, task.path.as_path(), task.version);
+        let source = shared.open_file(path)?;
         if !sealed.describes(&source.metadata()?) {
-            archive.catalog().advance(path, version, State::Closed);
+            shared.catalog().advance(path, version, State::Closed);
             return Ok(());
         }
         if let Some(object) = self.find_decoded(sealed, &source)? {
-            archive.note_lossy_copy(path, object);
-            if !is_pinned(&archive.store.tree(), path)? {
+            self.note_lossy_copy(path, object);
+            if !is_pinned(&shared.store.tree(), path)? {
                 log::info!("{}: a copy of object {object}", path.display());
                 let state = State::Archived(Arc::new(Sealed { copy: true, ..Sealed::clone(sealed) }), object);
-                archive.advance_named(path, version, state);
+                shared.catalog().advance(path, version, state);
                 return Ok(());
             }
             // It stays as it is, with a note of its object.
             mark_recalled(&source, object);
-            archive.catalog().keep(path, version, Some(object), &archive.objects);
-            archive.objects.unname(object);
+            shared.catalog().keep(path, version, Some(object));
+            shared.objects.unname(object);
         }
-        let model = archive.finished(path)?;
-        let mut catalog = archive.catalog();
-        let state = catalog.unless_unfinished(path, model.as_deref(), State::Sealed(Arc::clone(sealed)));
-        // Under the same lock, so that no file of its checkpoint that becomes durable meanwhile is missed.
-        catalog.advance(path, version, state);
+        shared.catalog().advance(path, version, State::Sealed(Arc::clone(sealed)));
         Ok(())
     }
+
+    /// Says so at once if a copy of a lossy file has a name that asks for more than it holds.
+    fn note_lossy_copy(&self, path: &Path, object: Id) {
+        let Ok(asked) = self.shared.store.profiles(path) else { return };
+        let named_by = self.shared.catalog().decided().named_by(path);
+        let is_less = self.shared.objects.is_lossy(object)
+            && (named_by.is_some() || !is_faithful(&self.shared.objects, object, &asked));
+        let Some(copied) = self.shared.objects.open(object).ok().filter(|_| is_less) else { return };
+        let Index { origin, profile, .. } = copied.index();
+        let wants = match named_by {
+            Some(by) => format!("{} names it as the best", by.display()),
+            None => format!("{} is asked for", asked.words()),
+        };
+        log::warn!(
+            "{}: is a copy of {origin}, which is lossy ({profile}), but {wants}; save the original again, if you still \
+             have it",
+            path.display()
+        );
+    }
+}
+
+/// Whether an object was made with these profiles, or with one that is at least as fine as any of them.
+pub(super) fn is_faithful(objects: &Objects, id: Id, profiles: &Profiles) -> bool {
+    let Ok(object) = objects.open(id) else { return false };
+    let made = object.index().profile.as_str();
+    made == profiles.words() || made.parse().is_ok_and(|made: Profile| profiles.are_at_most_as_fine_as(made))
 }

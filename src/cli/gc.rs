@@ -9,9 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
-use crate::archive::{
-    Archive, AtRest, Condition, GcReport, Queue, Removed, Status, best_at_rest, condition_on_disk, policy,
-};
+use crate::archive::{Archive, AtRest, Condition, GcReport, Queue, Removed, Status, facts_at_rest, policy};
 use crate::store::retention::Verdict;
 use crate::store::{Error, Store, name_bytes};
 
@@ -120,16 +118,12 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
 /// Plans the policy without applying it.
 fn planned(local: &Local) -> Result<Report> {
     let store = Store::look(&local.store)?;
-    let condition = |path: &Path| match &local.mount {
-        Some(mount) if is_written(mount, path) => Condition::BeingWritten,
-        _ => condition_on_disk(&store, path),
-    };
     let words = || format!("{}", store.tree().display());
     let planned = match &local.mount {
-        Some(mount) => policy(&store, &condition, &|path| is_best(mount, path)),
+        Some(mount) => policy(&store, &|path| condition(mount, path), &|path| is_best(mount, path)),
         None => {
-            let named = best_at_rest(&store).with_context(words)?;
-            policy(&store, &condition, &named)
+            let facts = facts_at_rest(&store).with_context(words)?;
+            policy(&store, &|path| facts(path).0, &|path| facts(path).1)
         }
     };
     let planned = planned.with_context(words)?;
@@ -166,9 +160,10 @@ fn planned(local: &Local) -> Result<Report> {
     })
 }
 
-/// Asks the daemon whether a file is open for writing, or not durable yet.
-fn is_written(mount: &Mount, path: &Path) -> bool {
-    mount.word(path, "state").map_or(true, |state| state == b"staged")
+/// Asks the daemon for the condition of a file.
+fn condition(mount: &Mount, path: &Path) -> Condition {
+    let condition = mount.word(path, "condition").ok().and_then(|json| serde_json::from_slice(&json).ok());
+    condition.unwrap_or(Condition::BeingWritten)
 }
 
 /// Asks the daemon whether a file is named as the best of its run. One that cannot be asked about may be.

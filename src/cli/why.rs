@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
-use crate::archive::Archive;
+use crate::archive::why_at_rest;
 use crate::store::{Store, name_bytes};
 
 use super::format::name;
@@ -71,7 +71,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
 fn why(store: &Store, mount: Option<&Mount>, file: &Path) -> Result<Option<String>> {
     let answer = match mount {
         Some(mount) => mount.word(file, "why").map(|why| String::from_utf8_lossy(&why).into_owned()),
-        None => Archive::why_at_rest(store, file),
+        None => why_at_rest(store, file),
     };
     match answer {
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENODATA | libc::ENOENT | libc::ENOTDIR)) => Ok(None),

@@ -91,7 +91,7 @@ impl Core {
         if let Ok(Some(reading)) = handle.as_ref().map(|handle| &handle.reading)
             && let Some((object, by)) = reading.read(size.into())
         {
-            self.archive.read_by(object, by);
+            self.archive.restores().read_by(object, by);
         }
         let source = handle.map(|handle| handle.source());
         let decoded = match &source {

@@ -134,7 +134,8 @@ impl Core {
         flags: i32,
         register: Register<'_>,
     ) -> Result<(Attributes, Answer)> {
-        let access = Access { truncate: false, by: self.archive.who_read(creator.thread), ..Access::of(flags) };
+        let access =
+            Access { truncate: false, by: self.archive.restores().who_read(creator.thread), ..Access::of(flags) };
         let mut table = self.table();
         let mut made = None;
         let permissions = match access.write {

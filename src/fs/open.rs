@@ -254,9 +254,9 @@ impl Core {
             self.archive.opened_for_writing(&path);
         }
         if changes {
-            self.archive.written_by(file_id, access.by);
+            self.archive.restores().written_by(file_id, access.by);
         }
-        read.into_iter().for_each(|(object, by)| self.archive.read_by(object, by));
+        read.into_iter().for_each(|(object, by)| self.archive.restores().read_by(object, by));
         Ok((Answer { fh: FileHandle(fh), flags, backing }, handle))
     }
 

@@ -8,7 +8,7 @@ use fuser::{ReplyEmpty, ReplyEntry, ReplyOpen, Request};
 use super::open::Access;
 use super::reply::{done, entry};
 use super::{Core, errno::Result};
-use crate::archive::Archive;
+use crate::archive::process_of;
 
 impl Core {
     /// Answers once the remote has what is at and below a node's path. Dropped, the reply says EIO.
@@ -57,8 +57,8 @@ impl Core {
         let (uid, access) = (request.uid(), Access::of(flags));
         // Now, since the thread waits for the answer: later it may be gone.
         let by = match access.changes() {
-            true => self.archive.who_read(request.pid()),
-            false => stub.as_ref().and_then(|_| Archive::process(request.pid())),
+            true => self.archive.restores().who_read(request.pid()),
+            false => stub.as_ref().and_then(|_| process_of(request.pid())),
         };
         let access = Access { by, ..access };
         // Nothing of the old bytes is needed to write a file anew.

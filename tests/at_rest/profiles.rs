@@ -129,7 +129,7 @@ impl Run {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         self.archive.opened_for_writing(Path::new(name));
         fs::write(&path, &bytes).unwrap();
-        self.archive.written_by(FileId::of(&path.metadata().unwrap()), Some(by));
+        self.archive.restores().written_by(FileId::of(&path.metadata().unwrap()), Some(by));
         self.rest.written.insert(name.into(), bytes);
         self.archive.sealed(Path::new(name));
         until(|| self.archive.queue().queued == 0);
@@ -144,7 +144,7 @@ impl Run {
     fn read(&self, at: usize, by: u32) {
         // The kernel stamps files by ticks: a file written in the same tick as a read would count as written after it.
         std::thread::sleep(std::time::Duration::from_millis(20));
-        self.archive.read_by(self.rest.id(&step(at)), by);
+        self.archive.restores().read_by(self.rest.id(&step(at)), by);
     }
 
     /// Training goes on from a state, and saves another.
@@ -190,7 +190,7 @@ fn only_a_process_that_read_and_then_saves_a_newer_state_was_restored() {
     assert_eq!(run.restores(), 0);
     // Another process saves, and a file that the run opened is written by another process.
     run.write(&step(7), run.states[7].clone(), 9);
-    run.archive.written_by(FileId::of(&run.rest.path(&step(7)).metadata().unwrap()), Some(process::id()));
+    run.archive.restores().written_by(FileId::of(&run.rest.path(&step(7)).metadata().unwrap()), Some(process::id()));
     run.write(&step(7), run.states[8].clone(), 9);
     assert_eq!(run.restores(), 0);
     // Once for each read, whatever is read of the lineage before the next save.
@@ -275,7 +275,7 @@ fn a_damaged_record_is_begun_anew_and_one_of_what_is_gone_forgotten() {
         run.archive.removed(Path::new(&step(at)));
     }
     until(|| run.archive.queue().queued == 0);
-    run.archive.read_by(run.rest.id(&other(3)), process::id());
+    run.archive.restores().read_by(run.rest.id(&other(3)), process::id());
     run.write(&other(7), run.states[13].clone(), process::id());
     until(|| run.archive.status().restored.iter().any(|lineage| lineage.path == other(3)));
     run.archive.stop();

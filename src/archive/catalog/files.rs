@@ -5,22 +5,22 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Bound;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::archive::decide::{Answer, Checkpoint, Decision, File, Now, Why, Work, decide, rank};
-use crate::store::step_pattern;
-
-use super::queue::Queue;
-use super::{Entry, State};
+use crate::archive::decide::{
+    Answer, Checkpoint, Decision, File, Mark, Now, Others, Results, Why, Work, decide, rank, work,
+};
+use crate::archive::entry::{Entry, Says, Sealed, State};
+use crate::store::{Id, step_pattern};
 
 /// Files of a run that are looked at for one that can be archived beside those that are being archived.
 const LOOK_AHEAD: usize = 80;
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Files {
+pub(in crate::archive) struct Files {
     /// How long a directory waits for the rest of its checkpoint, in nanoseconds. 0: there are no checkpoints.
     settle: i64,
     files: BTreeMap<Arc<Path>, Arc<File>>,
@@ -31,6 +31,10 @@ pub(super) struct Files {
     at_work: HashSet<Arc<Path>>,
     /// Files that are not durable or examined yet.
     queue: Queue,
+    /// Links whose names ask for exact bytes, and their targets inside the tree.
+    links: BTreeMap<Arc<Path>, Arc<Path>>,
+    /// The last statement of each series whose files are gone.
+    orphans: Vec<(Arc<Path>, Arc<Says>)>,
     /// The latest time that a thread looked for work at.
     now: Now,
     /// A lineage lost its last state, or an entry went that kept objects from being removed without naming one.
@@ -67,6 +71,8 @@ impl Files {
             changed: HashSet::new(),
             at_work: HashSet::new(),
             queue: Queue::default(),
+            links: BTreeMap::new(),
+            orphans: Vec::new(),
             now: Now { instant: Instant::now(), wall_ns: i64::MIN },
             freed: false,
             changes: 0,
@@ -78,19 +84,22 @@ impl Files {
     }
 
     /// All, by path.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&Path, &Entry)> {
+    pub(in crate::archive) fn iter(&self) -> impl Iterator<Item = (&Path, &Entry)> {
         self.files.values().map(|file| (&*file.path, &file.entry))
     }
 
     /// Those at and below a path.
-    pub(super) fn below<'a>(&'a self, path: &'a Path) -> impl Iterator<Item = (&'a Path, &'a Entry)> {
+    pub(in crate::archive) fn below<'a>(&'a self, path: &'a Path) -> impl Iterator<Item = (&'a Path, &'a Entry)> {
+        self.range(path).map(|file| (&*file.path, &file.entry))
+    }
+
+    fn range<'a>(&'a self, path: &'a Path) -> impl Iterator<Item = &'a Arc<File>> {
         let range = self.files.range::<Path, _>((Bound::Included(path), Bound::Unbounded));
-        let files = range.map(|(_, file)| (&*file.path, &file.entry));
-        files.take_while(move |(below, _)| below.starts_with(path))
+        range.map(|(_, file)| file).take_while(move |file| file.path.starts_with(path))
     }
 
     /// Grows with every change of an entry.
-    pub(super) fn changes(&self) -> u64 {
+    pub(in crate::archive) fn changes(&self) -> u64 {
         self.changes
     }
 
@@ -100,12 +109,12 @@ impl Files {
     }
 
     /// The lineages of sealed and archived files.
-    pub(super) fn lineages(&self) -> BTreeSet<u64> {
+    pub(in crate::archive) fn lineages(&self) -> BTreeSet<u64> {
         self.files.values().filter_map(|file| Some(file.entry.state.sealed()?.lineage)).collect()
     }
 
     /// Whether objects may have become garbage since this was asked last, though none lost a name.
-    pub(super) fn take_freed(&mut self) -> bool {
+    pub(in crate::archive) fn take_freed(&mut self) -> bool {
         std::mem::take(&mut self.freed)
     }
 
@@ -114,7 +123,8 @@ impl Files {
         self.remove(path);
         let run = step_pattern::run(path);
         let run = self.runs.get_key_value(&*run).map_or_else(|| run.into(), |(run, _)| Arc::clone(run));
-        self.enter(File { path: path.into(), run, checkpoint: None, entry }, None);
+        let results = Results::of(path).map(Arc::new);
+        self.enter(File { path: path.into(), run, checkpoint: None, results, entry }, None);
     }
 
     pub(super) fn remove(&mut self, path: &Path) -> Option<Entry> {
@@ -133,10 +143,10 @@ impl Files {
     /// Changes one, if it is there.
     pub(super) fn edit(&mut self, path: &Path, change: impl FnOnce(&mut Entry)) {
         let Some(old) = self.leave(path) else { return };
-        let File { path, run, checkpoint, mut entry } = File::clone(&old);
-        change(&mut entry);
-        self.let_go(&old, Some(&entry));
-        self.enter(File { path, run, checkpoint, entry }, Some(&old));
+        let mut file = File::clone(&old);
+        change(&mut file.entry);
+        self.let_go(&old, Some(&file.entry));
+        self.enter(file, Some(&old));
     }
 
     /// Changes the entries at and below a path for which `holds` is true.
@@ -219,7 +229,12 @@ impl Files {
         self.changed.remove(key);
         let Some(run) = self.runs.get_mut(key) else { return };
         run.checkpoints.retain(|checkpoint| Arc::strong_count(checkpoint) > 1);
-        run.answer = decide(&run.files, self.settle, self.now);
+        // A target is a file of the run, or a directory at, above or below the run's.
+        let may_mark = |target: &Path| target.starts_with(key) || key.starts_with(target);
+        let links = self.links.iter().filter(|(_, target)| may_mark(target));
+        let links = links.map(|(link, target)| (Arc::clone(link), Arc::clone(target))).collect();
+        let orphans = self.orphans.iter().filter(|(path, _)| path.starts_with(key)).cloned().collect();
+        run.answer = decide(&run.files, &Others { links, orphans }, self.settle, self.now);
         if run.answer.queued + run.answer.settling > 0 {
             self.at_work.insert(Arc::clone(key));
         } else {
@@ -246,12 +261,80 @@ impl Files {
     }
 
     /// The decision about a file.
-    pub(super) fn decision(&mut self, path: &Path) -> Option<Decision> {
+    pub(in crate::archive) fn decision(&mut self, path: &Path) -> Option<Decision> {
         self.decided(path).map(|(run, at)| run.answer.files[at])
     }
 
+    /// Who marks a file as the best of its run.
+    pub(in crate::archive) fn mark(&mut self, path: &Path) -> Option<Mark> {
+        self.decided(path).and_then(|(run, at)| run.answer.marks.get(&at).cloned())
+    }
+
+    /// The file or link that names the file at `path`, or a directory above it, as the best of its run.
+    pub(in crate::archive) fn named_by(&mut self, path: &Path) -> Option<Arc<Path>> {
+        match self.mark(path)? {
+            Mark::Named(by) => Some(by),
+            Mark::Result => None,
+        }
+    }
+
+    /// The released files at and below these paths that are named as the best of their run, with their objects.
+    pub(super) fn named_released(&mut self, targets: &[PathBuf]) -> BTreeMap<Arc<Path>, Id> {
+        let released = |(path, entry): (&Path, &Entry)| match entry.state {
+            State::Released(id) => Some((path.into(), id)),
+            _ => None,
+        };
+        let mut found: BTreeMap<Arc<Path>, Id> =
+            targets.iter().flat_map(|target| self.below(target).filter_map(released)).collect();
+        found.retain(|path, _| self.named_by(path).is_some());
+        found
+    }
+
+    /// Paths of the links that mark something.
+    pub(in crate::archive) fn links(&self) -> impl Iterator<Item = &Path> {
+        self.links.keys().map(|link| &**link)
+    }
+
+    /// The target of a link that marks something.
+    pub(in crate::archive) fn link(&self, path: &Path) -> Option<Arc<Path>> {
+        self.links.get(path).cloned()
+    }
+
+    /// Enters the target of a link, or that it marks nothing.
+    pub(super) fn set_link(&mut self, link: &Path, target: Option<PathBuf>) {
+        let target: Option<Arc<Path>> = target.map(Into::into);
+        let old = match &target {
+            Some(target) => self.links.insert(link.into(), Arc::clone(target)),
+            None => self.links.remove(link),
+        };
+        for target in old.into_iter().chain(target) {
+            let runs = self.range(&target).map(|file| Arc::clone(&file.run));
+            let runs: Vec<_> = runs.collect();
+            self.changed.extend(runs);
+        }
+    }
+
+    /// A program removes the file at a path. If it made the last statement of its series, that one still counts.
+    pub(super) fn keep_statement(&mut self, path: &Path) {
+        let Some((path, says)) = self.files.get(path).and_then(|of| Some((&of.path, of.entry.says.as_ref()?))) else {
+            return;
+        };
+        self.orphans.retain(|(_, orphan)| orphan.series != says.series);
+        self.orphans.push((Arc::clone(path), Arc::clone(says)));
+    }
+
+    /// Names moved: so did the statements of files that are gone.
+    pub(super) fn move_statements(&mut self, moved: impl Fn(&Path) -> PathBuf) {
+        for (path, says) in &mut self.orphans {
+            let to = moved(path);
+            if to != **path {
+                (*path, *says) = (to.as_path().into(), Arc::new(says.under(&to)));
+            }
+        }
+    }
+
     /// The file of the same checkpoint that has no newer state yet, if the file waits for one.
-    pub(super) fn held_up_by(&mut self, path: &Path) -> Option<Arc<Path>> {
+    pub(in crate::archive) fn held_up_by(&mut self, path: &Path) -> Option<Arc<Path>> {
         let (run, at) = self.decided(path)?;
         match run.answer.files[at].why {
             Why::HeldUpBy(other) => Some(Arc::clone(&run.files[other].path)),
@@ -259,17 +342,27 @@ impl Files {
         }
     }
 
+    /// Whether the file that proved an archived one is still there. Another newer state may be of another run, or unsound.
+    pub(in crate::archive) fn is_still_proven(&self, path: &Path) -> bool {
+        // A former process's files are archived anew.
+        let Some((prover, file)) = self.get(path).and_then(|entry| entry.prover.as_deref()) else { return true };
+        self.get(prover).is_some_and(|entry| match &entry.state {
+            State::Released(_) => true,
+            state => state.sealed().is_some_and(|sealed| sealed.file == *file && !entry.unsound),
+        })
+    }
+
     /// The checkpoint of a file that waits for others.
-    pub(super) fn checkpoint(&self, path: &Path) -> Option<Arc<Checkpoint>> {
+    pub(in crate::archive) fn checkpoint(&self, path: &Path) -> Option<Arc<Checkpoint>> {
         self.files.get(path)?.checkpoint.clone()
     }
 
     /// The state before a file in its lineage, with other bytes.
-    pub(super) fn before(&self, path: &Path) -> Option<&Entry> {
+    pub(in crate::archive) fn before(&self, path: &Path) -> Option<&Entry> {
         let own = self.files.get(path)?;
         let sealed = own.entry.state.sealed()?;
         let is_before = |other: &&Entry| {
-            let is_other = |of: &super::Sealed| of.lineage == sealed.lineage && of.print() != sealed.print();
+            let is_other = |of: &Sealed| of.lineage == sealed.lineage && of.print() != sealed.print();
             other.counts_as_newer() && other.state.sealed().is_some_and(is_other) && rank(other) < rank(&own.entry)
         };
         let others = self.runs[&own.run].files.iter().map(|file| &file.entry);
@@ -328,5 +421,82 @@ impl Files {
         let queued = answers().map(|answer| answer.queued).sum::<usize>() + self.queue.len();
         let oldest = answers().filter_map(|answer| answer.oldest).chain(self.queue.opened()).min();
         (queued, answers().map(|answer| answer.settling).sum(), oldest)
+    }
+}
+
+/// The files that are not durable or examined yet, in the order in which they were closed. Those that failed or that a
+/// thread works on are here, too.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    /// Closed files that can be sealed at once.
+    closed: BTreeMap<u64, Arc<File>>,
+    /// Files that wait for each other, until then.
+    together: BTreeMap<(Instant, u64), Arc<File>>,
+    /// Durable files that may be copies.
+    copies: BTreeMap<u64, Arc<File>>,
+}
+
+impl Queue {
+    pub(super) fn enter(&mut self, file: &Arc<File>) {
+        let (sequence, own) = (file.entry.sequence, Arc::clone(file));
+        match work(&file.entry) {
+            Some(Work::Seal) => drop(self.closed.insert(sequence, own)),
+            Some(Work::Compare) => drop(self.copies.insert(sequence, own)),
+            Some(Work::Together) => {
+                let turn = file.entry.waits_until();
+                turn.into_iter().for_each(|at| drop(self.together.insert((at, sequence), Arc::clone(file))));
+            }
+            Some(Work::Archive(_) | Work::Release) | None => {}
+        }
+    }
+
+    pub(super) fn leave(&mut self, file: &File) {
+        let sequence = file.entry.sequence;
+        match work(&file.entry) {
+            Some(Work::Seal) => drop(self.closed.remove(&sequence)),
+            Some(Work::Compare) => drop(self.copies.remove(&sequence)),
+            Some(Work::Together) => {
+                file.entry.waits_until().into_iter().for_each(|at| drop(self.together.remove(&(at, sequence))));
+            }
+            Some(Work::Archive(_) | Work::Release) | None => {}
+        }
+    }
+
+    /// Closed files that can be sealed at once.
+    pub(super) fn closed(&self) -> impl Iterator<Item = &Arc<File>> {
+        self.closed.values()
+    }
+
+    /// Durable files that may be copies.
+    pub(super) fn copies(&self) -> impl Iterator<Item = &Arc<File>> {
+        self.copies.values()
+    }
+
+    /// Files that wait for each other, the one first whose turn comes first.
+    pub(super) fn together(&self) -> impl Iterator<Item = &Arc<File>> {
+        self.together.values()
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Arc<File>> {
+        self.closed().chain(self.copies()).chain(self.together())
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.closed.len() + self.copies.len() + self.together.len()
+    }
+
+    /// Whether some files were not examined yet. Files that wait for each other are no checkpoints.
+    pub(super) fn has_unsealed(&self) -> bool {
+        !self.closed.is_empty() || !self.copies.is_empty()
+    }
+
+    /// The lowest number that a file was opened with.
+    pub(super) fn opened(&self) -> Option<u64> {
+        self.all().map(|file| file.entry.opened).min()
+    }
+
+    /// When the next failed attempt may be repeated.
+    pub(super) fn retry(&self, now: Instant) -> Option<Instant> {
+        self.all().filter_map(|file| file.entry.failed.as_ref()?.retry).filter(|at| *at > now).min()
     }
 }

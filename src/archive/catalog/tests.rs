@@ -5,10 +5,10 @@ use std::time::Instant;
 
 use proptest::prelude::*;
 
-use super::queue::tests::check_together;
 use super::*;
 use crate::archive::FileId;
-use crate::archive::decide::rank;
+use crate::archive::decide::{Decision, Mark, rank};
+use crate::archive::entry::{Failed, MOMENT, Part, Siblings};
 use crate::archive::resident::ResidentReason;
 use crate::store::step_pattern;
 
@@ -39,13 +39,26 @@ fn sealed_at(steps: Vec<u64>, lineage: u64, modified_ns: i64, sample: u64) -> Ar
         signature: 0,
         lineage,
         part: PARTS[lineage as usize % 3],
+        siblings: None,
         copy: false,
     })
 }
 
-pub(super) fn no_objects() -> Objects {
+/// Without objects.
+fn catalog(settle: Duration) -> Catalog {
     let dir = tempfile::tempdir().unwrap();
-    Objects::load(dir.path(), |_, _| {}).unwrap()
+    Catalog::new(settle, Arc::new(Objects::load(dir.path(), |_, _| {}).unwrap()))
+}
+
+fn found(catalog: &mut Catalog, path: impl AsRef<Path>, state: State) {
+    catalog.found(path.as_ref(), state, (Stamp::default(), None), None);
+}
+
+/// As a sealer does that has read a file.
+fn says(catalog: &mut Catalog, path: &Path, names: Option<&[&str]>, modified_ns: i64) {
+    let version = catalog.get(path).map_or(0, |entry| entry.version);
+    let names = names.map(|names| names.iter().map(|name| name.to_string()).collect());
+    catalog.examined(path, version, (Stamp { modified_ns, ..Stamp::default() }, None), names);
 }
 
 #[derive(Clone, Debug)]
@@ -115,14 +128,14 @@ fn note() -> impl Strategy<Value = Note> {
     ]
 }
 
-fn make(catalog: &mut Catalog, note: &Note, (start, now): (Instant, Instant), objects: &Objects) {
+fn make(catalog: &mut Catalog, note: &Note, (start, now): (Instant, Instant)) {
     let path = |at: &usize| Path::new(FILES[*at]);
     // Files of two runs are of no lineage together.
     let of = |at: &usize, lineage: u64| lineage + if FILES[*at].starts_with("exp") { 3 } else { 0 };
     let version = |catalog: &Catalog, at: &usize| catalog.get(path(at)).map_or(0, |entry| entry.version);
     match note {
-        Note::Open(f) => catalog.opened_for_writing(path(f), objects),
-        Note::Close(f, len) => catalog.closed(path(f), len.map(|len| (len, now)), objects),
+        Note::Open(f) => catalog.opened_for_writing(path(f)),
+        Note::Close(f, len) => catalog.closed(path(f), len.map(|len| (len, now))),
         Note::Seal(f, lineage, modified, sample, step) => {
             let state = State::Sealed(sealed_at(vec![*step], of(f, *lineage), *modified, *sample));
             catalog.advance(path(f), version(catalog, f), state);
@@ -143,30 +156,30 @@ fn make(catalog: &mut Catalog, note: &Note, (start, now): (Instant, Instant), ob
         Note::Stay(f) => {
             catalog.advance(path(f), version(catalog, f), State::Resident(ResidentReason::Small));
         }
-        Note::Busy(f, busy) => catalog.set_busy(path(f), version(catalog, f), *busy),
+        Note::Busy(f, busy) => drop(catalog.edit(path(f), version(catalog, f), |entry| entry.busy = *busy)),
         Note::Fail(f, retry) => {
             let retry = retry.map(|seconds| start + Duration::from_secs(seconds));
-            catalog.set_failed(path(f), version(catalog, f), Failed { why: f.to_string(), retry, is_passing: false });
+            let failed = Failed { why: f.to_string(), retry, is_passing: false };
+            catalog.edit(path(f), version(catalog, f), |entry| entry.failed = Some(failed));
         }
         Note::Hold(f, hold) => {
             catalog.edit(path(f), version(catalog, f), |entry| entry.held = hold.then_some(Held::Pinned));
         }
-        Note::Remove(f) => catalog.removed(path(f), objects),
-        Note::Rename(a, b) if a != b => catalog.renamed(path(a), path(b), objects),
+        Note::Remove(f) => catalog.removed(path(f)),
+        Note::Rename(a, b) if a != b => catalog.renamed(path(a), path(b)),
         Note::RenameDirectory(a, b) if a != b => {
-            catalog.renamed(Path::new(DIRECTORIES[*a]), Path::new(DIRECTORIES[*b]), objects);
+            catalog.renamed(Path::new(DIRECTORIES[*a]), Path::new(DIRECTORIES[*b]));
         }
-        Note::Exchange(a, b) if a != b => catalog.exchanged(path(a), path(b), objects),
-        Note::Link(a, b) if a != b => catalog.linked(path(a), path(b), objects),
-        Note::Profile(f) => catalog.profile_changed(path(f), objects),
+        Note::Exchange(a, b) if a != b => catalog.exchanged(path(a), path(b)),
+        Note::Link(a, b) if a != b => catalog.linked(path(a), path(b)),
+        Note::Profile(f) => catalog.profile_changed(path(f)),
         Note::Says(f, target, at) => {
-            let says =
-                Says::Best(Some(TARGETS[*target].to_string()).filter(|name| !name.is_empty()).into_iter().collect());
-            catalog.says(path(f), Some((says, *at)));
+            let names = Some(TARGETS[*target]).filter(|name| !name.is_empty());
+            says(catalog, path(f), Some(&Vec::from_iter(names)), *at);
         }
-        Note::SaysNothing(f) => drop(catalog.says(path(f), None)),
-        Note::HoldBest(f) if catalog.named_best_by(path(f)).is_some() => {
-            catalog.hold(path(f), version(catalog, f), Some(Held::Best));
+        Note::SaysNothing(f) => says(catalog, path(f), None, 0),
+        Note::HoldBest(f) => {
+            catalog.edit(path(f), version(catalog, f), |entry| entry.held = Some(Held::Best));
         }
         Note::Retry => catalog.retry(),
         _ => {}
@@ -177,6 +190,8 @@ fn make(catalog: &mut Catalog, note: &Note, (start, now): (Instant, Instant), ob
 struct Scan<'a> {
     catalog: &'a Catalog,
     claims: &'a [Task],
+    /// Files that are the best of their run.
+    marks: &'a HashMap<PathBuf, Mark>,
     groups: bool,
     /// They are waited for, not only those with an essential file.
     waits: bool,
@@ -194,10 +209,14 @@ impl Scan<'_> {
             let (modified_ns, steps, sequence) = rank(entry);
             (steps, modified_ns, sequence)
         }
-        let others = || self.catalog.entries().filter(|(_, other)| of_lineage(other));
+        let others = || self.catalog.files().iter().filter(|(_, other)| of_lineage(other));
         let newer = others().filter(|(_, other)| rank(other) > rank(entry));
         let newer = newer.min_by(|(_, a), (_, b)| rank(a).cmp(&rank(b)));
         newer.filter(|_| others().any(|(_, other)| height(other) > height(entry))).map(|(path, _)| path)
+    }
+
+    fn is_held(&self, path: &Path, entry: &Entry) -> bool {
+        entry.held.is_some_and(|held| held != Held::Best || self.marks.contains_key(path))
     }
 
     fn given_up(entry: &Entry) -> bool {
@@ -214,7 +233,7 @@ impl Scan<'_> {
         let place = |directory: &Path| (step_pattern::of_directory(directory).steps, directory.to_path_buf());
         let series = |directory: &Path| step_pattern::of_directory(directory).series;
         let mut files: BTreeMap<PathBuf, usize> = BTreeMap::new();
-        for (path, _) in self.catalog.entries().filter(|(_, entry)| entry.state.counts_as_file()) {
+        for (path, _) in self.catalog.files().iter().filter(|(_, entry)| entry.state.counts_as_file()) {
             step_pattern::group(path).into_iter().for_each(|of| *files.entry(of).or_default() += 1);
         }
         let is_newer = |of: &Path| series(of) == series(directory) && place(of) > place(directory);
@@ -228,10 +247,10 @@ impl Scan<'_> {
             return false;
         }
         let waits = self.waits && group.steps.is_none();
-        let mut files = self.catalog.entries().filter(|(path, _)| self.group(path).as_ref() == Some(&group));
-        files.all(|(_, entry)| {
+        let mut files = self.catalog.files().iter().filter(|(path, _)| self.group(path).as_ref() == Some(&group));
+        files.all(|(path, entry)| {
             let stays = matches!(entry.state, State::Resident(_) | State::Released(_));
-            let counts = !stays && !Self::given_up(entry) && entry.held.is_none();
+            let counts = !stays && !Self::given_up(entry) && !self.is_held(path, entry);
             let is_archived = matches!(entry.state, State::Archived(..));
             let is_essential = entry.state.part() != Some(Part::Other) && !is_archived;
             !counts || self.history(entry).is_some() || !waits && !is_essential
@@ -241,8 +260,8 @@ impl Scan<'_> {
     /// All steps, also those under way: urgency, path, and the newer state's path.
     fn tasks(&self) -> Vec<(u8, &Path, Option<&Path>)> {
         let mut tasks = Vec::new();
-        for (path, entry) in self.catalog.entries().filter(|(_, entry)| !Self::given_up(entry)) {
-            let free = !entry.busy && entry.held.is_none() && self.is_open(path);
+        for (path, entry) in self.catalog.files().iter().filter(|(_, entry)| !Self::given_up(entry)) {
+            let free = !entry.busy && !self.is_held(path, entry) && self.is_open(path);
             match &entry.state {
                 State::Staged | State::Closed if entry.turn.at.is_some() => tasks.push((4, path, None)),
                 State::Closed => tasks.push((0, path, None)),
@@ -313,21 +332,26 @@ impl Scan<'_> {
 }
 
 pub(super) fn claim_seal(catalog: &mut Catalog, now: Instant) -> Option<Task> {
-    while catalog.claim_link().is_some() {
-        catalog.link_read();
+    loop {
+        match catalog.steps().claim_closed(now).0? {
+            Closed::File(task) => return Some(task),
+            Closed::Link(_) => catalog.steps().link_read(),
+        }
     }
-    catalog.claim_closed(now).0.map(|closed| match closed {
-        Closed::File(task) => task,
-        Closed::Link(path) => panic!("{} was looked at", path.display()),
-    })
+}
+
+fn marks(catalog: &mut Catalog) -> HashMap<PathBuf, Mark> {
+    let paths: Vec<PathBuf> = catalog.files().iter().map(|(path, _)| path.to_path_buf()).collect();
+    paths.into_iter().filter_map(|path| Some((path.clone(), catalog.decided().mark(&path)?))).collect()
 }
 
 #[track_caller]
 fn check(catalog: &mut Catalog, claims: &[Task], now: Instant, wall_ns: i64, (groups, waits): (bool, bool)) {
+    let marks = marks(catalog);
     for seals in [true, false] {
-        let task = if seals { claim_seal(catalog, now) } else { catalog.claim_step(now, wall_ns).0 };
+        let task = if seals { claim_seal(catalog, now) } else { catalog.steps().claim_step(now, wall_ns).0 };
         if let Some(task) = &task {
-            catalog.done(task);
+            catalog.steps().done(task);
         }
         let found = task.map(|Task { path, step, .. }| match step {
             Step::Seal => (0, path, None),
@@ -336,38 +360,38 @@ fn check(catalog: &mut Catalog, claims: &[Task], now: Instant, wall_ns: i64, (gr
             Step::Compare { .. } => (2, path, None),
             Step::Archive { newer, .. } => (3, path, Some(newer.0)),
         });
-        let scan = Scan { catalog, claims, groups, waits };
+        let scan = Scan { catalog, claims, marks: &marks, groups, waits };
         let expected = scan
             .next(now, seals)
             .map(|(urgency, path, newer)| (urgency, path.to_path_buf(), newer.map(Path::to_path_buf)));
         assert_eq!(found, expected);
     }
     check_together(catalog, claims, now);
-    let ((queued, why), oldest) = (catalog.queued(), catalog.progress().2);
+    let has_unsealed = catalog.steps().has_unsealed();
+    let ((queued, why), oldest) = (catalog.steps().queued(), catalog.progress().2);
     let decisions: HashMap<PathBuf, Decision> = catalog
-        .entries()
+        .files()
+        .iter()
         .map(|(path, _)| path.to_path_buf())
         .collect::<Vec<_>>()
         .into_iter()
-        .filter_map(|path| Some((path.clone(), catalog.decision(&path)?)))
+        .filter_map(|path| Some((path.clone(), catalog.decided().decision(&path)?)))
         .collect();
-    let scan = Scan { catalog, claims, groups, waits };
+    let scan = Scan { catalog, claims, marks: &marks, groups, waits };
     let tasks = scan.tasks();
     assert_eq!(queued, tasks.len());
     let opened = tasks.iter().map(|(_, path, _)| catalog.get(path).unwrap().opened);
-    assert_eq!(oldest, opened.chain(catalog.claims.opened()).min());
+    let claimed = catalog.claims.opened();
+    assert_eq!(oldest, opened.chain(claimed).min());
     assert_eq!(why.is_some(), tasks.iter().any(|(_, path, _)| catalog.get(path).unwrap().failed.is_some()));
     let unsealed = |(_, entry): (_, &Entry)| match entry.state {
         State::Closed => entry.turn.at.is_none() && !Scan::given_up(entry),
         State::Durable(_) => !Scan::given_up(entry),
         _ => false,
     };
-    assert_eq!(catalog.has_unsealed(), catalog.entries().any(unsealed));
-    for (path, entry) in catalog.entries().filter(|(_, entry)| entry.held == Some(Held::Best)) {
-        assert!(catalog.named_best_by(path).is_some(), "{} is held for nothing: {entry:?}", path.display());
-    }
+    assert_eq!(has_unsealed, catalog.files().iter().any(unsealed));
     let mut lineages: Vec<u64> = Vec::new();
-    for (path, entry) in catalog.entries() {
+    for (path, entry) in catalog.files().iter() {
         if let State::Sealed(sealed) | State::Archived(sealed, _) = &entry.state {
             lineages.push(sealed.lineage);
             assert_eq!(decisions[path].is_history, scan.history(entry).is_some(), "{}", path.display());
@@ -375,20 +399,19 @@ fn check(catalog: &mut Catalog, claims: &[Task], now: Instant, wall_ns: i64, (gr
     }
     lineages.sort_unstable();
     lineages.dedup();
-    assert!(catalog.lineages().into_iter().eq(lineages));
+    assert!(catalog.files().lineages().into_iter().eq(lineages));
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
     #[test]
     fn the_index_says_what_a_scan_says(notes in prop::collection::vec(note(), 1..80), groups in any::<bool>()) {
-        let objects = no_objects();
         let start = Instant::now();
         let mut now = start;
-        let mut catalog = Catalog::new(if groups { LONG } else { Duration::ZERO });
+        let mut catalog = catalog(if groups { LONG } else { Duration::ZERO });
         let mut claims: Vec<Task> = Vec::new();
         for file in FILES {
-            catalog.found(PathBuf::from(file), State::Closed);
+            found(&mut catalog, file, State::Closed);
         }
         for note in &notes {
             if let Note::Later(seconds) = note {
@@ -396,26 +419,26 @@ proptest! {
             }
             match note {
                 Note::Claim(0) => claims.extend(claim_seal(&mut catalog, now)),
-                Note::Claim(1) => claims.extend(catalog.claim_together(now).0.unwrap_or_default()),
-                Note::Claim(_) => claims.extend(catalog.claim_step(now, 0).0),
+                Note::Claim(1) => claims.extend(catalog.steps().claim_together(now).0.unwrap_or_default()),
+                Note::Claim(_) => claims.extend(catalog.steps().claim_step(now, 0).0),
                 Note::Synced(at, log) if !claims.is_empty() => {
                     catalog.made_durable(&claims[at % claims.len()], now, *log);
                 }
-                Note::Done(at) if !claims.is_empty() => catalog.done(&claims.swap_remove(at % claims.len())),
-                note => make(&mut catalog, note, (start, now), &objects),
+                Note::Done(at) if !claims.is_empty() => catalog.steps().done(&claims.swap_remove(at % claims.len())),
+                note => make(&mut catalog, note, (start, now)),
             }
             check(&mut catalog, &claims, now, 0, (groups, groups));
         }
         // In the end nothing is waited for.
         check(&mut catalog, &claims, now, i64::MAX, (groups, false));
-        claims.drain(..).for_each(|claim| catalog.done(&claim));
-        prop_assert!(!catalog.is_busy());
+        claims.drain(..).for_each(|claim| catalog.steps().done(&claim));
+        prop_assert!(!catalog.steps().is_busy());
     }
 }
 
 #[test]
 fn another_profile_undoes_what_was_archived_for_the_old_one() {
-    let (mut catalog, objects) = (Catalog::new(LONG), no_objects());
+    let mut catalog = catalog(LONG);
     let name = |n: usize| PathBuf::from(format!("run/step_{n}"));
     let id = Id([1; 16]);
     let states = [
@@ -424,12 +447,12 @@ fn another_profile_undoes_what_was_archived_for_the_old_one() {
         State::Released(id),
         State::Sealed(sealed(1, 4, 4)),
     ];
-    states.into_iter().enumerate().for_each(|(n, state)| catalog.found(name(n), state));
+    states.into_iter().enumerate().for_each(|(n, state)| found(&mut catalog, name(n), state));
     let versions = |catalog: &Catalog| [0, 1, 2, 3].map(|n| catalog.get(&name(n)).unwrap().version);
     let before = versions(&catalog);
-    catalog.profile_changed(Path::new("elsewhere"), &objects);
+    catalog.profile_changed(Path::new("elsewhere"));
     assert_eq!(versions(&catalog), before);
-    catalog.profile_changed(Path::new("run"), &objects);
+    catalog.profile_changed(Path::new("run"));
     let after = versions(&catalog);
     assert_eq!([0, 1, 2, 3].map(|n| after[n] == before[n]), [false, true, true, false]);
     assert!(matches!(catalog.get(&name(0)).unwrap().state, State::Sealed(_)));
@@ -439,24 +462,24 @@ fn another_profile_undoes_what_was_archived_for_the_old_one() {
 /// A file that was alone in its run when it was read shares its checkpoint with the files that come later.
 #[test]
 fn a_lone_file_that_was_read_is_of_one_checkpoint_with_the_next() {
-    let (mut catalog, objects) = (Catalog::new(LONG), no_objects());
+    let mut catalog = catalog(LONG);
     let [first, second, next] = ["run/checkpoint-1/a", "run/checkpoint-1/b", "run/checkpoint-2/a"].map(Path::new);
-    catalog.found(first.into(), State::Sealed(sealed(1, 1, 1)));
-    catalog.closed(first, None, &objects);
-    catalog.found(second.into(), State::Sealed(sealed(2, 2, 2)));
-    catalog.found(next.into(), State::Sealed(sealed(1, 3, 3)));
-    let step = catalog.claim_step(Instant::now(), 0).0.map(|task| task.path);
+    found(&mut catalog, first, State::Sealed(sealed(1, 1, 1)));
+    catalog.closed(first, None);
+    found(&mut catalog, second, State::Sealed(sealed(2, 2, 2)));
+    found(&mut catalog, next, State::Sealed(sealed(1, 3, 3)));
+    let step = catalog.steps().claim_step(Instant::now(), 0).0.map(|task| task.path);
     assert!(step.is_none(), "a file goes before the rest of its checkpoint: {step:?}");
 }
 
 #[test]
 fn the_highest_step_stays_beside_the_newest_until_a_higher_one_is_there() {
-    let (mut catalog, objects) = (Catalog::new(Duration::ZERO), no_objects());
+    let mut catalog = catalog(Duration::ZERO);
     let name = |step: u64| PathBuf::from(format!("run/step_{step}.pt"));
     let found = |catalog: &mut Catalog, step: u64, modified_ns: i64| {
-        catalog.found(name(step), State::Sealed(sealed_at(vec![step], 1, modified_ns, step)));
+        found(catalog, name(step), State::Sealed(sealed_at(vec![step], 1, modified_ns, step)));
     };
-    let history = |catalog: &mut Catalog, step: u64| catalog.decision(&name(step)).unwrap().is_history;
+    let history = |catalog: &mut Catalog, step: u64| catalog.decided().decision(&name(step)).unwrap().is_history;
     // Resumed from step 60.
     [(60, 1), (120, 2), (140, 3), (64, 4)].into_iter().for_each(|(step, at)| found(&mut catalog, step, at));
     assert_eq!([60, 120, 140, 64].map(|step| history(&mut catalog, step)), [true, true, false, false]);
@@ -465,41 +488,253 @@ fn the_highest_step_stays_beside_the_newest_until_a_higher_one_is_there() {
     // The run has caught up, then its last state goes.
     found(&mut catalog, 144, 6);
     assert_eq!([140, 68, 144].map(|step| history(&mut catalog, step)), [true, true, false]);
-    catalog.removed(&name(144), &objects);
+    catalog.removed(&name(144));
     assert_eq!([140, 68].map(|step| history(&mut catalog, step)), [false, false]);
 }
 
 /// A, B, and A again: while B is on its way too, the older A may go, since the newest state has its bytes.
 #[test]
 fn a_state_with_the_newest_ones_bytes_goes_before_those_between() {
-    let (mut catalog, objects) = (Catalog::new(Duration::ZERO), no_objects());
+    let mut catalog = catalog(Duration::ZERO);
     let name = |n: usize| PathBuf::from(format!("run/step_{n}"));
-    let may_go = |catalog: &mut Catalog, n: usize| catalog.decision(&name(n)).unwrap().may_go;
+    let may_go = |catalog: &mut Catalog, n: usize| catalog.decided().decision(&name(n)).unwrap().may_go;
     let (first, between, last) = (sealed(1, 1, 1), sealed(1, 2, 2), sealed(1, 3, 1));
-    catalog.found(name(1), State::Archived(Arc::clone(&first), Id([1; 16])));
-    catalog.found(name(2), State::Archived(Arc::clone(&between), Id([2; 16])));
+    found(&mut catalog, name(1), State::Archived(Arc::clone(&first), Id([1; 16])));
+    found(&mut catalog, name(2), State::Archived(Arc::clone(&between), Id([2; 16])));
     assert!(!may_go(&mut catalog, 1), "nothing newer stays");
-    catalog.found(name(3), State::Sealed(last));
+    found(&mut catalog, name(3), State::Sealed(last));
     assert!(may_go(&mut catalog, 1) && may_go(&mut catalog, 2));
     // A copy of the newest state is no history.
-    catalog.removed(&name(2), &objects);
+    catalog.removed(&name(2));
     assert!(!may_go(&mut catalog, 1));
 }
 
 /// A thread still compares the file's former content: nothing is archived until the file is sealed, too.
 #[test]
 fn a_file_that_is_closed_during_a_step_counts_as_closed() {
-    let (mut catalog, objects) = (Catalog::new(Duration::ZERO), no_objects());
+    let mut catalog = catalog(Duration::ZERO);
     let name = |n: usize| PathBuf::from(format!("run/step_{n}"));
-    catalog.found(name(1), State::Sealed(sealed(1, 1, 1)));
-    catalog.found(name(2), State::Sealed(sealed(1, 2, 2)));
-    catalog.found(name(3), State::Durable(sealed(1, 3, 3)));
+    found(&mut catalog, name(1), State::Sealed(sealed(1, 1, 1)));
+    found(&mut catalog, name(2), State::Sealed(sealed(1, 2, 2)));
+    found(&mut catalog, name(3), State::Durable(sealed(1, 3, 3)));
     let now = Instant::now();
-    let task = catalog.claim_step(now, 0).0.unwrap();
+    let task = catalog.steps().claim_step(now, 0).0.unwrap();
     assert!(matches!(task.step, Step::Compare { .. }));
-    catalog.opened_for_writing(&name(3), &objects);
-    catalog.closed(&name(3), Some((1 << 20, now)), &objects);
-    assert!(catalog.claim_step(now, 0).0.is_none() && catalog.may_learn());
-    catalog.done(&task);
+    catalog.opened_for_writing(&name(3));
+    catalog.closed(&name(3), Some((1 << 20, now)));
+    assert!(catalog.steps().claim_step(now, 0).0.is_none() && catalog.steps().may_learn());
+    catalog.steps().done(&task);
     assert!(matches!(claim_seal(&mut catalog, now).unwrap().step, Step::Seal));
+}
+
+/// Files wait for each other, but none for longer than a moment, and none that may be a checkpoint.
+#[track_caller]
+fn check_together(catalog: &mut Catalog, claims: &[Task], now: Instant) {
+    let waits = |entry: &Entry| entry.failed.as_ref().is_some_and(|f| f.retry.is_none_or(|at| at > now));
+    let claimed = |entry: &Entry| claims.iter().any(|claim| claim.sequence == entry.sequence);
+    let joins = |entry: &Entry| entry.turn.at.is_some() && matches!(entry.state, State::Staged | State::Closed);
+    let offered = |(_, entry): &(&Path, &Entry)| joins(entry) && !waits(entry) && !claimed(entry);
+    let mut expected: Vec<PathBuf> =
+        catalog.files().iter().filter(offered).map(|(path, _)| path.to_path_buf()).collect();
+    let first = catalog.files().iter().filter(offered).filter_map(|(_, entry)| entry.turn.at).min();
+    if first.is_none_or(|at| at > now) {
+        expected.clear();
+    }
+    let latest = now.max(Instant::now()) + MOMENT;
+    assert!(catalog.files().iter().filter(offered).all(|(_, entry)| entry.turn.at <= Some(latest)));
+    let (tasks, again) = catalog.steps().claim_together(now);
+    let tasks = tasks.unwrap_or_default();
+    tasks.iter().for_each(|task| catalog.steps().done(task));
+    assert!(first.is_none() || !tasks.is_empty() || again.is_some(), "nobody would look again");
+    let mut found: Vec<PathBuf> = tasks.into_iter().map(|task| task.path).collect();
+    found.sort_unstable();
+    assert_eq!(found, expected);
+}
+
+/// A log is closed a thousand times a second: each close takes the turn of the first close that is not durable.
+#[test]
+fn a_file_that_is_written_again_and_again_does_not_wait_longer() {
+    let mut catalog = catalog(Duration::ZERO);
+    let (log, start) = (Path::new("run/log.txt"), Instant::now());
+    let at = |millis: u64| start + Duration::from_millis(millis);
+    let together = |catalog: &mut Catalog, millis: u64| {
+        catalog.steps().claim_together(at(millis)).0.map(|mut tasks| tasks.remove(0))
+    };
+    for millis in 0..250 {
+        assert!(together(&mut catalog, millis).is_none());
+        catalog.opened_for_writing(log);
+        catalog.closed(log, Some((100, at(millis))));
+        assert!(
+            !catalog.steps().has_unsealed()
+                && !catalog.steps().may_learn()
+                && catalog.steps().has_unsealed_since(u64::MAX)
+        );
+    }
+    // It is open just when its turn comes.
+    catalog.opened_for_writing(log);
+    let task = together(&mut catalog, 250).unwrap();
+    assert!(matches!(task.step, Step::Sync));
+    // It is closed while it is being made durable: that is another turn, from when this one began.
+    catalog.closed(log, Some((100, at(251))));
+    catalog.made_durable(&task, at(250), None);
+    catalog.steps().done(&task);
+    assert!(together(&mut catalog, 499).is_none());
+    let task = together(&mut catalog, 500).unwrap();
+    assert!(matches!(task.step, Step::Seal));
+    catalog.steps().done(&task);
+    // A large file waits for nobody, but if it was no checkpoint and is written again at once.
+    let mut close = |millis: u64, len: u64| {
+        catalog.opened_for_writing(log);
+        catalog.closed(log, Some((len, at(millis))));
+        claim_seal(&mut catalog, at(millis)).inspect(|task| {
+            catalog.made_durable(task, at(millis), Some(true));
+            catalog.steps().done(task);
+        })
+    };
+    assert!(close(600, 1 << 20).is_some());
+    assert!(close(700, 1 << 20).is_none() && close(700, 1 << 30).is_some());
+    assert!(close(1000, 1 << 20).is_some());
+}
+
+/// A file that may name the best of a run is looked at as soon as it is closed.
+#[test]
+fn a_file_that_may_speak_waits_for_nobody() {
+    let mut catalog = catalog(Duration::ZERO);
+    let now = Instant::now();
+    for name in ["run/checkpoint-1/trainer_state.json", "run/last.ckpt"] {
+        catalog.opened_for_writing(Path::new("new"));
+        catalog.closed(Path::new("new"), Some((10, now)));
+        assert!(claim_seal(&mut catalog, now).is_none() && !catalog.steps().may_learn());
+        catalog.renamed(Path::new("new"), Path::new(name));
+        assert!(catalog.steps().may_learn());
+        let task = claim_seal(&mut catalog, now).unwrap();
+        catalog.steps().done(&task);
+        catalog.removed(Path::new(name));
+        catalog.opened_for_writing(Path::new(name));
+        catalog.closed(Path::new(name), Some((10, now)));
+        let task = claim_seal(&mut catalog, now).unwrap();
+        catalog.steps().done(&task);
+        catalog.removed(Path::new(name));
+    }
+}
+
+fn state(step: u64) -> PathBuf {
+    PathBuf::from(format!("run/checkpoint-{step}/trainer_state.json"))
+}
+
+/// The files of a run of checkpoints that are marked.
+fn named(catalog: &mut Catalog) -> Vec<String> {
+    let mut named: Vec<_> = marks(catalog).into_keys().map(|path| path.to_str().unwrap().to_string()).collect();
+    named.sort_unstable();
+    named
+}
+
+fn with_files(names: &[&str]) -> Catalog {
+    let mut catalog = catalog(LONG);
+    names.iter().for_each(|name| found(&mut catalog, name, State::Sealed(sealed(0, 1, 1))));
+    (90..93).for_each(|step| found(&mut catalog, state(step), State::Resident(ResidentReason::Small)));
+    catalog
+}
+
+#[test]
+fn the_newest_statement_of_a_run_counts() {
+    let mut catalog =
+        with_files(&["run/checkpoint-10/a", "run/checkpoint-91/a", "other/checkpoint-91/a", "run/trainer_state.json"]);
+    says(&mut catalog, &state(90), Some(&["/mnt/elsewhere/run/checkpoint-10"]), 1);
+    assert_eq!(named(&mut catalog), ["run/checkpoint-10/a"]);
+    says(&mut catalog, &state(91), Some(&["checkpoint-91"]), 2);
+    let best = ["run/checkpoint-91/a", "run/checkpoint-91/trainer_state.json"];
+    assert_eq!(named(&mut catalog), best);
+    let by = catalog.decided().named_by(Path::new(best[0]));
+    assert_eq!(by.as_deref(), Some(&*state(91)));
+    // An older statement that is read later changes nothing. One that names no file does.
+    says(&mut catalog, &state(92), Some(&["run/checkpoint-10"]), 1);
+    assert_eq!(named(&mut catalog), best);
+    let last = Path::new("run/trainer_state.json");
+    says(&mut catalog, last, Some(&[]), 3);
+    assert_eq!(named(&mut catalog), [""; 0]);
+    says(&mut catalog, last, None, 3);
+    assert_eq!(named(&mut catalog), best);
+}
+
+#[test]
+fn a_run_keeps_its_best_when_the_statement_goes() {
+    let mut catalog = with_files(&["run/checkpoint-10/a", "run/checkpoint-20/a"]);
+    let (first, second) = (["run/checkpoint-10/a"], ["run/checkpoint-20/a"]);
+    says(&mut catalog, &state(90), Some(&["checkpoint-10"]), 1);
+    says(&mut catalog, &state(91), Some(&["checkpoint-20"]), 2);
+    catalog.removed(&state(91));
+    assert_eq!(named(&mut catalog), first);
+    catalog.removed(&state(90));
+    assert_eq!(named(&mut catalog), first, "the last one stays");
+    catalog.renamed(Path::new("run"), Path::new("kept/run"));
+    assert_eq!(named(&mut catalog), ["kept/run/checkpoint-10/a"], "under each name of the run");
+    catalog.renamed(Path::new("kept/run"), Path::new("run"));
+    says(&mut catalog, &state(92), Some(&["checkpoint-20"]), 1);
+    assert_eq!(named(&mut catalog), second);
+    // While a program writes the file again, it counts.
+    catalog.opened_for_writing(&state(92));
+    assert_eq!(named(&mut catalog), second);
+}
+
+#[test]
+fn statements_and_links_go_with_their_directory() {
+    let mut catalog = with_files(&["run/checkpoint-10/a", "run/step_3.pt"]);
+    says(&mut catalog, &state(90), Some(&["run/checkpoint-10"]), 1);
+    catalog.link_read(Path::new("run/best.pt"), Some("run/step_3.pt".into()));
+    assert_eq!(named(&mut catalog), ["run/checkpoint-10/a", "run/step_3.pt"]);
+    catalog.renamed(Path::new("run"), Path::new("kept/run2"));
+    assert_eq!(named(&mut catalog), ["kept/run2/checkpoint-10/a"]);
+    // The link is read again under both names.
+    let links = std::iter::from_fn(|| match catalog.steps().claim_closed(Instant::now()).0 {
+        Some(Closed::Link(path)) => Some(path),
+        _ => None,
+    });
+    assert_eq!(links.collect::<Vec<_>>(), ["kept/run2", "kept/run2/best.pt", "run/best.pt"].map(PathBuf::from));
+}
+
+#[test]
+fn files_in_one_directory_are_one_series_by_their_names() {
+    let names = ["a/epoch=0-step=20.ckpt", "a/epoch=1-step=40.ckpt", "a/epoch=2-step=60.ckpt", "a/last.ckpt"];
+    let mut catalog = with_files(&names);
+    let [zero, one, two, last] = names.map(Path::new);
+    says(&mut catalog, zero, Some(&["/x/epoch=0-step=20.ckpt"]), 1);
+    says(&mut catalog, one, Some(&["/x/epoch=1-step=40.ckpt"]), 2);
+    says(&mut catalog, last, Some(&["/x/epoch=0-step=20.ckpt"]), 1);
+    assert_eq!(named(&mut catalog), names[..2]);
+    says(&mut catalog, last, Some(&["/x/epoch=1-step=40.ckpt"]), 3);
+    assert_eq!(named(&mut catalog), names[1..2]);
+    // A path outside cannot be meant.
+    says(&mut catalog, last, Some(&["/x/.."]), 4);
+    says(&mut catalog, two, Some(&[""]), 4);
+    assert_eq!(named(&mut catalog), [""; 0]);
+}
+
+/// An index and two files with tensors, of two saves.
+#[test]
+fn a_save_counts_once_it_is_finished() {
+    let mut catalog = catalog(Duration::ZERO);
+    let names = ["x_1/.metadata", "x_1/__0_0.distcp", "x_1/__1_0.distcp"].map(PathBuf::from);
+    let siblings =
+        Arc::new(Siblings { index: names[0].clone(), files: names[1..].iter().map(|n| (n.clone(), 8)).collect() });
+    let mut seal = |file: usize, (modified_ns, born_ns, len): (i64, i64, u64)| {
+        let stamp = Stamp { len, modified_ns, born_ns };
+        let state = match file {
+            0 => State::Resident(ResidentReason::Small),
+            _ => {
+                let siblings = Some(Arc::clone(&siblings));
+                State::Sealed(Arc::new(Sealed { siblings, ..Sealed::clone(&sealed(file as u64, modified_ns, 1)) }))
+            }
+        };
+        catalog.found(&names[file], state, (stamp, None), None);
+        let unfinished = |name: &PathBuf| Some(catalog.decided().decision(name)?.is_unfinished);
+        names[1..].iter().filter_map(unfinished).collect::<Vec<_>>()
+    };
+    assert_eq!(seal(1, (5, 5, 8)), [true]);
+    assert_eq!(seal(2, (5, 5, 8)), [true, true], "the index is missing");
+    assert_eq!(seal(0, (6, 6, 8)), [false, false]);
+    assert_eq!(seal(2, (7, 5, 8)), [true, true], "one was written over");
+    assert_eq!(seal(2, (7, 7, 8)), [true, true], "one is of a later save");
+    assert_eq!(seal(1, (7, 7, 8)), [false, false], "a copy that got the index first");
+    assert_eq!(seal(1, (7, 7, 7)), [true, true], "one is too short");
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::*;
 use crate::archive::FileId;
-use crate::archive::catalog::Sealed;
+use crate::archive::entry::Sealed;
 
 /// Files in so many directories, each lineage in each, as a run of many ranks has them.
 fn files(directories: usize, files: usize) -> Vec<Arc<File>> {
@@ -25,12 +25,14 @@ fn files(directories: usize, files: usize) -> Vec<Arc<File>> {
             signature: 1,
             lineage: if directories == 1 { file % 8 } else { file } as u64,
             part: Part::Whole,
+            siblings: None,
             copy: false,
         };
         let entry = Entry::new(State::Sealed(Arc::new(sealed)), number as u64);
         let checkpoint = Checkpoint::of(&path, &entry.state)
             .map(|own| Arc::clone(checkpoints.entry(own.clone()).or_insert_with(|| Arc::new(own))));
-        Arc::new(File { run: step_pattern::run(&path).into(), path: path.into(), checkpoint, entry })
+        let (run, results) = (step_pattern::run(&path).into(), Results::of(&path).map(Arc::new));
+        Arc::new(File { run, path: path.into(), checkpoint, results, entry })
     };
     all.enumerate().map(file).collect()
 }
@@ -44,7 +46,7 @@ fn a_decision_on_20_000_files() {
         let now = Now { instant: Instant::now(), wall_ns: 0 };
         let times = (0..20).map(|_| {
             let began = Instant::now();
-            let answer = decide(&files, 600_000_000_000, now);
+            let answer = decide(&files, &Others::default(), 600_000_000_000, now);
             assert_eq!(answer.files.len(), files.len());
             began.elapsed()
         });

@@ -3,14 +3,15 @@
 use std::fs::{self, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::store::durable::{self, CrashPoint, DeviceFile};
 use crate::store::object::{Header, Id, path_of};
-use crate::store::{Committed, MIN_RELEASE_BYTES, Objects, Prepared, STUB_BYTES, Store, Stub};
+use crate::store::{Committed, MIN_RELEASE_BYTES, Objects, Prepared, STUB_BYTES, Store, Stub, modified_ns};
 
-use super::super::catalog::{State, modified_ns};
+use super::super::entry::State;
 use super::super::resident::ResidentReason;
+use super::super::scan::FoundFile;
 use super::remains::open_plain;
 
 /// A regular file of the tree.
@@ -112,17 +113,13 @@ pub fn lost_stub(objects: &Objects, file: &DeviceFile) -> io::Result<Option<Id>>
 }
 
 /// Tells sparse files from files that lost their stubs. Objects of lost stubs must not be removed.
-pub(in crate::archive) fn find_lost_stubs(
-    store: &Store,
-    objects: &Objects,
-    found: &mut [(PathBuf, io::Result<State>)],
-) {
-    let is_hole = |state: &io::Result<State>| matches!(state, Ok(State::Resident(ResidentReason::Hole)));
-    let mut holes = found.iter_mut().filter(|(_, state)| is_hole(state)).peekable();
+pub(in crate::archive) fn find_lost_stubs(store: &Store, objects: &Objects, found: &mut [FoundFile]) {
+    let is_hole = |state: &State| matches!(state, State::Resident(ResidentReason::Hole));
+    let mut holes = found.iter_mut().filter(|file| is_hole(&file.state)).peekable();
     let headers = if holes.peek().is_some() { objects.all() } else { Vec::new() };
-    for (path, state) in holes {
+    for FoundFile { path, state, .. } in holes {
         let file = open_plain(store.io(), &store.tree().join(&*path));
-        *state = Ok(match file.and_then(|file| zeroed(&headers, &file)) {
+        *state = match file.and_then(|file| zeroed(&headers, &file)) {
             Ok(Some(id)) => {
                 log::error!(
                     "{}: its stub, of object {id}, was overwritten; run `stepfs verify --repair`",
@@ -131,6 +128,6 @@ pub(in crate::archive) fn find_lost_stubs(
                 State::Resident(ResidentReason::DamagedStub)
             }
             _ => State::Closed,
-        });
+        };
     }
 }

@@ -368,7 +368,7 @@ impl Live {
     /// Somebody resumed training from a file.
     pub(crate) fn restored(&self, name: &str) {
         let stub = Stub::read(&File::open(self.path(name)).unwrap(), self.archive().store().id()).unwrap().unwrap();
-        self.archive().restored(stub.object);
+        self.archive().restores().restored(stub.object);
     }
 
     /// Waits until everything is done, and reads the released files.

@@ -1,22 +1,30 @@
-//! Why a file is exact, lossy, or as it was written, in plain words: one answer for every file of a store.
+//! What users are told of one file: its attributes, and in plain words why it is exact, lossy, or as it was written.
 
 use std::io;
 use std::path::Path;
 
-use crate::archive::catalog::{Catalog, Held, State};
-use crate::archive::decide::Why;
-use crate::archive::resident::ResidentReason;
-use crate::archive::{Archive, lossy_words};
 use crate::store::object::Object;
 use crate::store::{
-    Id, MIN_RELEASE_BYTES, PROFILE, Profile, Store, Stub, beneath, is_of_remote, is_pinned, recalled_from, step_pattern,
+    Id, MIN_RELEASE_BYTES, PROFILE, Profile, Store, Stub, beneath, is_of_remote, is_pinned, profile_mark,
+    recalled_from, step_pattern,
 };
+use codec::hash::hex;
 use formats::Kind;
 
+use super::catalog::Catalog;
+use super::checkpoints::Condition;
+use super::decide::{Mark, Why};
+use super::entry::{Entry, Held, State};
+use super::lossy::words as lossy_words;
+use super::resident::ResidentReason;
+use super::restores::Restores;
+use super::shared::Shared;
+use super::twins::is_faithful;
+
 /// Why a file is no stub, and the next step.
-pub(super) struct Kept {
+struct Kept {
     /// The value of `user.stepfs.release`: `working` while something is done about the file, or the reason.
-    pub(super) words: String,
+    words: String,
     /// The step that a user can take, or wait for. Empty if there is none.
     next: String,
 }
@@ -39,70 +47,172 @@ impl Kept {
     }
 }
 
-impl Archive {
+/// What users are told of one file.
+pub(super) struct About<'a> {
+    pub(super) shared: &'a Shared,
+    pub(super) restores: &'a Restores,
+    pub(super) path: &'a Path,
+}
+
+impl About<'_> {
+    /// The value of an attribute. `None` if there is none, or no such file is known.
+    pub(super) fn attribute(&self, name: &str) -> Option<Vec<u8>> {
+        let (path, catalog) = (self.path, || self.shared.catalog());
+        let entry = || catalog().get(path).cloned();
+        Some(match name {
+            "profile" => self.profile()?,
+            "lossy" => self.lossy_words()?,
+            "why" => self.why()?,
+            "original" => self.original()?,
+            "generations" => self.restores.generations(&entry()?.state)?.to_string(),
+            "release" => what_keeps(&mut catalog(), path)?.words,
+            "condition" => {
+                entry()?;
+                serde_json::to_string(&Condition::of(&mut catalog(), &self.shared.objects, path)).ok()?
+            }
+            "state" => state_name(&entry()?).into(),
+            "object" => match entry()?.state {
+                State::Released(id) | State::Archived(_, id) => id.to_string(),
+                _ => return None,
+            },
+            "best" => return Some(catalog().decided().named_by(path)?.as_os_str().as_encoded_bytes().to_vec()),
+            _ => return None,
+        })
+        .map(String::into_bytes)
+    }
+
+    fn profile(&self) -> Option<String> {
+        let entry = self.shared.catalog().get(self.path).cloned();
+        let Some(entry) = entry else {
+            let mark = profile_mark(&self.shared.store.tree(), self.path).ok().flatten();
+            return mark.map(|profile| profile.name().into_owned());
+        };
+        let asked = self.shared.store.profiles(self.path).ok()?;
+        let used = match &entry.state {
+            State::Sealed(sealed) => asked.in_force(self.restores.seen_of(sealed.lineage)),
+            _ => asked,
+        };
+        let less = self.made_with().map(|made| format!("; its bytes are {made}"));
+        Some(used.words() + &less.unwrap_or_default())
+    }
+
+    /// The object whose decoded bytes a file holds: those of a released file, a copy of them, or of one that was
+    /// brought back.
+    fn decoded_from(&self, entry: &Entry) -> Option<Id> {
+        match &entry.state {
+            State::Released(id) => Some(*id),
+            State::Archived(sealed, id) => sealed.copy.then_some(*id),
+            // Where a program has written since, the samples are other ones.
+            State::Sealed(sealed) => entry.keeps.filter(|id| {
+                let known = self.shared.objects.get(*id);
+                known.is_some_and(|(header, _)| header.decoded_sample == sealed.sample)
+            }),
+            State::Staged | State::Closed | State::Durable(_) | State::Resident(_) => entry.keeps,
+        }
+    }
+
+    /// The largest errors of a file, in words ([`lossy_words`]). Reads the index of its object, and decodes nothing. `None`
+    /// if no such file is known.
+    fn lossy_words(&self) -> Option<String> {
+        let entry = self.shared.catalog().get(self.path)?.clone();
+        let Some(id) = self.decoded_from(&entry).filter(|id| self.shared.objects.is_lossy(*id)) else {
+            return Some("0".into());
+        };
+        Some(self.shared.objects.open(id).map_or("1".into(), |object| lossy_words(&object)))
+    }
+
+    /// SHA-256 of an archived file as written. `None` if unknown.
+    fn original(&self) -> Option<String> {
+        let entry = self.shared.catalog().get(self.path)?.clone();
+        let id = match &entry.state {
+            State::Archived(_, id) => Some(*id),
+            _ => self.decoded_from(&entry),
+        };
+        Some(hex(&self.shared.objects.get(id?)?.0.original))
+    }
+
+    /// The profile that the bytes of a lossy file were made with, where they are less than is asked for.
+    fn made_with(&self) -> Option<String> {
+        let entry = self.shared.catalog().get(self.path)?.clone();
+        let id = self.decoded_from(&entry).filter(|id| self.shared.objects.is_lossy(*id))?;
+        let asked = self.shared.store.profiles(self.path).ok()?;
+        (!is_faithful(&self.shared.objects, id, &asked))
+            .then(|| self.shared.objects.open(id).ok().map(|object| object.index().profile.clone()))?
+    }
+
     /// Why the file at `path` is exact, lossy, or as it was written, with the next step where there is one. Reads a
     /// few attributes and the index of the file's object, and decodes nothing. `None` if no such file is known.
-    pub(super) fn why(&self, path: &Path) -> Option<String> {
+    fn why(&self) -> Option<String> {
         let kept = {
-            let mut catalog = self.catalog();
-            match catalog.get(path)?.state {
+            let mut catalog = self.shared.catalog();
+            match catalog.get(self.path)?.state {
                 State::Released(id) => Err(id),
-                _ => Ok(what_keeps(&mut catalog, path)?),
+                _ => Ok(what_keeps(&mut catalog, self.path)?),
             }
         };
         Some(match kept {
-            Ok(kept) => kept.why() + &self.reconstructed(path),
-            Err(id) => match self.objects.open(id) {
-                Ok(object) => of_object(&self.store, path, &object),
-                Err(_) if self.objects.is_elsewhere(id) => of_remote(self.objects.is_lossy(id).then_some("lossy")),
+            Ok(kept) => kept.why() + &self.reconstructed(),
+            Err(id) => match self.shared.objects.open(id) {
+                Ok(object) => of_object(&self.shared.store, self.path, &object),
+                Err(_) if self.shared.objects.is_elsewhere(id) => {
+                    of_remote(self.shared.objects.is_lossy(id).then_some("lossy"))
+                }
                 Err(error) => of_damage(id, &error),
             },
         })
     }
 
     /// A sentence for a plain file with the values of a lossy object.
-    fn reconstructed(&self, path: &Path) -> String {
-        match self.lossy_words(path).as_deref() {
+    fn reconstructed(&self) -> String {
+        match self.lossy_words().as_deref() {
             None | Some("0") => String::new(),
             Some(words) => format!(". It holds reconstructed values, {}", at_most(words)),
         }
     }
+}
 
-    /// Why a file of a store that is not mounted is as it is, as far as the store shows it.
-    ///
-    /// # Errors
-    /// Those of the device.
-    pub fn why_at_rest(store: &Store, path: &Path) -> io::Result<String> {
-        let file = store.io().open_beneath(&store.tree(), path, 0)?;
-        let resident = |why: ResidentReason| Ok(why.to_string());
-        match Stub::read_on(&file, store.id()) {
-            Ok(Some(stub)) => match Object::open_on(store.io(), &store.objects(), stub.object) {
-                Ok(object) => return Ok(of_object(store, path, &object)),
-                Err(_) if is_of_remote(&store.tree(), path)? => return Ok(of_remote(None)),
-                Err(error) => return Ok(of_damage(stub.object, &error)),
-            },
-            Err(error) if error.kind() == io::ErrorKind::InvalidData => return resident(ResidentReason::DamagedStub),
-            Err(error) => return Err(error),
-            Ok(None) => {}
-        }
-        let len = file.metadata()?.len();
-        if len < MIN_RELEASE_BYTES {
-            return resident(ResidentReason::small(len));
-        }
-        let kept = match (is_pinned(&store.tree(), path)?, recalled_from(&file)) {
-            (true, _) => pinned(),
-            (_, Some(_)) => recalled(),
-            _ => {
-                Kept::new("it is as it was written", "only a mount knows why: `stepfs mount` the store, and ask there")
-            }
-        };
-        Ok(kept.why())
+/// Why a file of a store that is not mounted is as it is, as far as the store shows it.
+///
+/// # Errors
+/// Those of the device.
+pub fn why_at_rest(store: &Store, path: &Path) -> io::Result<String> {
+    let file = store.io().open_beneath(&store.tree(), path, 0)?;
+    let resident = |why: ResidentReason| Ok(why.to_string());
+    match Stub::read_on(&file, store.id()) {
+        Ok(Some(stub)) => match Object::open_on(store.io(), &store.objects(), stub.object) {
+            Ok(object) => return Ok(of_object(store, path, &object)),
+            Err(_) if is_of_remote(&store.tree(), path)? => return Ok(of_remote(None)),
+            Err(error) => return Ok(of_damage(stub.object, &error)),
+        },
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => return resident(ResidentReason::DamagedStub),
+        Err(error) => return Err(error),
+        Ok(None) => {}
+    }
+    let len = file.metadata()?.len();
+    if len < MIN_RELEASE_BYTES {
+        return resident(ResidentReason::small(len));
+    }
+    let kept = match (is_pinned(&store.tree(), path)?, recalled_from(&file)) {
+        (true, _) => pinned(),
+        (_, Some(_)) => recalled(),
+        _ => Kept::new("it is as it was written", "only a mount knows why: `stepfs mount` the store, and ask there"),
+    };
+    Ok(kept.why())
+}
+
+/// The word for a file's state in `stepfs ls`.
+fn state_name(entry: &Entry) -> &'static str {
+    match entry.state {
+        State::Staged | State::Closed => "staged",
+        State::Durable(_) | State::Sealed(_) | State::Resident(_) => "sealed",
+        State::Archived(..) => "archived",
+        State::Released(_) => "released",
     }
 }
 
 /// Why a file is no stub. `None` if no such file is known.
-pub(super) fn what_keeps(catalog: &mut Catalog, path: &Path) -> Option<Kept> {
-    let why = catalog.decision(path)?.why;
+fn what_keeps(catalog: &mut Catalog, path: &Path) -> Option<Kept> {
+    let (why, mark) = (catalog.decided().decision(path)?.why, catalog.decided().mark(path));
     let entry = catalog.get(path)?;
     Some(match (why, &entry.state, &entry.failed) {
         (Why::Released, ..) => Kept::new("released", ""),
@@ -115,13 +225,17 @@ pub(super) fn what_keeps(catalog: &mut Catalog, path: &Path) -> Option<Kept> {
             Kept::new(failed.why.strip_prefix(&shown).unwrap_or(&failed.why), again)
         }
         (Why::Held(Held::Pinned), ..) => pinned(),
-        (Why::Held(Held::Best), ..) => match catalog.named_best_by(path) {
-            Some(by) => Kept::new(format!("{} names it as the best, so it stays exact", by.display()), ""),
-            None => at_work(),
+        (Why::Held(Held::Best), ..) => match mark {
+            Some(Mark::Named(by)) => Kept::new(format!("{} names it as the best, so it stays exact", by.display()), ""),
+            _ => Kept::new(
+                "its name shows the best result of its run, so it stays exact",
+                "it may shrink once a newer file with a better result is saved",
+            ),
         },
-        (Why::Held(Held::Result), ..) => Kept::new(
-            "its name shows the best result of its run, so it stays exact",
-            "it may shrink once a newer file with a better result is saved",
+        (Why::Unfinished, ..) => Kept::new(
+            "the save is not finished: it has no .metadata or .index of its own yet, another file is missing, or `cp -r` \
+             copied it (`cp -a` keeps the order)",
+            "",
         ),
         (Why::Held(Held::Recalled), ..) => recalled(),
         (Why::Busy, ..) => Kept::new("it is open, or has several names", "close it, or remove its other names"),
@@ -140,7 +254,7 @@ pub(super) fn what_keeps(catalog: &mut Catalog, path: &Path) -> Option<Kept> {
         (Why::Fullest, ..) => {
             Kept::new("it waits until a newer checkpoint has as many files; `stepfs release` ends the wait", "")
         }
-        (Why::HeldUpBy(_), ..) => match catalog.held_up_by(path) {
+        (Why::HeldUpBy(_), ..) => match catalog.decided().held_up_by(path) {
             Some(by) => Kept::new(
                 format!("it waits until {} of its checkpoint has a newer state", by.display()),
                 "`stepfs release` ends the wait",

@@ -1,18 +1,21 @@
 //! The next step of a thread: it claims a file, and no other thread takes a step of that file before it is done.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::archive::decide::{Checkpoint, File, Work};
+use crate::archive::entry::{Failed, Sealed, State};
 use crate::archive::lineage;
 use crate::store::Id;
 
-use super::files::Offer;
-use super::{Catalog, Sealed, State};
+use super::files::{Files, Offer};
 
-/// A step of a file's life that one thread takes. No other thread takes a step of the file before [`Catalog::done`].
+/// Files made durable together, at most. Each takes a descriptor.
+const MOST: usize = 256;
+
+/// A step of a file's life that one thread takes. No other thread takes a step of the file before [`Steps::done`].
 #[derive(Clone, Debug)]
 pub(in crate::archive) struct Task {
     /// The file's path inside the tree.
@@ -20,7 +23,7 @@ pub(in crate::archive) struct Task {
     /// Work on another version is void.
     pub(in crate::archive) version: u64,
     pub(super) sequence: u64,
-    /// See [`super::queue::Turn`].
+    /// See [`crate::archive::entry::Turn`].
     pub(super) file: u64,
     pub(in crate::archive) step: Step,
 }
@@ -72,29 +75,40 @@ pub(in crate::archive) enum Closed {
     File(Task),
 }
 
-/// Files that threads take steps of, by sequence, as they were when they were claimed. As many as there are threads.
+/// Steps that threads take.
 #[derive(Debug, Default)]
-pub(super) struct Claims(BTreeMap<u64, (Arc<File>, Work)>);
+pub(super) struct Claims {
+    /// Files that threads take steps of, by sequence, as they were when they were claimed. As many as there are threads.
+    files: BTreeMap<u64, (Arc<File>, Work)>,
+    /// Names at which a link may have come or gone: to be looked at before anything is released.
+    links: BTreeSet<PathBuf>,
+    links_being_read: usize,
+}
 
 impl Claims {
+    /// Links may have come or gone at these names.
+    pub(super) fn look_at(&mut self, links: impl Iterator<Item = PathBuf>) {
+        self.links.extend(links);
+    }
+
     /// Whether a thread does such work.
     fn is_any(&self, holds: impl Fn(Work) -> bool) -> bool {
-        self.0.values().any(|(_, work)| holds(*work))
+        self.files.values().any(|(_, work)| holds(*work))
     }
 
     fn has(&self, file: &File) -> bool {
-        self.0.contains_key(&file.entry.sequence)
+        self.files.contains_key(&file.entry.sequence)
     }
 
     /// Whether a thread works on a former content of a file.
     fn has_former(&self, file: &File) -> bool {
-        self.0.get(&file.entry.sequence).is_some_and(|(of, _)| of.entry.version != file.entry.version)
+        self.files.get(&file.entry.sequence).is_some_and(|(of, _)| of.entry.version != file.entry.version)
     }
 
     /// Whether a file is being archived that this one has to wait for. States of one lineage are archived one after the
     /// other, since each becomes a difference to the one before. So are files that may be the same state, saved twice.
     fn is_before(&self, file: &File) -> bool {
-        let archived = self.0.values().filter(|(_, work)| matches!(work, Work::Archive(_)));
+        let archived = self.files.values().filter(|(_, work)| matches!(work, Work::Archive(_)));
         let states = archived.filter_map(|(other, _)| Some((other, other.entry.state.sealed()?)));
         let Some(own) = file.entry.state.sealed() else { return false };
         states.into_iter().any(|(other, sealed)| {
@@ -110,13 +124,13 @@ impl Claims {
 
     /// The numbers that the files were opened with which threads work on.
     pub(super) fn opened(&self) -> impl Iterator<Item = u64> {
-        self.0.values().map(|(file, _)| file.entry.opened)
+        self.files.values().map(|(file, _)| file.entry.opened)
     }
 
     /// Whether a file was claimed that waited for others.
     #[cfg(test)]
     pub(super) fn is_together(&self, sequence: u64) -> bool {
-        self.0.get(&sequence).is_some_and(|(_, work)| *work == Work::Together)
+        self.files.get(&sequence).is_some_and(|(_, work)| *work == Work::Together)
     }
 }
 
@@ -125,9 +139,20 @@ fn without_digits(path: &Path) -> Vec<u8> {
     name.iter().copied().filter(|byte| !byte.is_ascii_digit()).collect()
 }
 
-impl Catalog {
+/// The choice of steps, with the locks of the catalog.
+#[derive(Debug)]
+pub(in crate::archive) struct Steps<'a> {
+    files: &'a mut Files,
+    claims: &'a mut Claims,
+}
+
+impl Steps<'_> {
+    pub(super) fn of<'a>(files: &'a mut Files, claims: &'a mut Claims) -> Steps<'a> {
+        Steps { files, claims }
+    }
+
     /// Whether a thread may take a step of a file now, as far as its own attempts go.
-    pub(super) fn is_offered(&self, file: &File) -> bool {
+    fn is_offered(&self, file: &File) -> bool {
         let waits = file.entry.failed.as_ref().and_then(|failed| failed.retry).is_some_and(|at| at > self.files.now());
         !waits && !self.claims.has(file)
     }
@@ -135,9 +160,8 @@ impl Catalog {
     /// Whether a closed file was not read yet: it may be an older state, or name another file as the best of a run.
     /// Those that wait for others are neither.
     fn has_unread(&self) -> bool {
-        let is_sealing = |work: Work| work == Work::Seal;
         let is_unread = |file: &Arc<File>| self.is_offered(file) || self.claims.has_former(file);
-        self.claims.is_any(is_sealing) || self.files.queue().closed().any(is_unread)
+        self.claims.is_any(|work| work == Work::Seal) || self.files.queue().closed().any(is_unread)
     }
 
     /// Whether a closed file or a new link was not yet read for the best of a run.
@@ -145,21 +169,26 @@ impl Catalog {
         self.has_links() || self.has_unread()
     }
 
+    /// Whether there are names to look at for links.
+    pub(in crate::archive) fn has_links(&self) -> bool {
+        !self.claims.links.is_empty() || self.claims.links_being_read > 0
+    }
+
     /// The next file to release; if there is none, one that may be a copy; else the oldest one to archive. A release waits
     /// until all that was closed is read, an archiving until it is sealed.
     fn next_step(&mut self) -> Option<Offer> {
         let (may_learn, has_unread) = (self.may_learn(), self.has_unread());
+        let claims = &*self.claims;
         // One at a time: each release must find the directory's times as programs left them.
-        if !may_learn && !self.claims.is_any(|work| work == Work::Release) {
-            let claims = &self.claims;
-            if let Some(release) = self.files.release(|file| !claims.has(file)) {
-                return Some(release);
-            }
+        if !may_learn
+            && !claims.is_any(|work| work == Work::Release)
+            && let Some(release) = self.files.release(|file| !claims.has(file))
+        {
+            return Some(release);
         }
         if let Some(copy) = self.files.queue().copies().find(|file| self.is_offered(file)) {
             return Some(Offer { file: Arc::clone(copy), work: Work::Compare, after: None });
         }
-        let claims = &self.claims;
         if has_unread { None } else { self.files.archive(|file| !claims.has(file) && !claims.is_before(file)) }
     }
 
@@ -168,17 +197,17 @@ impl Catalog {
         if self.may_learn() {
             return None;
         }
-        let claims = &self.claims;
+        let claims = &*self.claims;
         let is_of = |file: &File| file.checkpoint.as_ref().is_some_and(|own| own == of) && !claims.has(file);
-        let Offer { file, work, .. } = self.files.release(is_of)?;
-        Some(self.claim(&file, work, None))
+        let offer = self.files.release(is_of)?;
+        Some(self.claim(&offer))
     }
 
     /// Claims the next file to release, to compare or to archive. Also says after which time there may be one.
     pub(in crate::archive) fn claim_step(&mut self, now: Instant, wall_ns: i64) -> (Option<Task>, Option<Duration>) {
         self.files.pass(now, Some(wall_ns));
-        if let Some(Offer { file, work, after }) = self.next_step() {
-            return (Some(self.claim(&file, work, after.as_deref())), None);
+        if let Some(offer) = self.next_step() {
+            return (Some(self.claim(&offer)), None);
         }
         let (retry, settles) = self.files.due();
         let retry = retry.into_iter().map(|at| at.saturating_duration_since(now)).chain(self.retry_of_queue());
@@ -186,37 +215,114 @@ impl Catalog {
         (None, retry.chain(settles).min())
     }
 
-    pub(super) fn claim(&mut self, file: &Arc<File>, work: Work, after: Option<&File>) -> Task {
+    /// Claims the next link to look at, else the next file to seal at once. Also says after which time there may be one.
+    pub(in crate::archive) fn claim_closed(&mut self, now: Instant) -> (Option<Closed>, Option<Duration>) {
+        if let Some(path) = self.claims.links.pop_first() {
+            self.claims.links_being_read += 1;
+            return (Some(Closed::Link(path)), None);
+        }
+        self.files.pass(now, None);
+        let next = self.files.queue().closed().find(|file| self.is_offered(file)).cloned();
+        match next {
+            Some(file) => (Some(Closed::File(self.claim(&Offer { file, work: Work::Seal, after: None }))), None),
+            None => (None, self.retry_of_queue()),
+        }
+    }
+
+    /// Claims files to make durable together, once the first of them has waited for long enough. Also says after which time
+    /// there may be some.
+    pub(in crate::archive) fn claim_together(&mut self, now: Instant) -> (Option<Vec<Task>>, Option<Duration>) {
+        self.files.pass(now, None);
+        let first = self.files.queue().together().find(|file| self.is_offered(file));
+        match first.and_then(|file| file.entry.waits_until()) {
+            Some(first) if first <= now => (self.claim_waiting(), None),
+            first => {
+                let wait = first.map(|first| first - now);
+                (None, wait.into_iter().chain(self.retry_of_queue()).min())
+            }
+        }
+    }
+
+    /// Claims files that wait for each other; also those that could wait longer.
+    pub(in crate::archive) fn claim_waiting(&mut self) -> Option<Vec<Task>> {
+        let offered = self.files.queue().together().filter(|file| self.is_offered(file));
+        let files: Vec<Arc<File>> = offered.take(MOST).cloned().collect();
+        let offers = files.into_iter().map(|file| Offer { file, work: Work::Together, after: None });
+        let tasks: Vec<Task> = offers.map(|offer| self.claim(&offer)).collect();
+        Some(tasks).filter(|tasks| !tasks.is_empty())
+    }
+
+    fn claim(&mut self, Offer { file, work, after }: &Offer) -> Task {
         let entry = &file.entry;
-        self.claims.0.insert(entry.sequence, (Arc::clone(file), work));
+        self.claims.files.insert(entry.sequence, (Arc::clone(file), *work));
         Task {
             path: file.path.to_path_buf(),
             version: entry.version,
             sequence: entry.sequence,
             file: entry.turn.file,
-            step: Step::of(file, work, after),
+            step: Step::of(file, *work, after.as_deref()),
         }
+    }
+
+    /// After which time a failed attempt to seal or compare may be repeated.
+    fn retry_of_queue(&self) -> Option<Duration> {
+        let now = self.files.now();
+        self.files.queue().retry(now).map(|at| at - now)
+    }
+
+    /// Whether some file was not examined yet. Files that wait for each other are no checkpoints.
+    pub(in crate::archive) fn has_unsealed(&self) -> bool {
+        self.files.queue().has_unsealed()
+    }
+
+    /// Whether a file that was closed before the change of this number is not durable yet.
+    pub(in crate::archive) fn has_unsealed_since(&self, number: u64) -> bool {
+        self.has_unsealed() || self.files.queue().together().any(|file| file.entry.sequence < number)
     }
 
     /// Whether a file is being archived, or will be once its turn comes. A file that is open, held or given up is not.
     pub(in crate::archive) fn is_to_be_archived(&mut self, path: &Path) -> bool {
         let has_work = self.files.decision(path).is_some_and(|decision| decision.verdict.work().is_some());
-        has_work || self.get(path).is_some_and(|entry| self.claims.0.contains_key(&entry.sequence))
+        has_work || self.files.get(path).is_some_and(|entry| self.claims.files.contains_key(&entry.sequence))
     }
 
-    /// Whether the state before a file waits to be archived.
-    pub(in crate::archive) fn is_behind_another(&self, path: &Path) -> bool {
-        self.files.before(path).is_some_and(|before| before.held.is_none() && before.failed.is_none())
+    /// Number of steps that can be taken now or after a failure has passed, and why one failed.
+    pub(in crate::archive) fn queued(&mut self) -> (usize, Option<String>) {
+        let (queued, ..) = self.files.queued();
+        let is_tried_again = |failed: &&Failed| failed.retry.is_some() && !failed.is_passing;
+        let failed = self.files.iter().filter_map(|(path, entry)| {
+            entry.failed.as_ref().filter(is_tried_again).map(|failed| (path.to_path_buf(), failed.why.clone()))
+        });
+        let failed: Vec<_> = failed.collect();
+        let mut is_queued =
+            |path: &Path| self.files.decision(path).is_some_and(|decision| decision.verdict.is_queued());
+        (queued, failed.into_iter().find(|(path, _)| is_queued(path)).map(|(_, why)| why))
+    }
+
+    /// The lowest number that a file with a step was opened with.
+    pub(super) fn oldest(&mut self) -> Option<u64> {
+        let (.., oldest) = self.files.queued();
+        oldest.into_iter().chain(self.claims.opened()).min()
+    }
+
+    /// Number of files that wait for the rest of their checkpoint.
+    pub(in crate::archive) fn settling(&mut self) -> usize {
+        self.files.queued().1
+    }
+
+    /// The link at a claimed name was read.
+    pub(in crate::archive) fn link_read(&mut self) {
+        self.claims.links_being_read -= 1;
     }
 
     /// The step is taken, or failed.
     pub(in crate::archive) fn done(&mut self, task: &Task) {
-        self.claims.0.remove(&task.sequence);
+        self.claims.files.remove(&task.sequence);
     }
 
     /// Whether a thread takes a step of some file.
     pub(in crate::archive) fn is_busy(&self) -> bool {
-        !self.claims.0.is_empty()
+        !self.claims.files.is_empty()
     }
 
     /// Whether no step of any file is under way or possible now.
