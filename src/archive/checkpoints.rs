@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use crate::clock::wall_ns;
-use crate::store::retention::{Kind, Rule, Unit, Verdict, plan};
+use crate::store::retention::{Kind, Rule, Unit, Verdict, complete, plan};
 use crate::store::step_pattern::{self, Counted, Shard};
 use crate::store::{Store, beneath, has_pin};
 use formats::siblings;
@@ -55,7 +55,33 @@ pub fn policy(
     is_best: &dyn Fn(&Path) -> bool,
 ) -> io::Result<Vec<(Checkpoint, Verdict)>> {
     let rules = store.settings().retention();
-    let now_ns = wall_ns();
+    let found = find(store, rules, condition, is_best)?;
+    let units: Vec<Unit> = found.iter().map(|checkpoint| checkpoint.unit.clone()).collect();
+    Ok(found.into_iter().zip(plan(&units, rules, wall_ns())).collect())
+}
+
+/// All checkpoints of a store, whatever its rules say, and whether each is whole. Arguments as of [`policy`].
+///
+/// # Errors
+/// Device errors.
+pub fn checkpoints(
+    store: &Store,
+    condition: &dyn Fn(&Path) -> Condition,
+    is_best: &dyn Fn(&Path) -> bool,
+) -> io::Result<Vec<(Unit, bool)>> {
+    let rules = [Rule::all().map_err(io::Error::other)?];
+    let units: Vec<Unit> = find(store, &rules, condition, is_best)?.into_iter().map(|found| found.unit).collect();
+    let complete = complete(&units, &rules, wall_ns());
+    Ok(units.into_iter().zip(complete).collect())
+}
+
+/// The checkpoints that rules match, by path.
+fn find(
+    store: &Store,
+    rules: &[Rule],
+    condition: &dyn Fn(&Path) -> Condition,
+    is_best: &dyn Fn(&Path) -> bool,
+) -> io::Result<Vec<Checkpoint>> {
     let tree = store.tree();
     let mut walk = Walk { tree: &tree, rules, condition, is_best, found: Vec::new() };
     if !rules.is_empty() {
@@ -65,8 +91,7 @@ pub fn policy(
     found.sort_by(|a, b| {
         (&a.unit.series, &a.unit.steps, &a.unit.path).cmp(&(&b.unit.series, &b.unit.steps, &b.unit.path))
     });
-    let units: Vec<Unit> = found.iter().map(|checkpoint| checkpoint.unit.clone()).collect();
-    Ok(found.into_iter().zip(plan(&units, rules, now_ns)).collect())
+    Ok(found)
 }
 
 /// Whether the file or directory at an absolute path is pinned itself. An unreadable mark counts as a pin.

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
+
 use crate::store::object::Object;
 use crate::store::{Store, Stub, beneath};
 use formats::{cut_short, describe_at};
@@ -12,7 +14,8 @@ use super::lineage::has_tensors;
 use super::resident::ResidentReason;
 
 /// The condition of a regular file's content.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Condition {
     /// It is durable, and can be read.
     Whole {
@@ -41,8 +44,8 @@ impl Archive {
                 State::Resident(ResidentReason::CutShort(_)) => return Condition::CutShort,
                 State::Resident(why) if why.hides_an_object() => return Condition::Damaged,
                 State::Released(id) => match self.objects.get(*id) {
-                    Some((header, _)) => Some(has_tensors(header.signature)),
-                    None => return Condition::Damaged,
+                    Some((header, _)) if self.recall.failure(*id).is_none() => Some(has_tensors(header.signature)),
+                    _ => return Condition::Damaged,
                 },
                 State::Durable(_) | State::Sealed(_) | State::Archived(..) | State::Resident(_) => entry.has_tensors,
             };

@@ -59,7 +59,7 @@ use twins::Twins;
 
 pub use crate::recall::{ReadError, Reader};
 pub use best::best_at_rest;
-pub use checkpoints::{Checkpoint, policy};
+pub use checkpoints::{Checkpoint, checkpoints, policy};
 pub use condition::{Condition, condition_on_disk};
 pub use lineage::signature as model_signature;
 pub use lossy::{rounded_up, words as lossy_words};
@@ -67,7 +67,7 @@ pub use namespace::{AtRest, FileId, Namespace, Outcome};
 pub(crate) use namespace::{found_at, unless_occupied};
 pub use restores::Restored;
 pub use retention::{GcReport, Removed};
-pub use status::{Queue, Status};
+pub use status::{FileStatus, Problem, Queue, Status};
 
 /// Pause until changes are looked up anew.
 const SOON: Duration = Duration::from_millis(50);

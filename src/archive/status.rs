@@ -1,5 +1,6 @@
 //! The status of the store and of single files, for users.
 
+mod health;
 mod why;
 
 use std::fs;
@@ -15,14 +16,18 @@ use crate::remote::Progress;
 use crate::store::durable::CrashPoint;
 use crate::store::{STUB_BYTES, Stub, is_recalled, profile_mark};
 
-use super::catalog::{Catalog, Entry, State};
+use super::catalog::{Catalog, Entry, Held, State};
 use super::resident::ResidentReason;
 use super::{Archive, ReadError, Reader, Restored};
+pub use health::{FileStatus, Problem};
 use why::what_keeps;
 
 /// The content of `stepfs status`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
+    /// What is wrong, the worst first; not more than an attribute holds.
+    #[serde(default)]
+    pub problems: Vec<Problem>,
     /// Regular files.
     pub files: u64,
     /// Files that a stub stands for.
@@ -39,6 +44,9 @@ pub struct Status {
     /// state will be.
     #[serde(default)]
     pub unnamed_bytes: u64,
+    /// Bytes that programs may still write to the file system of the store.
+    #[serde(default)]
+    pub free_bytes: u64,
     /// Bytes of decoded files in the cache.
     pub cache_bytes: u64,
     /// Decoded states in memory.
@@ -118,6 +126,7 @@ impl Archive {
             status.settling = catalog.settling() as u64;
             catalog.entries().map(|(path, entry)| (path.to_path_buf(), entry.clone())).collect()
         };
+        let mut health = health::Health::of(self);
         for (path, entry) in entries {
             let Ok(metadata) = fs::symlink_metadata(self.store.tree().join(&path)) else {
                 continue;
@@ -125,6 +134,7 @@ impl Archive {
             status.files += 1;
             status.logical_bytes += metadata.len();
             status.busy += u64::from(entry.busy);
+            health.look(&path, &entry, metadata.len());
             if let Some(failed) = entry.failed.filter(|failed| failed.retry.is_none()) {
                 status.failed.push(failed.why);
             }
@@ -138,6 +148,7 @@ impl Archive {
         }
         status.stored_bytes += status.resident_bytes + status.object_bytes;
         status.daemon = Some(std::process::id());
+        health.conclude(&mut status);
         status
     }
 
@@ -232,9 +243,12 @@ impl Archive {
 
     /// Opens a released file for reading. Blocks on the device: never on a thread that answers the kernel.
     pub fn reader(&self, stub: &Stub) -> Result<std::sync::Arc<Reader>, ReadError> {
-        let reader = self.recall.reader(stub.object)?;
-        ReadError::unless_as_long(stub, reader.len())?;
-        Ok(reader)
+        let open = || {
+            let reader = self.recall.reader(stub.object)?;
+            ReadError::unless_as_long(stub, reader.len())?;
+            Ok(reader)
+        };
+        open().inspect_err(|error| self.recall.read_failed(stub.object, error))
     }
 
     /// Whether a read of a file waits for a remote.
@@ -246,13 +260,14 @@ impl Archive {
     ///
     /// - Every path has `store`, `status` and `gc` (JSON, the last for a run of retention), and `queue` (the quick
     ///   part of the status). `remote` is JSON too: how far pushing has come.
-    /// - Files have `state`, `profile`, `why` (it is exact, lossy, or as it was written), `release` (the obstacle),
+    /// - Files have `file` (JSON: all that `stepfs ls` asks), and its parts by themselves: `state`, `profile`, `why` (it is exact, lossy, or as it was written), `release` (the obstacle),
     ///   `generations` (lossy restores behind it), `lossy` ([`super::lossy_words`]) and `best` (the file that names
     ///   it). Archived ones also have `object` and `original` (SHA-256).
     /// - Directories have `profile` if one is set for them or above them.
     pub fn attribute(&self, path: &Path, name: &str) -> Option<Vec<u8>> {
         match name {
-            "store" => return Some(self.store.root().as_os_str().as_encoded_bytes().to_vec()),
+            "store" => return Some(self.place().as_os_str().as_encoded_bytes().to_vec()),
+            "file" => return serde_json::to_vec(&self.file_status(path)?).ok(),
             "status" => return serde_json::to_vec(&self.status()).ok(),
             "queue" => return serde_json::to_vec(&self.queue()).ok(),
             "gc" => return serde_json::to_vec(&self.gc_report().0).ok(),
@@ -347,7 +362,8 @@ impl Archive {
             }
             file.sync(CrashPoint::RecallWritten).map_err(fail)
         };
-        decode().inspect_err(|_| {
+        decode().inspect_err(|error| {
+            self.recall.read_failed(stub.object, error);
             self.io().discard(&target, CrashPoint::RecallWritten);
         })?;
         Ok(target)

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::archive::Archive;
-use crate::fs::{MountOptions, clear_dead_mount, is_served, serve_with};
+use crate::fs::{MountOptions, all_mounts, clear_dead_mount, is_dead, is_served, left_of, mount_of, serve_with};
 use crate::store::{DAEMON_LOG, Error, Profile, Store};
 
 use super::format::parse_size;
@@ -91,8 +91,22 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         log: args.log,
         ..Options::default()
     });
-    let mounting = Mounting { store: args.store, dir: args.dir, options };
-    clear_dead_mount(&mounting.dir).with_context(|| format!("{}", mounting.dir.display()))?;
+    // Absolute: a shell may stand in the dead mount that goes now.
+    let dir = crate::fs::absolute(&args.dir).or_else(|_| std::path::absolute(&args.dir));
+    let mounting = Mounting {
+        dir: dir.with_context(|| format!("{}", args.dir.display()))?,
+        store: std::path::absolute(args.store)?,
+        options,
+    };
+    if clear_dead_mount(&mounting.dir)? && std::env::current_dir().is_ok_and(|at| at.starts_with(&mounting.dir)) {
+        say_error!("stepfs: your shell stands in the former mount; `cd \"$PWD\"` enters the new one");
+    }
+    if !args.foreground && !args.child && is_mounted(&mounting)? {
+        return Ok(ExitCode::SUCCESS);
+    }
+    if !args.child {
+        tell_hidden(&mounting.dir);
+    }
     let created = Created::before(&mounting.store, &mounting.dir);
     let made = fs::create_dir_all(&mounting.dir).with_context(|| format!("{}", mounting.dir.display()));
     let done = made.and_then(|()| match (args.foreground, args.child) {
@@ -100,6 +114,40 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         (_, child) => daemon(&mounting, child),
     });
     done.inspect_err(|_| created.remove())
+}
+
+/// Whether the store is mounted at this place already; says so. Its store is not opened: a daemon has it.
+///
+/// # Errors
+/// It is mounted elsewhere.
+fn is_mounted(mounting: &Mounting) -> Result<bool> {
+    let Mounting { store, dir, .. } = mounting;
+    if !Store::is_locked(store).unwrap_or(false) {
+        return Ok(false);
+    }
+    let wanted = fs::canonicalize(store)?;
+    let Some(mounted) = all_mounts().into_iter().rfind(|mounted| mounted.store == wanted && !is_dead(&mounted.point))
+    else {
+        return Ok(false);
+    };
+    let at = mounted.point.display();
+    if mounted.point != *dir {
+        bail!("{} is mounted at {at} already; use that directory, or unmount it first: stepfs umount {at}", store.display());
+    }
+    say_error!("stepfs: {} is already mounted at {at}; new options take effect at the next mount", store.display());
+    Ok(true)
+}
+
+/// Says that the mount point has files of its own: a run that looks for its last checkpoint would not see them.
+pub(super) fn tell_hidden(dir: &Path) {
+    let count = fs::read_dir(dir).map_or(0, Iterator::count);
+    if count > 0 {
+        let (dir, s) = (dir.display(), if count == 1 { "" } else { "s" });
+        say_error!(
+            "stepfs: {dir} has {count} name{s} of its own, which the mount hides until `stepfs umount {dir}`; \
+             `stepfs import STORE {dir}/*` brings files into an unmounted store"
+        );
+    }
 }
 
 /// Starts the daemon and waits until it serves or reports an error.
@@ -198,6 +246,11 @@ fn daemon(mounting: &Mounting, child: bool) -> Result<ExitCode> {
 
 /// Opens the store. Saves the given profile and remote in the store, for `stepfs ls` and the next mount.
 fn open(mounting: &Mounting) -> Result<Store> {
+    let above = mounting.store.ancestors().find_map(|above| fs::canonicalize(above).ok());
+    if let Some(mounted) = above.and_then(|above| mount_of(&above)) {
+        let (store, point) = (mounting.store.display(), mounted.point.display());
+        bail!("{store} lies in the stepfs mount {point}; a store belongs on a disk, so name a directory outside");
+    }
     let mut store = open_after_the_last(&mounting.store)?;
     if let Some(profile) = mounting.options.profile {
         store.set_default_profile(profile)?;
@@ -222,6 +275,10 @@ fn open_after_the_last(path: &Path) -> Result<Store> {
         let served = holder.parse().ok().and_then(|daemon| is_served(path, daemon));
         if served == Some(true) {
             return Err(error.into());
+        }
+        // The daemon serves a container, say, for as long as that wants.
+        if let Some(left) = fs::canonicalize(path).ok().and_then(|path| left_of(&path)) {
+            return Err(left.held().into());
         }
         if began.elapsed() > PATIENCE {
             let waited = format!("waited {} s for process {holder} to end", PATIENCE.as_secs());

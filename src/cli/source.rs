@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail};
 use serde::de::DeserializeOwned;
 
 use crate::archive::repair::lost_stub;
-use crate::fs::mount_of;
+use crate::fs::{Unanswered, mount_of};
 use crate::recall::{self, Chain, Layout, ReadError, order, stream};
 use crate::remote::Missing;
 use crate::store::durable::scratch;
@@ -69,22 +69,26 @@ pub(super) struct Local {
 impl Local {
     /// Finds the place of `path`: a store, a mount, or a path in a mount.
     pub(super) fn of(path: &Path) -> Result<Local> {
-        let absolute = fs::canonicalize(path).with_context(|| format!("{}", path.display()))?;
+        let absolute = fs::canonicalize(path).map_err(|error| unreachable(path, error))?;
         if is_store(&absolute) {
             return Ok(Local { store: absolute, mount: None, path: PathBuf::new() });
         }
-        let Some(root) = mount_of(&absolute) else {
+        let Some(mounted) = mount_of(&absolute) else {
             bail!(
                 "{} is neither a stepfs store nor in a stepfs mount (mount the store and name the file there)",
                 path.display()
             );
         };
-        let path = absolute.strip_prefix(&root).unwrap_or(&absolute).to_path_buf();
-        let mount = Mount { root };
-        let store = mount.word(Path::new(""), "store").with_context(|| {
-            format!("{} does not answer; `stepfs mount` again clears a dead mount", mount.root.display())
-        })?;
-        Ok(Local { store: PathBuf::from(OsString::from_vec(store)), mount: Some(mount), path })
+        let path = absolute.strip_prefix(&mounted.point).unwrap_or(&absolute).to_path_buf();
+        let mount = Mount { root: mounted.point.clone() };
+        let store = match mount.word(Path::new(""), "store") {
+            Ok(store) => PathBuf::from(OsString::from_vec(store)),
+            Err(error) => return Err(mounted.unanswered(error).into()),
+        };
+        if !is_store(&store) {
+            return Err(Unanswered::Moved(mount.root, store).into());
+        }
+        Ok(Local { store, mount: Some(mount), path })
     }
 
     /// The place of `path` if it leads into a mount; `None` for a store, and for what does not exist.
@@ -146,6 +150,15 @@ impl Local {
     /// The files of the store.
     pub(super) fn tree(&self) -> Result<Tree> {
         Tree::look(&self.store)
+    }
+}
+
+/// Why a path cannot be reached: it may lie in a mount that is dead, or closed to this user.
+fn unreachable(path: &Path, error: io::Error) -> anyhow::Error {
+    let mounted = std::path::absolute(path).ok().and_then(|path| mount_of(&path));
+    match mounted.filter(|_| matches!(error.raw_os_error(), Some(libc::EACCES | libc::ENOTCONN))) {
+        Some(mounted) => mounted.unanswered(error).into(),
+        None => anyhow::Error::new(error).context(format!("{}", path.display())),
     }
 }
 

@@ -16,7 +16,7 @@ mod reader;
 mod stream;
 pub mod walk;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::sync::{Arc, PoisonError, Weak};
 #[cfg(not(feature = "shuttle"))]
@@ -45,6 +45,17 @@ pub struct Recall {
     pool: Pool,
     /// One reader per object, for all handles. Held to look one up; chains are opened outside it.
     readers: Mutex<HashMap<Id, Weak<Reader>>>,
+    /// The files that a program could not read, by object. Taken for moments, last of all locks.
+    failures: Mutex<BTreeMap<Id, ReadFailure>>,
+}
+
+/// A file that programs could not read, because bytes of it are missing or wrong.
+#[derive(Clone, Debug)]
+pub struct ReadFailure {
+    /// The first error.
+    pub why: String,
+    /// Failed reads so far.
+    pub reads: u64,
 }
 
 impl Recall {
@@ -57,7 +68,8 @@ impl Recall {
             .panic_handler(|_| log::error!("a task that read ahead panicked"));
         let pool = Pool::new(builder)?;
         let memory = Arc::new(Memory::new(memory));
-        let recall = Arc::new(Recall { objects, cache, memory, pool, readers: Mutex::new(HashMap::new()) });
+        let readers = Mutex::new(HashMap::new());
+        let recall = Arc::new(Recall { objects, cache, memory, pool, readers, failures: Mutex::new(BTreeMap::new()) });
         #[cfg(not(feature = "shuttle"))]
         leave_room(&recall)?;
         Ok(recall)
@@ -117,8 +129,22 @@ impl Recall {
         copy_on(Some(&self.pool), &chain, put)
     }
 
+    /// Notes that a program could not read the file of an object, if its bytes are damaged.
+    pub fn read_failed(&self, id: Id, error: &ReadError) {
+        if error.is_damage() {
+            let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+            failures.entry(id).or_insert_with(|| ReadFailure { why: error.to_string(), reads: 0 }).reads += 1;
+        }
+    }
+
+    /// Whether, and why, a program could not read the file of an object.
+    pub fn failure(&self, id: Id) -> Option<ReadFailure> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner).get(&id).cloned()
+    }
+
     /// Drops everything kept about an object that is gone.
     pub fn forget(&self, id: Id) {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
         self.cache.forget(id);
         self.memory.forget(id);
     }

@@ -40,6 +40,25 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     }
 }
 
+/// A time for people, in seconds since 1970: the minute, or the year if that is another one than now.
+pub fn time(seconds: i64) -> String {
+    const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+    let local = |seconds: i64| {
+        // SAFETY: all fields of `tm` are numbers or a pointer, for which zeros are valid.
+        let mut tm: libc::tm = unsafe { std::mem::zeroed() };
+        // SAFETY: both pointers are valid for the call.
+        unsafe { libc::localtime_r(&seconds, &mut tm) };
+        tm
+    };
+    let tm = local(seconds);
+    let month = usize::try_from(tm.tm_mon).ok().and_then(|month| MONTHS.get(month)).unwrap_or(&"?");
+    let day = format!("{month} {:2}", tm.tm_mday);
+    match tm.tm_year == local(crate::clock::wall_ns() / 1_000_000_000).tm_year {
+        true => format!("{day} {:02}:{:02}", tm.tm_hour, tm.tm_min),
+        false => format!("{day}  {}", 1900 + tm.tm_year),
+    }
+}
+
 /// A share in percent, with suitable digits.
 pub fn percent(part: u64, whole: u64) -> String {
     match whole {
