@@ -104,6 +104,9 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     if !args.foreground && !args.child && is_mounted(&mounting)? {
         return Ok(ExitCode::SUCCESS);
     }
+    if mounting.dir.exists() && !mounting.dir.is_dir() {
+        bail!("{} is a file; name a directory to mount the store on", mounting.dir.display());
+    }
     if !args.child {
         tell_hidden(&mounting.dir);
     }
@@ -132,7 +135,9 @@ fn is_mounted(mounting: &Mounting) -> Result<bool> {
     };
     let at = mounted.point.display();
     if mounted.point != *dir {
-        bail!("{} is mounted at {at} already; use that directory, or unmount it first: stepfs umount {at}", store.display());
+        let holder = Store::holder(store).map_or_else(|| "another process".into(), |pid| format!("process {pid}"));
+        let store = store.display();
+        bail!("{store} is in use by {holder}: it is mounted at {at} already; work there, or first `stepfs umount {at}`");
     }
     say_error!("stepfs: {} is already mounted at {at}; new options take effect at the next mount", store.display());
     Ok(true)
@@ -247,6 +252,13 @@ fn daemon(mounting: &Mounting, child: bool) -> Result<ExitCode> {
 /// Opens the store. Saves the given profile and remote in the store, for `stepfs ls` and the next mount.
 fn open(mounting: &Mounting) -> Result<Store> {
     let above = mounting.store.ancestors().find_map(|above| fs::canonicalize(above).ok());
+    let parent = mounting.store.parent().filter(|parent| !parent.exists());
+    if let Some(parent) = parent.filter(|_| !mounting.store.exists()) {
+        bail!("{} does not exist, so the store cannot be created in it; mkdir -p {0}", parent.display());
+    }
+    if mounting.store.exists() && !mounting.store.is_dir() {
+        bail!("{} is a file; a store is a directory, and stepfs creates it", mounting.store.display());
+    }
     if let Some(mounted) = above.and_then(|above| mount_of(&above)) {
         let (store, point) = (mounting.store.display(), mounted.point.display());
         bail!("{store} lies in the stepfs mount {point}; a store belongs on a disk, so name a directory outside");

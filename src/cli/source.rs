@@ -19,7 +19,7 @@ use crate::fs::{Unanswered, mount_of};
 use crate::recall::{self, Chain, Layout, ReadError, order, stream};
 use crate::remote::Missing;
 use crate::store::durable::scratch;
-use crate::store::{Objects, Store, Stub, beneath, files_below, is_of_remote, natural};
+use crate::store::{Error, Objects, Store, Stub, beneath, files_below, is_of_remote, natural};
 
 use super::interrupt::Temporary;
 use super::remote::Remote;
@@ -74,8 +74,11 @@ impl Local {
             return Ok(Local { store: absolute, mount: None, path: PathBuf::new() });
         }
         let Some(mounted) = mount_of(&absolute) else {
+            if let Err(error @ Error::NoSettings { .. }) = Store::look(&absolute) {
+                return Err(error.into());
+            }
             bail!(
-                "{} is neither a stepfs store nor in a stepfs mount (mount the store and name the file there)",
+                "{} is neither a stepfs store nor in a stepfs mount; `stepfs status` lists the mounts",
                 path.display()
             );
         };
@@ -258,7 +261,12 @@ impl Tree {
 
     /// Paths inside the tree of the regular files at or below `path`. Skips files that disappear meanwhile.
     pub(super) fn files(&self, path: &Path) -> Result<Vec<PathBuf>> {
-        let mut files = files_below(&self.store.tree(), path)?;
+        let mut files = files_below(&self.store.tree(), path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => {
+                anyhow::anyhow!("{} is not in the store; `stepfs ls` shows its files", path.display())
+            }
+            _ => error.into(),
+        })?;
         files.sort_by(|a, b| natural::order(a, b));
         Ok(files)
     }

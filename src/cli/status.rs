@@ -96,9 +96,13 @@ fn show(Mount { mount, store, status }: &Mount, verbose: bool) {
         0 => say!("{}", paint(Look::Good, "nothing is wrong")),
         count => say!("{}", paint(Look::Bad, &format!("{count} problem{}", if count == 1 { "" } else { "s" }))),
     }
-    for Problem { says, mend, .. } in &status.problems {
-        let mend = if mend.is_empty() { String::new() } else { format!("; {}", name(mend)) };
-        say!("  {}{mend}", name(says));
+    for (place, Problem { says, mend, .. }) in status.problems.iter().enumerate() {
+        say!("  {}", name(says));
+        // Problems of one kind have the same next step.
+        let next = status.problems.get(place + 1);
+        if !mend.is_empty() && next.is_none_or(|next| next.mend != *mend) {
+            say!("    {}", name(mend));
+        }
     }
     say!("store      {}", store.display());
     match status.daemon {

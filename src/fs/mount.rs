@@ -266,11 +266,16 @@ fn watch_signals(point: PathBuf) -> io::Result<(SignalHandle, JoinHandle<()>)> {
     Ok((handle, thread))
 }
 
+/// What fusermount3 says ends with a line.
+fn one_line(error: io::Error) -> io::Error {
+    if error.raw_os_error().is_some() { error } else { io::Error::other(error.to_string().trim().to_string()) }
+}
+
 /// Why the kernel, or fusermount3, refused a mount.
 fn refused(error: io::Error) -> MountError {
     match std::fs::File::options().read(true).write(true).open("/dev/fuse") {
         Err(error) => MountError::Device(error),
-        Ok(_) => MountError::Mount(error),
+        Ok(_) => MountError::Mount(one_line(error)),
     }
 }
 
@@ -281,7 +286,7 @@ fn refused(error: io::Error) -> MountError {
 pub fn try_mount(point: &Path) -> io::Result<()> {
     struct Nothing;
     impl fuser::Filesystem for Nothing {}
-    Session::new(Nothing, point, &config(&MountOptions::default(), Path::new("stepfs-doctor"))).map(drop)
+    Session::new(Nothing, point, &config(&MountOptions::default(), Path::new("stepfs-doctor"))).map(drop).map_err(one_line)
 }
 
 #[cfg(test)]

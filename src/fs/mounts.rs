@@ -77,7 +77,8 @@ impl Mounted {
     /// # Errors
     /// There is none.
     pub fn to_unmount(dir: &Path) -> Result<Mounted, MountError> {
-        let point = absolute(dir).map_err(|error| MountError::Directory(dir.to_path_buf(), error))?;
+        // A place that is missing here may be a mount elsewhere.
+        let point = absolute(dir).or_else(|_| std::path::absolute(dir)).map_err(MountError::Mount)?;
         let here = || all().into_iter().rfind(|mounted| mounted.store == point);
         let found = find(&point).map_err(MountError::Mount)?.or_else(here).or_else(|| left_of(&point));
         found.ok_or_else(|| MountError::NotMounted(dir.to_path_buf()))
