@@ -20,6 +20,7 @@ use crate::store::{DAEMON_LOG, Error, Profile, Store};
 use super::format::parse_size;
 use super::mount_options::Options;
 use super::remote;
+use super::umount::HELD;
 
 /// A daemon's log above this size is truncated at the next mount.
 const LOG_BYTES: u64 = 16 << 20;
@@ -289,7 +290,8 @@ fn open_after_the_last(path: &Path) -> Result<Store> {
             return Err(error.into());
         }
         // The daemon serves a container, say, for as long as that wants.
-        if let Some(left) = fs::canonicalize(path).ok().and_then(|path| left_of(&path)) {
+        let left = || fs::canonicalize(path).ok().and_then(|path| left_of(&path));
+        if let Some(left) = Some(began.elapsed() > HELD).filter(|late| *late).and_then(|_| left()) {
             return Err(left.held().into());
         }
         if began.elapsed() > PATIENCE {

@@ -6,8 +6,9 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
 
-use crate::fs::Mounted;
+use crate::fs::{MountError, Mounted};
 use crate::store::{Error, Store};
 
 use super::source::{Local, is_store};
@@ -32,7 +33,9 @@ pub(super) struct Args {
 const PATIENCE: Duration = Duration::from_secs(60);
 /// A wait of this length is explained.
 const SILENCE: Duration = Duration::from_secs(2);
-/// How often to look who else holds the mount: that reads a file of each process.
+/// How long another mount namespace may hold the mount: many end within moments.
+pub(super) const HELD: Duration = Duration::from_secs(5);
+/// How often to look who holds it: that reads a file of each process.
 const LOOKS: Duration = Duration::from_secs(1);
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
@@ -43,14 +46,18 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         false => Local::of(&mounted.point).map_or_else(|_| mounted.store.clone(), |local| local.store),
     };
     let daemon = Store::holder(&store).filter(|daemon| is_ours(*daemon));
-    mounted.unmount(args.force)?;
-    let (began, mut looked, mut told) = (Instant::now(), None::<Instant>, false);
+    match (mounted.unmount(args.force), daemon.and_then(|daemon| Pid::from_raw(daemon as i32))) {
+        // The end of the daemon ends the connection too. It is made to be killed at any moment.
+        (Err(MountError::Abort(_)), Some(daemon)) => kill_process(daemon, Signal::KILL)?,
+        (done, _) => done?,
+    }
+    let (began, mut looked, mut told) = (Instant::now(), Instant::now(), false);
     while is_locked(&store)? || daemon.is_some_and(is_alive) {
-        if !args.force && looked.is_none_or(|at| at.elapsed() > LOOKS) {
+        if !args.force && began.elapsed() > HELD && looked.elapsed() > LOOKS {
             if !mounted.held_by().is_empty() {
                 return Err(mounted.held().into());
             }
-            looked = Some(Instant::now());
+            looked = Instant::now();
         }
         let who = daemon.map_or_else(|| "the daemon".into(), |daemon| format!("the daemon (process {daemon})"));
         if began.elapsed() > PATIENCE {

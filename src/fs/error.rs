@@ -39,8 +39,8 @@ pub enum MountError {
     Exposed(PathBuf),
     /// The connection to the daemon cannot be ended.
     #[error(
-        "it is detached, but its connection cannot be ended: {0}; is fusectl mounted at /sys/fs/fuse/connections? \
-             Ending the daemon (`kill -9`) ends it too"
+        "it is detached, but its connection cannot be ended: {0}; mount fusectl at /sys/fs/fuse/connections, or end the \
+             daemon with `kill -9`"
     )]
     Abort(#[source] io::Error),
     /// The store's tree cannot be read.
