@@ -25,7 +25,7 @@ use why::what_keeps;
 /// The content of `stepfs status`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
-    /// What is wrong, the worst first; not more than an attribute holds.
+    /// Its problems, the worst first; not more than an attribute holds.
     #[serde(default)]
     pub problems: Vec<Problem>,
     /// Regular files.
@@ -260,13 +260,17 @@ impl Archive {
     ///
     /// - Every path has `store`, `status` and `gc` (JSON, the last for a run of retention), and `queue` (the quick
     ///   part of the status). `remote` is JSON too: how far pushing has come.
-    /// - Files have `file` (JSON: all that `stepfs ls` asks), and its parts by themselves: `state`, `profile`, `why` (it is exact, lossy, or as it was written), `release` (the obstacle),
+    /// - Files have `file`: [`FileStatus`] as JSON.
+    /// - Files also have `state`, `profile`, `why` (it is exact, lossy, or as it was written), `release` (the obstacle),
     ///   `generations` (lossy restores behind it), `lossy` ([`super::lossy_words`]) and `best` (the file that names
     ///   it). Archived ones also have `object` and `original` (SHA-256).
     /// - Directories have `profile` if one is set for them or above them.
     pub fn attribute(&self, path: &Path, name: &str) -> Option<Vec<u8>> {
         match name {
-            "store" => return Some(self.place().as_os_str().as_encoded_bytes().to_vec()),
+            "store" => {
+                let place = self.store.place().unwrap_or_else(|| self.store.root().to_path_buf());
+                return Some(place.into_os_string().into_encoded_bytes());
+            }
             "file" => return serde_json::to_vec(&self.file_status(path)?).ok(),
             "status" => return serde_json::to_vec(&self.status()).ok(),
             "queue" => return serde_json::to_vec(&self.queue()).ok(),

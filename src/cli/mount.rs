@@ -99,7 +99,8 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         store: std::path::absolute(args.store)?,
         options,
     };
-    if clear_dead_mount(&mounting.dir)? && std::env::current_dir().is_ok_and(|at| at.starts_with(&mounting.dir)) {
+    let is_inside = std::env::current_dir().is_ok_and(|at| at.starts_with(&mounting.dir));
+    if clear_dead_mount(&mounting.dir)? && is_inside {
         say_error!("stepfs: your shell stands in the former mount; `cd \"$PWD\"` enters the new one");
     }
     if !args.foreground && !args.child && is_mounted(&mounting)? {

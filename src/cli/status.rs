@@ -1,23 +1,27 @@
 //! `stepfs status`
 
-use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
 
 use anyhow::Result;
 use serde::Serialize;
 
 use crate::archive::{Problem, Restored, Status};
-use crate::fs::all_mounts;
+use crate::fs::{Mounted, all_mounts, mount_of};
 use crate::remote::Progress;
-use crate::store::{Objects, Restores, STUB_BYTES};
+use crate::store::{DAEMON_LOG, Objects, Restores, STUB_BYTES};
 
 use super::color::{Look, paint};
-use super::format::{causes, name, percent, size};
+use super::format::{name, percent, size};
 use super::listing::survey;
 use super::say_json;
 use super::source::{Local, Source};
 
-/// Show the health of a store, its size, and the work left to do. It begins with what is wrong.
+/// Show the health of a store, its size, and the work left to do.
+///
+/// It begins with the problems, each with its next step.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
 stepfs status                    all mounts\n  \
@@ -45,10 +49,16 @@ struct Mount {
     status: Status,
 }
 
+/// How long a daemon may take to answer. On a busy machine it looks at 20,000 files within a second.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 pub(super) fn run(args: Args) -> Result<ExitCode> {
-    let mounts = match &args.path {
-        None => all(),
-        Some(path) => match Source::of(path)? {
+    // Not through the file system: it may not answer.
+    let named = |path: &PathBuf| mount_of(&std::path::absolute(path).ok()?);
+    let mounts = match (&args.path, args.path.as_ref().and_then(named)) {
+        (None, _) => all_mounts().into_iter().map(ask).collect(),
+        (Some(_), Some(mounted)) if !args.json => vec![ask(mounted)],
+        (Some(path), _) => match Source::of(path)? {
             Source::Remote(remote) => return remote.status(args.json),
             Source::Local(local) => vec![of(&local)?],
         },
@@ -65,22 +75,42 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         }),
     }
     let is_bad = mounts.iter().any(|mount| !mount.status.problems.is_empty());
-    Ok(ExitCode::from(if args.check && is_bad { super::FAILED } else { 0 }))
+    let is_silent = args.path.is_some() && mounts.iter().any(Mount::is_silent);
+    Ok(ExitCode::from(if args.check && is_bad || is_silent { super::FAILED } else { 0 }))
 }
 
-/// Every mount of this machine that the user may ask. One that does not answer has that as its problem.
-fn all() -> Vec<Mount> {
-    let answer = |point: &Path| Local::of(point).and_then(|local| of(&local));
-    let mut mounts: Vec<Mount> = Vec::new();
-    for mounted in all_mounts() {
-        mounts.retain(|other| other.mount != mounted.point);
-        mounts.push(answer(&mounted.point).unwrap_or_else(|error| {
-            let problems = vec![Problem::new("silent", causes(&error), "")];
-            let status = Status { problems, ..Status::default() };
-            Mount { mount: mounted.point, store: mounted.store, status }
-        }));
+impl Mount {
+    /// True if its daemon does not answer.
+    fn is_silent(&self) -> bool {
+        !self.mount.as_os_str().is_empty() && self.status.daemon.is_none()
     }
-    mounts
+}
+
+/// Asks the daemon of a mount, in a process of its own: the kernel keeps a process that waits for a daemon that hangs.
+fn ask(mounted: Mounted) -> Mount {
+    let answer = || -> Result<Status, String> {
+        let mut command = Command::new(std::env::current_exe().map_err(|error| error.to_string())?);
+        command.args(["status", "--json"]).arg(&mounted.point).stdin(Stdio::null());
+        let (sender, receiver) = mpsc::channel();
+        std::thread::spawn(move || sender.send(command.output()));
+        match receiver.recv_timeout(PATIENCE) {
+            Ok(Ok(output)) if output.status.success() => {
+                serde_json::from_slice(&output.stdout).map_err(|error| error.to_string())
+            }
+            Ok(Ok(output)) => Err(String::from_utf8_lossy(&output.stderr).trim().trim_start_matches("stepfs: ").into()),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(_) => {
+                let (point, store, seconds) = (mounted.point.display(), mounted.store.display(), PATIENCE.as_secs());
+                let log = format!("{store}/{DAEMON_LOG} may say why, and `stepfs umount --force {point}` ends it");
+                Err(format!("the daemon of the mount {point} has not answered for {seconds} s; {log}"))
+            }
+        }
+    };
+    let status = answer().unwrap_or_else(|why| {
+        let problems = vec![Problem::new("silent", why, "")];
+        Status { problems, ..Status::default() }
+    });
+    Mount { mount: mounted.point, store: mounted.store, status }
 }
 
 fn of(local: &Local) -> Result<Mount> {

@@ -28,6 +28,9 @@ pub enum MountError {
         "{0} is in use by {1}; end them or make them leave it, and try again; `stepfs umount --force {0}` cuts them off"
     )]
     Busy(PathBuf, String),
+    /// It is another user's mount.
+    #[error("{0} belongs to user {1}; only that user and root may unmount it")]
+    Foreign(PathBuf, u32),
     /// The mount is gone here, but not in another mount namespace.
     #[error("{0} is unmounted here, but held by {1}; end that, or cut it off: `stepfs umount --force {0}`")]
     Held(PathBuf, String),

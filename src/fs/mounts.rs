@@ -89,6 +89,7 @@ impl Mounted {
     /// # Errors
     /// Programs use it, or another namespace has it; they are named.
     pub fn unmount(&self, force: bool) -> Result<(), MountError> {
+        let own = rustix::process::geteuid();
         let how = if force { Detach::Lazily } else { Detach::IfIdle };
         let taken = match all().contains(self) {
             true => take_down(&self.point, how),
@@ -100,6 +101,9 @@ impl Mounted {
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
                 Err(MountError::Busy(self.point.clone(), self.users()))
             }
+            Err(_) if !own.is_root() && self.user.is_some_and(|user| user != own.as_raw()) => {
+                Err(MountError::Foreign(self.point.clone(), self.user.unwrap_or_default()))
+            }
             taken => taken.map_err(MountError::Mount),
         }
     }
@@ -109,7 +113,7 @@ impl Mounted {
         MountError::Held(self.point.clone(), self.held_by().join(", "))
     }
 
-    /// What still holds the file system: other mounts of it, in this or another namespace, as far as we may look.
+    /// The holders of the file system: other mounts of it, in this or another namespace, as far as we may look.
     pub fn held_by(&self) -> Vec<String> {
         let (mut found, mut seen) = (Vec::new(), HashSet::new());
         let own = Path::new("/proc/self").to_path_buf();

@@ -16,7 +16,7 @@ mod reader;
 mod stream;
 pub mod walk;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, PoisonError, Weak};
 #[cfg(not(feature = "shuttle"))]
@@ -45,18 +45,10 @@ pub struct Recall {
     pool: Pool,
     /// One reader per object, for all handles. Held to look one up; chains are opened outside it.
     readers: Mutex<HashMap<Id, Weak<Reader>>>,
-    /// The files that a program could not read, by object. Taken for moments, last of all locks.
-    failures: Mutex<BTreeMap<Id, ReadFailure>>,
+    /// Why programs could not read files, by their objects. Taken for moments, last of all locks.
+    failures: Mutex<HashMap<Id, String>>,
 }
 
-/// A file that programs could not read, because bytes of it are missing or wrong.
-#[derive(Clone, Debug)]
-pub struct ReadFailure {
-    /// The first error.
-    pub why: String,
-    /// Failed reads so far.
-    pub reads: u64,
-}
 
 impl Recall {
     /// Readers for `objects` that decode into `cache` on `threads` threads, with `memory` bytes of decoded states.
@@ -69,7 +61,7 @@ impl Recall {
         let pool = Pool::new(builder)?;
         let memory = Arc::new(Memory::new(memory));
         let readers = Mutex::new(HashMap::new());
-        let recall = Arc::new(Recall { objects, cache, memory, pool, readers, failures: Mutex::new(BTreeMap::new()) });
+        let recall = Arc::new(Recall { objects, cache, memory, pool, readers, failures: Mutex::default() });
         #[cfg(not(feature = "shuttle"))]
         leave_room(&recall)?;
         Ok(recall)
@@ -133,12 +125,12 @@ impl Recall {
     pub fn read_failed(&self, id: Id, error: &ReadError) {
         if error.is_damage() {
             let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
-            failures.entry(id).or_insert_with(|| ReadFailure { why: error.to_string(), reads: 0 }).reads += 1;
+            failures.entry(id).or_insert_with(|| error.to_string());
         }
     }
 
-    /// Whether, and why, a program could not read the file of an object.
-    pub fn failure(&self, id: Id) -> Option<ReadFailure> {
+    /// Why a program could not read the file of an object, if so.
+    pub fn failure(&self, id: Id) -> Option<String> {
         self.failures.lock().unwrap_or_else(PoisonError::into_inner).get(&id).cloned()
     }
 

@@ -1,6 +1,6 @@
-//! What is wrong with a store, for people: which file, what happened, and the next step.
+//! The health of a store and of a file: each problem with its file and the next step.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
@@ -20,7 +20,7 @@ const MOST: usize = 32;
 pub struct Problem {
     /// For programs: `moved`, `damaged`, `cut-short`, `full`, `stalled`, `failed` or `kept`.
     pub kind: String,
-    /// What happened, and to which file.
+    /// The event, and its file.
     pub says: String,
     /// The next step.
     pub mend: String,
@@ -55,7 +55,7 @@ impl Problem {
     }
 }
 
-/// What a daemon knows of one file.
+/// All that a daemon knows of one file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct FileStatus {
     /// `staged`, `sealed`, `archived` or `released`.
@@ -85,7 +85,7 @@ impl Archive {
         let (fault, has_best_result) = {
             let mut catalog = self.catalog();
             let has_best_result = matches!(catalog.decision(path)?.why, Why::Held(Held::Result));
-            (self.fault(catalog.get(path)?), has_best_result)
+            (fault(self, catalog.get(path)?), has_best_result)
         };
         Some(FileStatus {
             state: word("state")?,
@@ -99,36 +99,25 @@ impl Archive {
             has_best_result,
         })
     }
+}
 
-    /// Why a file is not whole, or cannot be read.
-    fn fault(&self, entry: &Entry) -> Option<String> {
-        match &entry.state {
-            State::Released(id) => match self.recall.failure(*id) {
-                Some(failed) => Some(failed.why),
-                None if self.objects.get(*id).is_none() && !self.objects.is_elsewhere(*id) => {
-                    Some(format!("its object {id} is missing or damaged"))
-                }
-                None => None,
-            },
-            State::Resident(why) => match why {
-                ResidentReason::CutShort(_)
-                | ResidentReason::NotDurable
-                | ResidentReason::DamagedStub
-                | ResidentReason::OtherStore
-                | ResidentReason::Unreadable => Some(why.to_string()),
-                _ => None,
-            },
-            _ => None,
-        }
-    }
-
-    /// Where the store is by now.
-    pub(super) fn place(&self) -> PathBuf {
-        self.store.place().unwrap_or_else(|| self.store.root().to_path_buf())
+/// Why a file is not whole, or cannot be read.
+fn fault(archive: &Archive, entry: &Entry) -> Option<String> {
+    use ResidentReason::{CutShort, DamagedStub, NotDurable, OtherStore, Unreadable};
+    match &entry.state {
+        State::Released(id) => match archive.recall.failure(*id) {
+            Some(why) => Some(why),
+            None if archive.objects.get(*id).is_none() && !archive.objects.is_elsewhere(*id) => {
+                Some(format!("its object {id} is missing or damaged"))
+            }
+            None => None,
+        },
+        State::Resident(why @ (CutShort(_) | NotDurable | DamagedStub | OtherStore | Unreadable)) => Some(why.to_string()),
+        _ => None,
     }
 }
 
-/// Gathers what is wrong while a status is made.
+/// Gathers the problems while a status is made.
 pub(super) struct Health<'a> {
     archive: &'a Archive,
     problems: Vec<Problem>,
@@ -145,7 +134,7 @@ impl Health<'_> {
         if !matches!(entry.state, State::Released(_)) {
             self.largest = self.largest.max(len);
         }
-        let Some(why) = self.archive.fault(entry) else { return };
+        let Some(why) = fault(self.archive, entry) else { return };
         self.problems.push(match &entry.state {
             State::Resident(ResidentReason::CutShort(_)) => Problem::cut_short(path, &why),
             State::Resident(ResidentReason::NotDurable) => {
@@ -158,10 +147,12 @@ impl Health<'_> {
     /// Adds what concerns the whole store, and writes all into the status.
     pub(super) fn conclude(mut self, status: &mut Status) {
         let root = self.archive.store.root();
-        if self.archive.place() != root || !root.exists() {
-            let says = format!("the store is no longer at {}: nothing is archived", root.display());
+        let place = self.archive.store.place();
+        if place.as_deref() != Some(root) {
+            let place = place.map_or_else(|| "it is gone".into(), |place| format!("it is at {}", place.display()));
+            let says = format!("the store is no longer at {}: {place}, and nothing is archived", root.display());
             let mend = "move it back, or unmount and mount it from its new place";
-            self.problems.insert(0, Problem::new("moved", says, mend));
+            self.problems.push(Problem::new("moved", says, mend));
         } else if !self.archive.store.tmp().is_dir() {
             let tmp = self.archive.store.tmp();
             let says = format!("{} is gone: nothing is archived", tmp.display());

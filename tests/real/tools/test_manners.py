@@ -135,6 +135,8 @@ def test_permission_is_not_death(plain):
             for command in ("ls", "status", "why"):
                 code, words = said(command, mount.dir, as_user=NOBODY)
                 assert code == FAILURE and "belongs to user 0" in words and "dead" not in words and "gone" not in words, words
+            code, words = said("umount", mount.dir, as_user=NOBODY)
+            assert code == FAILURE and f"{mount.dir} belongs to user 0" in words and is_mounted(mount.dir), words
         finally:
             mount.close()
 
@@ -154,7 +156,7 @@ def test_a_store_that_was_moved_or_removed_is_named(mount):
     os.rename(mount.store, moved)
     code, words = said("status", "--check", mount.dir)
     assert code == FAILURE and words.startswith("1 problem") and f"no longer at {mount.store}" in words, words
-    assert f"store      {moved}" in words
+    assert f"it is at {moved}" in words
     assert "step_0002.pt" in said("ls", mount.dir)[1]
     os.rename(moved, mount.store)
     assert said("status", "--check", mount.dir)[0] == OK
@@ -162,6 +164,24 @@ def test_a_store_that_was_moved_or_removed_is_named(mount):
     code, words = said("ls", mount.dir)
     assert code == FAILURE and "moved or removed" in words, words
     os.rename(mount.base / "toml", mount.store / "stepfs.toml")
+
+
+@needs_root
+def test_files_of_others_are_released_without_the_capability(plain):
+    """As in a container that has CAP_SYS_ADMIN beside the usual ones: root may take no lease on files of other users."""
+    os.chmod(plain, 0o755)
+    save_walk(plain, 4)
+    lost = ["setpriv", "--bounding-set=-lease", "--inh-caps=-lease"]
+    assert said("mount", "--allow-other", plain / "store", plain / "mnt", as_user=lost)[0] == OK
+    try:
+        os.chmod(plain / "mnt", 0o777)
+        for step in range(1, 5):
+            subprocess.run([*NOBODY, "cp", plain / f"step_{step:04}.pt", plain / "mnt"], check=True)
+        run("sync", plain / "mnt")
+        states = [(row["state"], os.stat(plain / "mnt" / row["path"]).st_uid) for row in run_json("ls", "--json", plain / "mnt")]
+        assert states == [("released", 65534)] * 3 + [("sealed", 65534)], states
+    finally:
+        run("umount", plain / "mnt")
 
 
 # --- health
@@ -250,6 +270,18 @@ def test_status_of_all_mounts(mount, plain):
     assert f"mounted    {mount.dir} by process {mount.pid}" in words and "memory" not in words
     assert "memory" in run("status", "-v", mount.dir).stdout and "memory" not in run("status", mount.dir).stdout
     assert run("status", mount.dir).stdout.startswith("nothing is wrong\n")
+
+
+def test_a_daemon_that_hangs_is_named(mount):
+    os.kill(mount.pid, signal.SIGSTOP)
+    try:
+        for command in (["status", "--check", mount.dir], ["status", "--check"]):
+            code, words = said(*command)
+            assert code == FAILURE and f"the daemon of the mount {mount.dir} has not answered" in words, words
+            assert f"umount --force {mount.dir}" in words
+    finally:
+        os.kill(mount.pid, signal.SIGCONT)
+    assert said("status", "--check", mount.dir)[0] == OK
 
 
 # --- which checkpoint
