@@ -77,6 +77,8 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         export(&tree, path, target, &bar)?;
     }
     bar.finish_and_clear();
+    let s = if targets.len() == 1 { "" } else { "s" };
+    say!("{} file{s} written to {}", targets.len(), name(&dest.display().to_string()));
     Ok(ExitCode::from(if is_incomplete { super::DAMAGED } else { 0 }))
 }
 

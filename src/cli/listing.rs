@@ -11,8 +11,8 @@ use anyhow::Result;
 use serde::Serialize;
 
 use crate::archive::{self, Condition, FileStatus, condition_on_disk, lossy_words};
-use crate::store::retention::Kind;
 use crate::store::object::{Id, Object};
+use crate::store::retention::Kind;
 use crate::store::{
     MAX_CHAIN, STUB_BYTES, Store, is_of_remote, is_pinned, modified_ns, name_bytes, recalled_from, step_pattern,
 };
@@ -239,7 +239,8 @@ pub(super) fn checkpoints<'a>(local: &Local, entries: &'a [Entry]) -> Result<Vec
     let at: HashMap<&Path, usize> = units.iter().enumerate().map(|(at, (unit, _))| (unit.path.as_path(), at)).collect();
     let unit_of = |entry: &Entry| {
         let file = entry.at.file_name().unwrap_or_default();
-        let shards = step_pattern::shard(file.as_bytes()).map(|shard| entry.at.with_file_name(OsStr::from_bytes(&shard.of)));
+        let shards =
+            step_pattern::shard(file.as_bytes()).map(|shard| entry.at.with_file_name(OsStr::from_bytes(&shard.of)));
         let all = shards.iter().map(PathBuf::as_path).chain(entry.at.ancestors());
         let found = all.into_iter().find_map(|path| at.get(path)).copied();
         found.filter(|at| units[*at].0.path == entry.at || !local.path.starts_with(&units[*at].0.path))
@@ -252,29 +253,29 @@ pub(super) fn checkpoints<'a>(local: &Local, entries: &'a [Entry]) -> Result<Vec
             found[*place].entries.push(entry);
             continue;
         }
-        let has_tensors = entry.condition == (Condition::Whole { has_tensors: true });
-        found.push(match unit.map(|at| (at, &units[at])) {
-            Some((at, (unit, is_whole))) => {
-                places.insert(at, found.len());
-                Checkpoint {
-                    path: unit.path.clone(),
-                    is_directory: unit.kind == Kind::Directory,
-                    step: unit.step,
-                    modified_ns: unit.modified_ns,
-                    is_whole: *is_whole,
-                    has_tensors: unit.with_tensors > 0,
-                    entries: vec![entry],
-                }
-            }
-            None => Checkpoint {
-                path: entry.at.clone(),
-                is_directory: false,
-                step: entry.step,
-                modified_ns: entry.modified_ns,
-                is_whole: matches!(entry.condition, Condition::Whole { .. }),
-                has_tensors,
-                entries: vec![entry],
-            },
+        let alone = Checkpoint {
+            path: entry.at.clone(),
+            is_directory: false,
+            step: entry.step,
+            modified_ns: entry.modified_ns,
+            is_whole: matches!(entry.condition, Condition::Whole { .. }),
+            has_tensors: entry.condition == (Condition::Whole { has_tensors: true }),
+            entries: vec![entry],
+        };
+        let Some(unit) = unit else {
+            found.push(alone);
+            continue;
+        };
+        places.insert(unit, found.len());
+        let (unit, is_whole) = &units[unit];
+        found.push(Checkpoint {
+            path: unit.path.clone(),
+            is_directory: unit.kind == Kind::Directory,
+            step: unit.step,
+            modified_ns: unit.modified_ns,
+            is_whole: *is_whole,
+            has_tensors: unit.with_tensors > 0,
+            ..alone
         });
     }
     Ok(found)

@@ -139,7 +139,9 @@ fn is_mounted(mounting: &Mounting) -> Result<bool> {
     if mounted.point != *dir {
         let holder = Store::holder(store).map_or_else(|| "another process".into(), |pid| format!("process {pid}"));
         let store = store.display();
-        bail!("{store} is in use by {holder}: it is mounted at {at} already; work there, or first `stepfs umount {at}`");
+        bail!(
+            "{store} is in use by {holder}: it is mounted at {at} already; work there, or first `stepfs umount {at}`"
+        );
     }
     say_error!("stepfs: {} is already mounted at {at}; new options take effect at the next mount", store.display());
     Ok(true)

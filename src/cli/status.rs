@@ -56,7 +56,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     // Not through the file system: it may not answer.
     let named = |path: &PathBuf| mount_of(&std::path::absolute(path).ok()?);
     let mounts = match (&args.path, args.path.as_ref().and_then(named)) {
-        (None, _) => all_mounts().into_iter().map(ask).collect(),
+        (None, _) => all_mounts().into_iter().filter(Mounted::is_ours).map(ask).collect(),
         (Some(_), Some(mounted)) if !args.json => vec![ask(mounted)],
         (Some(path), _) => match Source::of(path)? {
             Source::Remote(remote) => return remote.status(args.json),

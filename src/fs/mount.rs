@@ -286,7 +286,9 @@ fn refused(error: io::Error) -> MountError {
 pub fn try_mount(point: &Path) -> io::Result<()> {
     struct Nothing;
     impl fuser::Filesystem for Nothing {}
-    Session::new(Nothing, point, &config(&MountOptions::default(), Path::new("stepfs-doctor"))).map(drop).map_err(one_line)
+    Session::new(Nothing, point, &config(&MountOptions::default(), Path::new("stepfs-doctor")))
+        .map(drop)
+        .map_err(one_line)
 }
 
 #[cfg(test)]

@@ -89,7 +89,6 @@ impl Mounted {
     /// # Errors
     /// Programs use it, or another namespace has it; they are named.
     pub fn unmount(&self, force: bool) -> Result<(), MountError> {
-        let own = rustix::process::geteuid();
         let how = if force { Detach::Lazily } else { Detach::IfIdle };
         let taken = match all().contains(self) {
             true => take_down(&self.point, how),
@@ -101,11 +100,15 @@ impl Mounted {
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
                 Err(MountError::Busy(self.point.clone(), self.users()))
             }
-            Err(_) if !own.is_root() && self.user.is_some_and(|user| user != own.as_raw()) => {
-                Err(MountError::Foreign(self.point.clone(), self.user.unwrap_or_default()))
-            }
+            Err(_) if !self.is_ours() => Err(MountError::Foreign(self.point.clone(), self.user.unwrap_or_default())),
             taken => taken.map_err(MountError::Mount),
         }
+    }
+
+    /// Whether this user may ask about it, and take it down.
+    pub fn is_ours(&self) -> bool {
+        let own = rustix::process::geteuid();
+        own.is_root() || self.user.is_none_or(|user| user == own.as_raw())
     }
 
     /// The error for a file system that is mounted here no more, but held.
@@ -345,9 +348,11 @@ impl Mounted {
     pub(super) fn users(&self) -> String {
         let own = std::process::id().to_string();
         let busy = processes().filter(|(pid, process)| *pid != own && holds(process, &self.device));
-        let inside = all().into_iter().filter(|other| other.point != self.point && other.point.starts_with(&self.point));
+        let inside =
+            all().into_iter().filter(|other| other.point != self.point && other.point.starts_with(&self.point));
         let inside = inside.map(|other| format!("a mount at {}", other.point.display()));
-        let found: Vec<String> = inside.chain(busy.map(|(pid, process)| named(&pid, &process))).take(HOLDERS_MOST).collect();
+        let found: Vec<String> =
+            inside.chain(busy.map(|(pid, process)| named(&pid, &process))).take(HOLDERS_MOST).collect();
         match found.is_empty() {
             true => "a program of another user; root can see which".into(),
             false => found.join(", "),

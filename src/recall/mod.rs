@@ -49,7 +49,6 @@ pub struct Recall {
     failures: Mutex<HashMap<Id, String>>,
 }
 
-
 impl Recall {
     /// Readers for `objects` that decode into `cache` on `threads` threads, with `memory` bytes of decoded states.
     pub fn new(objects: Arc<Objects>, cache: Cache, memory: u64, threads: usize) -> std::io::Result<Arc<Recall>> {

@@ -45,7 +45,9 @@ const BLOSC: usize = 16;
 pub(super) fn words(src: &dyn ReadAt, size: u64) -> Result<String, Fail> {
     Ok(match name(src, size)? {
         Some((name, advice)) => format!("{name}: kept as it is; {advice}"),
-        None => "a format that stepfs does not know: kept as it is; docs/CONTAINERS.md lists those that it knows".into(),
+        None => {
+            "a format that stepfs does not know: kept as it is; docs/CONTAINERS.md lists those that it knows".into()
+        }
     })
 }
 

@@ -48,7 +48,9 @@ impl Problem {
     pub fn full(free: u64, largest: u64) -> Option<Problem> {
         let says = || {
             let (free, largest) = (size(free), size(largest));
-            format!("the disk of the store has {free} left, and a save may need {largest}: the next one may be cut short")
+            format!(
+                "the disk of the store has {free} left, and a save may need {largest}: the next one may be cut short"
+            )
         };
         let mend = "remove checkpoints, or let [[retention]] in stepfs.toml do it";
         (free < largest).then(|| Problem::new("full", says(), mend))
@@ -112,7 +114,9 @@ fn fault(archive: &Archive, entry: &Entry) -> Option<String> {
             }
             None => None,
         },
-        State::Resident(why @ (CutShort(_) | NotDurable | DamagedStub | OtherStore | Unreadable)) => Some(why.to_string()),
+        State::Resident(why @ (CutShort(_) | NotDurable | DamagedStub | OtherStore | Unreadable)) => {
+            Some(why.to_string())
+        }
         _ => None,
     }
 }
@@ -176,7 +180,11 @@ impl Health<'_> {
         let more = self.problems.len().saturating_sub(MOST);
         self.problems.truncate(MOST);
         if more > 0 {
-            self.problems.push(Problem::new("failed", format!("{more} more files like these"), "`stepfs ls` shows them"));
+            self.problems.push(Problem::new(
+                "failed",
+                format!("{more} more files like these"),
+                "`stepfs ls` shows them",
+            ));
         }
         status.failed.truncate(MOST);
         status.problems = self.problems;

@@ -215,7 +215,15 @@ mod tests {
 
     fn report(candidates: Vec<Candidate>, inshrinkerator_only: bool) -> Report {
         let (exact_score, tolerance) = (Some(1.0), 0.01);
-        Report { file_bytes: 1000, eval: None, exact_score, tolerance, inshrinkerator_only, candidates, table: Vec::new() }
+        Report {
+            file_bytes: 1000,
+            eval: None,
+            exact_score,
+            tolerance,
+            inshrinkerator_only,
+            candidates,
+            table: Vec::new(),
+        }
     }
 
     #[test]

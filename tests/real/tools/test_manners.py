@@ -135,6 +135,8 @@ def test_permission_is_not_death(plain):
             for command in ("ls", "status", "why"):
                 code, words = said(command, mount.dir, as_user=NOBODY)
                 assert code == FAILURE and "belongs to user 0" in words and "dead" not in words and "gone" not in words, words
+            code, words = said("status", as_user=NOBODY)
+            assert code == OK and words.startswith("stepfs: no store is mounted"), "others' mounts are no problem of this user"
             code, words = said("umount", mount.dir, as_user=NOBODY)
             assert code == FAILURE and f"{mount.dir} belongs to user 0" in words and is_mounted(mount.dir), words
         finally:
