@@ -26,7 +26,8 @@ tutorial() {
     show python3 /packages/train.py ckpts
     newest=$(sha256sum <ckpts/step_200.npz)
     show stepfs sync ckpts
-    show stepfs ls ckpts | tee listing
+    show stepfs ls ckpts
+    show stepfs ls -v ckpts | tee listing
     [ "$(grep -c '^released' listing)" -eq 9 ] || fail "nine of ten files should be released"
     grep -q '^sealed .* step_200.npz$' listing || fail "the newest file should be sealed"
     show stepfs inspect ckpts/step_100.npz

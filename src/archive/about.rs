@@ -12,7 +12,6 @@ use codec::hash::hex;
 use formats::Kind;
 
 use super::catalog::Catalog;
-use super::checkpoints::Condition;
 use super::decide::{Mark, Why};
 use super::entry::{Entry, Held, State};
 use super::lossy::words as lossy_words;
@@ -68,7 +67,7 @@ impl About<'_> {
             "release" => what_keeps(&mut catalog(), path)?.words,
             "condition" => {
                 entry()?;
-                serde_json::to_string(&Condition::of(&mut catalog(), &self.shared.objects, path)).ok()?
+                serde_json::to_string(&self.shared.condition(path)).ok()?
             }
             "state" => state_name(&entry()?).into(),
             "object" => match entry()?.state {

@@ -13,10 +13,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::wall_ns;
 use crate::store::durable::DeviceFile;
-use crate::store::retention::{Kind, Rule, Unit, Verdict, plan};
+use crate::store::object::Object;
+use crate::store::retention::{Kind, Rule, Unit, Verdict, complete, plan};
 use crate::store::step_pattern::{self, Counted, Shard};
 use crate::store::{Objects, Store, Stub, beneath, found_at, has_pin, in_parallel, modified_ns};
-use formats::{Model, Siblings, describe_at, siblings};
+use formats::{Model, Siblings, cut_short, describe_at, siblings};
 
 use super::FileId;
 use super::catalog::Catalog;
@@ -27,6 +28,7 @@ use super::scan;
 
 /// The condition of a regular file's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Condition {
     /// It is durable, and can be read.
     Whole {
@@ -61,6 +63,24 @@ impl Condition {
         };
         Condition::Whole { has_tensors }
     }
+}
+
+/// The condition of a file in a store's tree that nobody writes.
+pub fn condition_on_disk(store: &Store, path: &Path) -> Condition {
+    let tree = store.tree();
+    let look = || {
+        let file = store.io().open_beneath(&tree, path, 0)?;
+        if let Some(stub) = Stub::read_on(&file, store.id())? {
+            let header = Object::header_of(store.io(), &store.objects(), stub.object)?.0;
+            return Ok(Condition::Whole { has_tensors: has_tensors(header.signature) });
+        }
+        let description = describe_at(path, &file, |beside| beneath::open_file(&tree, beside))?;
+        Ok::<_, io::Error>(match cut_short(path, &file, &description)? {
+            Some(_) => Condition::CutShort,
+            None => Condition::Whole { has_tensors: !description.tensors.is_empty() },
+        })
+    };
+    look().unwrap_or(Condition::Damaged)
 }
 
 /// What is known of a file of a store that is not mounted: its condition, and whether it is named as the best of its run.
@@ -133,7 +153,33 @@ pub fn policy(
     is_best: &dyn Fn(&Path) -> bool,
 ) -> io::Result<Vec<(Checkpoint, Verdict)>> {
     let rules = store.settings().retention();
-    let now_ns = wall_ns();
+    let found = find(store, rules, condition, is_best)?;
+    let units: Vec<Unit> = found.iter().map(|checkpoint| checkpoint.unit.clone()).collect();
+    Ok(found.into_iter().zip(plan(&units, rules, wall_ns())).collect())
+}
+
+/// All checkpoints of a store, whatever its rules say, and whether each is whole. Arguments as of [`policy`].
+///
+/// # Errors
+/// Device errors.
+pub fn checkpoints(
+    store: &Store,
+    condition: &dyn Fn(&Path) -> Condition,
+    is_best: &dyn Fn(&Path) -> bool,
+) -> io::Result<Vec<(Unit, bool)>> {
+    let rules = [Rule::all().map_err(io::Error::other)?];
+    let units: Vec<Unit> = find(store, &rules, condition, is_best)?.into_iter().map(|found| found.unit).collect();
+    let complete = complete(&units, &rules, wall_ns());
+    Ok(units.into_iter().zip(complete).collect())
+}
+
+/// The checkpoints that rules match, by path.
+fn find(
+    store: &Store,
+    rules: &[Rule],
+    condition: &dyn Fn(&Path) -> Condition,
+    is_best: &dyn Fn(&Path) -> bool,
+) -> io::Result<Vec<Checkpoint>> {
     let tree = store.tree();
     let mut walk = Walk { tree: &tree, rules, condition, is_best, found: Vec::new() };
     if !rules.is_empty() {
@@ -143,8 +189,7 @@ pub fn policy(
     found.sort_by(|a, b| {
         (&a.unit.series, &a.unit.steps, &a.unit.path).cmp(&(&b.unit.series, &b.unit.steps, &b.unit.path))
     });
-    let units: Vec<Unit> = found.iter().map(|checkpoint| checkpoint.unit.clone()).collect();
-    Ok(found.into_iter().zip(plan(&units, rules, now_ns)).collect())
+    Ok(found)
 }
 
 /// Whether the file or directory at an absolute path is pinned itself. An unreadable mark counts as a pin.

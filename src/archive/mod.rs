@@ -12,6 +12,7 @@ mod checkpoints;
 mod decide;
 mod entry;
 mod events;
+mod health;
 mod housekeeper;
 mod lineage;
 mod lossy;
@@ -55,7 +56,8 @@ use twins::Twins;
 
 pub use crate::recall::{ReadError, Reader};
 pub use about::why_at_rest;
-pub use checkpoints::{Checkpoint, Condition, facts_at_rest, policy};
+pub use checkpoints::{Checkpoint, Condition, checkpoints, condition_on_disk, facts_at_rest, policy};
+pub use health::{FileStatus, Problem};
 pub use lineage::signature as model_signature;
 pub use lossy::{rounded_up, words as lossy_words};
 pub use namespace::{AtRest, FileId, Namespace, Outcome};

@@ -234,6 +234,8 @@ impl Restores {
         let mut known = self.known();
         for state in saved {
             let read = self.noticed.seen().saved(state.file, state.lineage, state.modified_ns);
+            // Nothing was restored by a read that failed.
+            let read = read.filter(|read| self.shared.recall.failure(read.object).is_none());
             read.into_iter().for_each(|read| self.enter(&mut known, state.lineage, read.object, read.at_ns));
         }
         known

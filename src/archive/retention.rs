@@ -170,7 +170,7 @@ impl Retention {
     }
 
     fn condition(&self, path: &Path) -> Condition {
-        Condition::of(&mut self.shared.catalog(), &self.shared.objects, path)
+        self.shared.condition(path)
     }
 
     /// Removes the checkpoints that no rule keeps; answers them, and why others stay.

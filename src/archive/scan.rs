@@ -133,7 +133,8 @@ fn found(store: &Store, path: &Path) -> io::Result<FoundFile> {
     let len = metadata.len();
     if len < MIN_RELEASE_BYTES {
         // Others count nowhere, and are not read here.
-        let counts = may_name_best(path) || step_pattern::group(path).is_some() || !store.settings().retention().is_empty();
+        let counts =
+            may_name_best(path) || step_pattern::group(path).is_some() || !store.settings().retention().is_empty();
         if len == 0 || !counts {
             return Ok(file(State::Resident(ResidentReason::small(len))));
         }

@@ -21,7 +21,8 @@ use crate::store::{Objects, Store, beneath};
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, wait_timeout};
 
 use super::catalog::{Catalog, Closed, Task};
-use super::entry::Failed;
+use super::checkpoints::Condition;
+use super::entry::{Failed, State};
 use super::namespace::{FileId, Namespace, found_at};
 
 /// Pause until changes are looked up anew.
@@ -165,6 +166,15 @@ impl Shared {
 
     pub(super) fn io(&self) -> &Io {
         self.store.io()
+    }
+
+    /// The condition of a regular file. One that a program could not read is damaged.
+    pub(super) fn condition(&self, path: &Path) -> Condition {
+        let mut catalog = self.catalog();
+        match catalog.get(path).map(|entry| &entry.state) {
+            Some(State::Released(id)) if self.recall.failure(*id).is_some() => Condition::Damaged,
+            _ => Condition::of(&mut catalog, &self.objects, path),
+        }
     }
 
     /// The part that serves the files, once the archive has started.

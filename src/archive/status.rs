@@ -16,12 +16,16 @@ use crate::store::{STUB_BYTES, Stub, is_recalled};
 use super::about::About;
 use super::catalog::Catalog;
 use super::entry::{Entry, State};
+use super::health::{FileStatus, Health, Problem};
 use super::resident::ResidentReason;
 use super::{Archive, ReadError, Reader, Restored};
 
 /// The content of `stepfs status`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
+    /// Its problems, the worst first; not more than an attribute holds.
+    #[serde(default)]
+    pub problems: Vec<Problem>,
     /// Regular files.
     pub files: u64,
     /// Files that a stub stands for.
@@ -38,6 +42,9 @@ pub struct Status {
     /// state will be.
     #[serde(default)]
     pub unnamed_bytes: u64,
+    /// Bytes that programs may still write to the file system of the store.
+    #[serde(default)]
+    pub free_bytes: u64,
     /// Bytes of decoded files in the cache.
     pub cache_bytes: u64,
     /// Decoded states in memory.
@@ -117,6 +124,7 @@ impl Archive {
             status.settling = catalog.steps().settling() as u64;
             catalog.files().iter().map(|(path, entry)| (path.to_path_buf(), entry.clone())).collect()
         };
+        let mut health = Health::of(&self.shared);
         for (path, entry) in entries {
             let Ok(metadata) = fs::symlink_metadata(self.shared.store.tree().join(&path)) else {
                 continue;
@@ -124,6 +132,7 @@ impl Archive {
             status.files += 1;
             status.logical_bytes += metadata.len();
             status.busy += u64::from(entry.busy);
+            health.look(&path, &entry, metadata.len());
             if let Some(failed) = entry.failed.filter(|failed| failed.retry.is_none()) {
                 status.failed.push(failed.why);
             }
@@ -137,6 +146,7 @@ impl Archive {
         }
         status.stored_bytes += status.resident_bytes + status.object_bytes;
         status.daemon = Some(std::process::id());
+        health.conclude(&mut status);
         status
     }
 
@@ -233,9 +243,12 @@ impl Archive {
 
     /// Opens a released file for reading. Blocks on the device: never on a thread that answers the kernel.
     pub fn reader(&self, stub: &Stub) -> Result<std::sync::Arc<Reader>, ReadError> {
-        let reader = self.shared.recall.reader(stub.object)?;
-        ReadError::unless_as_long(stub, reader.len())?;
-        Ok(reader)
+        let open = || {
+            let reader = self.shared.recall.reader(stub.object)?;
+            ReadError::unless_as_long(stub, reader.len())?;
+            Ok(reader)
+        };
+        open().inspect_err(|error| self.shared.recall.read_failed(stub.object, error))
     }
 
     /// Whether a read of a file waits for a remote.
@@ -247,20 +260,29 @@ impl Archive {
     ///
     /// - Every path has `store`, `status` and `gc` (JSON, the last for a run of retention), and `queue` (the quick
     ///   part of the status). `remote` is JSON too: how far pushing has come.
-    /// - Files have `state`, `profile`, `why` (it is exact, lossy, or as it was written), `release` (the obstacle),
+    /// - Files have `file`: [`FileStatus`] as JSON.
+    /// - Files also have `state`, `profile`, `why` (it is exact, lossy, or as it was written), `release` (the obstacle),
     ///   `generations` (lossy restores behind it), `lossy` ([`super::lossy_words`]) and `best` (the file that names
     ///   it), and `condition` (JSON, for retention). Archived ones also have `object` and `original` (SHA-256).
     /// - Directories have `profile` if one is set for them or above them.
     pub fn attribute(&self, path: &Path, name: &str) -> Option<Vec<u8>> {
         match name {
-            "store" => return Some(self.shared.store.root().as_os_str().as_encoded_bytes().to_vec()),
+            "store" => {
+                let store = &self.shared.store;
+                let place = store.place().unwrap_or_else(|| store.root().to_path_buf());
+                return Some(place.into_os_string().into_encoded_bytes());
+            }
             "status" => return serde_json::to_vec(&self.status()).ok(),
             "queue" => return serde_json::to_vec(&self.queue()).ok(),
             "gc" => return serde_json::to_vec(&self.retention.report().0).ok(),
             "remote" => return serde_json::to_vec(&self.remote_progress()?).ok(),
             _ => {}
         }
-        About { shared: &self.shared, restores: &self.restores, path }.attribute(name)
+        let about = About { shared: &self.shared, restores: &self.restores, path };
+        match name {
+            "file" => serde_json::to_vec(&FileStatus::of(&about)?).ok(),
+            _ => about.attribute(name),
+        }
     }
 
     /// A user sets a `user.stepfs.*` attribute. `sync`, on any path, asks for all outstanding steps now, `gc` for the
@@ -314,7 +336,8 @@ impl Archive {
             }
             file.sync(CrashPoint::RecallWritten).map_err(fail)
         };
-        decode().inspect_err(|_| {
+        decode().inspect_err(|error| {
+            self.shared.recall.read_failed(stub.object, error);
             self.shared.io().discard(&target, CrashPoint::RecallWritten);
         })?;
         Ok(target)

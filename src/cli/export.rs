@@ -51,6 +51,10 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     }
     let from = brought.path.clone();
     let files = tree.files(&from)?;
+    // As `cp`: a mistyped directory is not made.
+    if let Some(parent) = args.dest.parent().filter(|parent| !parent.as_os_str().is_empty() && !parent.is_dir()) {
+        bail!("{} does not exist; mkdir -p {0}", parent.display());
+    }
     let len = |path: &PathBuf| fs::symlink_metadata(tree.store.tree().join(path)).map_or(0, |found| found.len());
     let total = files.iter().map(len).sum();
     let dest = match (args.dest.is_dir(), from.file_name()) {
@@ -73,6 +77,8 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         export(&tree, path, target, &bar)?;
     }
     bar.finish_and_clear();
+    let s = if targets.len() == 1 { "" } else { "s" };
+    say!("{} file{s} written to {}", targets.len(), name(&dest.display().to_string()));
     Ok(ExitCode::from(if is_incomplete { super::DAMAGED } else { 0 }))
 }
 

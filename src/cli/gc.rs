@@ -278,6 +278,9 @@ fn print(report: &Report, verbose: bool) {
             say!("{count} checkpoint{s} removed, {} as programs saw them", size(bytes));
             say!("{} freed: the store had {}, has {}", size(before.saturating_sub(after)), size(before), size(after));
         }
+        _ if report.checkpoints.is_empty() && report.matches_nothing.is_empty() => {
+            say!("stepfs.toml has no [[retention]] rule, so no checkpoint goes; its comments show one");
+        }
         _ => {
             say!("{count} checkpoint{s} would go, {} as programs see them", size(bytes));
             say!("{} would stay{}", report.checkpoints.len() - count, if verbose { "" } else { "; -v shows why" });

@@ -63,9 +63,9 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
             .with_context(|| format!("{} to {}", from.display(), to.display()))?;
     }
     bar.finish_and_clear();
-    if missing.len() < files.len() {
-        say!("{} copied, {} already there", missing.len(), files.len() - missing.len());
-    }
+    let already = files.len() - missing.len();
+    let already = if already > 0 { format!(", {already} already there") } else { String::new() };
+    say!("{} copied{already}", missing.len());
     archive(tree.store)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,18 +1,24 @@
 //! Examines every file of a store, mounted or not, without changes.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use serde::Serialize;
 
-use crate::archive::lossy_words;
+use crate::archive::{self, Condition, FileStatus, condition_on_disk, lossy_words};
 use crate::store::object::{Id, Object};
-use crate::store::{MAX_CHAIN, STUB_BYTES, Store, is_of_remote, is_pinned, name_bytes, recalled_from};
+use crate::store::retention::Kind;
+use crate::store::{
+    MAX_CHAIN, STUB_BYTES, Store, is_of_remote, is_pinned, modified_ns, name_bytes, recalled_from, step_pattern,
+};
 use codec::hash::hex;
 
+use super::color::Look;
 use super::source::{Local, Tree};
 
 /// Properties of a file.
@@ -23,6 +29,14 @@ pub(super) struct Entry {
     /// In hexadecimal, if it is not UTF-8.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) path_bytes: Option<String>,
+    #[serde(skip)]
+    pub(super) at: PathBuf,
+    /// The number in its path that counts training.
+    pub(super) step: Option<u64>,
+    /// When it was modified, in nanoseconds since 1970.
+    pub(super) modified_ns: i64,
+    #[serde(skip)]
+    pub(super) condition: Condition,
     /// `staged`, `sealed`, `archived`, `released`, or `remote` if only the remote has its object.
     pub(super) state: String,
     /// True if the file, or a directory above it, is pinned.
@@ -40,6 +54,8 @@ pub(super) struct Entry {
     /// The name or file that marks it as the best of its run, as far as a daemon knows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) best: Option<String>,
+    /// Its name shows the best result of its run, as far as a daemon knows.
+    pub(super) has_best_result: bool,
     /// True if it holds lossy bytes although its name, a profile or the checkpoint's own files ask for more.
     pub(super) is_less_than_asked: bool,
     /// SHA-256 of the file as written, once it is archived.
@@ -70,6 +86,9 @@ pub(super) struct Entry {
     /// The reason if it cannot be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) damage: Option<String>,
+    /// The reason if it ends before its format says: its writer died.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) cut_short: Option<String>,
 }
 
 /// Size of the tensors of one role.
@@ -95,8 +114,175 @@ pub(super) fn survey(local: &Local) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
+/// How faithful the bytes of a file, or of a checkpoint, are.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Fidelity {
+    grade: Grade,
+    /// The run names it as the best.
+    is_best: bool,
+    pinned: bool,
+    /// More is asked for than it holds.
+    is_less_than_asked: bool,
+}
+
+/// The worse grade is the greater.
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+enum Grade {
+    Exact,
+    /// Largest error of a weight, in updates.
+    Error(f64),
+    /// A copy of a lossy file.
+    AsRead,
+    Lossy,
+    Unknown,
+    Unfinished,
+    BeingWritten,
+    CutShort,
+    Damaged,
+}
+
+impl Entry {
+    /// How faithful its bytes are.
+    pub(super) fn fidelity(&self) -> Fidelity {
+        let grade = match self.error_updates {
+            _ if self.damage.is_some() => Grade::Damaged,
+            _ if self.cut_short.is_some() => Grade::CutShort,
+            _ if self.state == "staged" => Grade::BeingWritten,
+            _ if self.lossy == "0" => Grade::Exact,
+            _ if self.lossy == UNKNOWN => Grade::Unknown,
+            _ if self.state == "remote" => Grade::Lossy,
+            _ if self.chain_len == 0 => Grade::AsRead,
+            None => Grade::Lossy,
+            Some(error) => Grade::Error(error),
+        };
+        let is_best = self.best.is_some() || self.has_best_result;
+        Fidelity { grade, is_best, pinned: self.pinned, is_less_than_asked: self.is_less_than_asked }
+    }
+}
+
+impl Fidelity {
+    /// A few words for people.
+    pub(super) fn words(&self) -> String {
+        let grade = match self.grade {
+            Grade::Exact => "exact".into(),
+            Grade::Error(error) => in_updates(error),
+            Grade::AsRead => "lossy copy".into(),
+            Grade::Lossy => "lossy".into(),
+            Grade::Unknown => UNKNOWN.into(),
+            Grade::Unfinished => "unfinished".into(),
+            Grade::BeingWritten => "being written".into(),
+            Grade::CutShort => "CUT SHORT".into(),
+            Grade::Damaged => "DAMAGED".into(),
+        };
+        let words = [(self.is_best, "best, "), (self.pinned, "pinned, "), (self.is_less_than_asked, "LOSSY ")];
+        words.iter().filter(|(is_so, _)| *is_so).map(|(_, word)| *word).collect::<String>() + &grade
+    }
+
+    /// True if nobody should go on from it.
+    pub(super) fn is_bad(&self) -> bool {
+        self.grade >= Grade::Unfinished
+    }
+
+    pub(super) fn look(&self) -> Look {
+        match self.grade {
+            Grade::CutShort | Grade::Damaged => Look::Bad,
+            _ if self.is_best => Look::Good,
+            _ => Look::Plain,
+        }
+    }
+}
+
+/// An error with one digit, never too small.
+fn in_updates(error: f64) -> String {
+    let tenths = (error * 10.0).ceil();
+    format!("{:.1} update{}", tenths / 10.0, if tenths > 10.0 { "s" } else { "" })
+}
+
+/// A checkpoint, or another file: a line for people.
+pub(super) struct Checkpoint<'a> {
+    /// Path inside the tree; with `*` for the number of shards.
+    pub(super) path: PathBuf,
+    pub(super) is_directory: bool,
+    pub(super) step: Option<u64>,
+    pub(super) modified_ns: i64,
+    /// It is closed and readable, and has no less than the one before it.
+    pub(super) is_whole: bool,
+    pub(super) has_tensors: bool,
+    /// Its files.
+    pub(super) entries: Vec<&'a Entry>,
+}
+
+impl Checkpoint<'_> {
+    /// How faithful its worst file is.
+    pub(super) fn fidelity(&self) -> Fidelity {
+        let of = |by: fn(&Fidelity) -> bool| self.entries.iter().any(|entry| by(&entry.fidelity()));
+        let worst = |a: Grade, b: Grade| if b > a { b } else { a };
+        let grade = self.entries.iter().map(|entry| entry.fidelity().grade).fold(Grade::Exact, worst);
+        let is_part = self.is_directory || self.entries.len() > 1;
+        Fidelity {
+            grade: if is_part && !self.is_whole { worst(grade, Grade::Unfinished) } else { grade },
+            is_best: of(|fidelity| fidelity.is_best),
+            pinned: of(|fidelity| fidelity.pinned),
+            is_less_than_asked: of(|fidelity| fidelity.is_less_than_asked),
+        }
+    }
+}
+
+/// The checkpoints and other files among the entries at and below a place, in their order. A place inside a checkpoint
+/// shows its files.
+pub(super) fn checkpoints<'a>(local: &Local, entries: &'a [Entry]) -> Result<Vec<Checkpoint<'a>>> {
+    let tree = local.tree()?;
+    let known: HashMap<&Path, &Entry> = entries.iter().map(|entry| (entry.at.as_path(), entry)).collect();
+    let condition = |path: &Path| known.get(path).map_or(Condition::BeingWritten, |entry| entry.condition);
+    let is_best = |path: &Path| known.get(path).is_some_and(|entry| entry.best.is_some());
+    let units = archive::checkpoints(&tree.store, &condition, &is_best)?;
+    let at: HashMap<&Path, usize> = units.iter().enumerate().map(|(at, (unit, _))| (unit.path.as_path(), at)).collect();
+    let unit_of = |entry: &Entry| {
+        let file = entry.at.file_name().unwrap_or_default();
+        let shards =
+            step_pattern::shard(file.as_bytes()).map(|shard| entry.at.with_file_name(OsStr::from_bytes(&shard.of)));
+        let all = shards.iter().map(PathBuf::as_path).chain(entry.at.ancestors());
+        let found = all.into_iter().find_map(|path| at.get(path)).copied();
+        found.filter(|at| units[*at].0.path == entry.at || !local.path.starts_with(&units[*at].0.path))
+    };
+    let mut found: Vec<Checkpoint<'a>> = Vec::new();
+    let mut places: HashMap<usize, usize> = HashMap::new();
+    for entry in entries {
+        let unit = unit_of(entry);
+        if let Some(place) = unit.and_then(|unit| places.get(&unit)) {
+            found[*place].entries.push(entry);
+            continue;
+        }
+        let alone = Checkpoint {
+            path: entry.at.clone(),
+            is_directory: false,
+            step: entry.step,
+            modified_ns: entry.modified_ns,
+            is_whole: matches!(entry.condition, Condition::Whole { .. }),
+            has_tensors: entry.condition == (Condition::Whole { has_tensors: true }),
+            entries: vec![entry],
+        };
+        let Some(unit) = unit else {
+            found.push(alone);
+            continue;
+        };
+        places.insert(unit, found.len());
+        let (unit, is_whole) = &units[unit];
+        found.push(Checkpoint {
+            path: unit.path.clone(),
+            is_directory: unit.kind == Kind::Directory,
+            step: unit.step,
+            modified_ns: unit.modified_ns,
+            is_whole: *is_whole,
+            has_tensors: unit.with_tensors > 0,
+            ..alone
+        });
+    }
+    Ok(found)
+}
+
 /// Whether a file that only the remote has is lossy, in a store that is not mounted.
-pub(super) const UNKNOWN: &str = "unknown";
+const UNKNOWN: &str = "unknown";
 
 /// Parents of the objects seen so far: most files of a run share most ancestors.
 type Parents = HashMap<Id, Option<Id>>;
@@ -115,10 +301,17 @@ fn entry(tree: &Tree, parents: &mut Parents, local: &Local, path: &Path) -> Resu
     let store = &tree.store;
     let metadata = fs::symlink_metadata(store.tree().join(path))?;
     let asked = store.profiles(path)?;
-    let word = |name| local.mount.as_ref()?.text(path, name);
+    let known = match &local.mount {
+        Some(mount) => mount.text(path, "file").and_then(|text| serde_json::from_str::<FileStatus>(&text).ok()),
+        None => None,
+    };
     let mut entry = Entry {
         path: path.to_string_lossy().into_owned(),
         path_bytes: name_bytes(path),
+        at: path.to_path_buf(),
+        step: step_pattern::of_file(path).step,
+        modified_ns: modified_ns(&metadata),
+        condition: known.as_ref().map_or_else(|| condition_on_disk(store, path), |known| known.condition),
         state: "sealed".into(),
         pinned: is_pinned(&store.tree(), path)?,
         logical_bytes: metadata.len(),
@@ -127,6 +320,7 @@ fn entry(tree: &Tree, parents: &mut Parents, local: &Local, path: &Path) -> Resu
         asked: asked.words(),
         lossy: "0".into(),
         best: None,
+        has_best_result: false,
         is_less_than_asked: false,
         original: None,
         generations: None,
@@ -140,6 +334,7 @@ fn entry(tree: &Tree, parents: &mut Parents, local: &Local, path: &Path) -> Resu
         roles: BTreeMap::new(),
         kinds: BTreeMap::new(),
         damage: None,
+        cut_short: None,
     };
     if let Some(stub) = tree.stub(path)? {
         entry.state = "released".into();
@@ -150,15 +345,15 @@ fn entry(tree: &Tree, parents: &mut Parents, local: &Local, path: &Path) -> Resu
         if is_away && is_of_remote(&store.tree(), path)? {
             (entry.state, entry.damage) = ("remote".into(), None);
             // The daemon knows from the remote's journal.
-            entry.lossy = word("lossy").unwrap_or_else(|| UNKNOWN.into());
+            entry.lossy = known.as_ref().and_then(|known| known.lossy.clone()).unwrap_or_else(|| UNKNOWN.into());
         }
-    } else if local.mount.is_some() {
+    } else if let Some(known) = &known {
         // Only the daemon knows about open handles.
-        entry.state = word("state").unwrap_or(entry.state);
-        entry.profile = word("profile").unwrap_or(entry.profile);
-        entry.lossy = word("lossy").unwrap_or(entry.lossy);
-        entry.generations = word("generations").and_then(|count| count.parse().ok());
-        if let Some(id) = word("object").filter(|_| entry.state == "archived").and_then(|id| id.parse().ok()) {
+        entry.state.clone_from(&known.state);
+        entry.profile = known.profile.clone().unwrap_or(entry.profile);
+        entry.lossy = known.lossy.clone().unwrap_or(entry.lossy);
+        entry.generations = known.generations;
+        if let Some(id) = known.object.as_ref().filter(|_| entry.state == "archived").and_then(|id| id.parse().ok()) {
             // The file is archived but still holds the written bytes, so the object's error does not apply. If it is a
             // copy of a lossy file, the daemon's word already says so.
             let lossy = entry.lossy.clone();
@@ -168,7 +363,16 @@ fn entry(tree: &Tree, parents: &mut Parents, local: &Local, path: &Path) -> Resu
     } else if let Some(id) = recalled_from(&store.io().open_beneath(&store.tree(), path, 0)?) {
         entry.lossy = Object::open(&store.objects(), id).map_or(entry.lossy, |object| lossy_words(&object));
     }
-    entry.best = word("best");
+    let fault = known.as_ref().and_then(|known| known.fault.clone());
+    match entry.condition {
+        Condition::CutShort => {
+            entry.cut_short = Some(fault.unwrap_or_else(|| "cut short: `stepfs inspect` shows how".into()));
+        }
+        _ => entry.damage = entry.damage.or(fault),
+    }
+    if let Some(known) = known {
+        (entry.best, entry.has_best_result) = (known.best, known.has_best_result);
+    }
     let made =
         entry.profile.parse().is_ok_and(|made| asked.are_at_most_as_fine_as(made)) || entry.profile == entry.asked;
     entry.is_less_than_asked = entry.lossy != "0" && (entry.best.is_some() || !made);
@@ -217,4 +421,24 @@ fn add_object(store: &Store, parents: &mut Parents, id: Id, entry: &mut Entry) {
     let skeleton = object.index().skeleton.iter().map(|chunk| u64::from(chunk.stored)).sum();
     let raw_bytes = header.logical_len - tensors;
     entry.roles.insert("skeleton", Weight { raw_bytes, stored_bytes: skeleton });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_is_shown_in_updates() {
+        let shown = [0.001, 0.51, 1.0, 2.41].map(in_updates);
+        assert_eq!(shown, ["0.1 update", "0.6 update", "1.0 update", "2.5 updates"]);
+    }
+
+    #[test]
+    fn what_a_person_must_know_comes_first() {
+        let of = |grade| Fidelity { grade, is_best: true, pinned: false, is_less_than_asked: false };
+        assert_eq!(of(Grade::Exact).words(), "best, exact");
+        assert_eq!(of(Grade::CutShort).words(), "best, CUT SHORT");
+        assert!(Grade::CutShort > Grade::Error(9.0) && Grade::Error(2.0) > Grade::Error(1.0));
+        assert!(of(Grade::Unfinished).is_bad() && !of(Grade::Unknown).is_bad());
+    }
 }

@@ -1,100 +1,135 @@
 //! `stepfs ls`
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
-use super::format::{name, percent, size, table};
-use super::listing::{UNKNOWN, survey};
+use super::color::{Look, paint};
+use super::format::{name, percent, size, table, time};
+use super::listing::{Checkpoint, Entry, Fidelity, checkpoints, survey};
 use super::say_json;
-use super::source::Source;
+use super::source::{Local, Source};
 
-/// List files and their size in the store, or on a remote.
+/// List checkpoints: step, time, size, size in the store, and how faithful each is.
 ///
-/// States: staged (being written), sealed (closed, durable, exact as written), archived (its object is durable, but a
-/// handle is still open), released (kept as an object and decoded on read). Pinned files never change state.
+/// A directory that is one checkpoint is one line; name the directory to see its files, or use -v for all files.
 ///
-/// Kinds: a keyframe depends on no other object. A delta is the difference to the state before. Every eighth state is a
-/// super-step: the difference to the super-step before, so a read applies at most 12 objects (chain). With --json,
-/// `note` gives the predicted size of a super-step and of a keyframe in its place.
+/// "exact": the bytes are as written. "0.6 update": the largest error of a weight; 1 is as far as training moved that
+/// weight's tensor, in root mean square, to the next checkpoint. "best" and "pinned" stay as they are. "CUT SHORT": the
+/// file ends before its format says, because its writer died. "unfinished": it lacks a file that the one before has.
+/// "LOSSY": the name, a profile or the checkpoint's own files ask for more than the file holds.
 ///
-/// An error is the largest of a weight, in updates: 1 is as far as training moved that weight's tensor, in root mean
-/// square, to the next newer checkpoint.
+/// With -v, states: staged (being written), sealed (closed, durable, exact as written), archived (its object is durable,
+/// but a handle is still open), released (kept as an object and decoded on read).
 ///
-/// LOSSY before an error: the name, a profile or the checkpoint's own files ask for more than the file holds. It is a
-/// copy of a released file, or was released before that request. With --json, `lossy` gives the error of each kind of
-/// tensor, and `original` is the SHA-256 of the file as written.
+/// With -v, kinds: a keyframe depends on no other object. A delta is the difference to the state before. Every eighth
+/// state is a super-step: the difference to the super-step before, so a read applies at most 12 objects (chain).
+///
+/// With --json, `note` gives the predicted size of a super-step and of a keyframe in its place. `lossy` gives the error
+/// of each kind of tensor, and `original` is the SHA-256 of the file as written.
 #[derive(clap::Args)]
+#[command(after_help = "Examples:\n  \
+stepfs ls /ckpts                   each checkpoint\n  \
+stepfs ls -v /ckpts/run-7          each file, its state and its object\n\n\
+`stepfs latest` prints the path of the newest whole checkpoint, `stepfs best` that of the best.")]
 pub(super) struct Args {
-    /// A store, a mount, a path in a mount, or the URL of a remote.
-    path: PathBuf,
+    /// Stores, mounts, paths in mounts, or the URL of a remote.
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<PathBuf>,
+    /// Show each file with its state, the size of its weights, its object and its chain.
+    #[arg(short, long)]
+    verbose: bool,
     /// Print a JSON array, one object per file.
     #[arg(long)]
     json: bool,
 }
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
-    let entries = match Source::of(&args.path)? {
-        Source::Remote(remote) => return remote.list(args.json),
-        Source::Local(local) => survey(&local)?,
-    };
+    let mut places: Vec<(Local, Vec<Entry>)> = Vec::new();
+    for path in &args.paths {
+        match Source::of(path)? {
+            Source::Remote(remote) if args.paths.len() == 1 => return remote.list(args.json),
+            Source::Remote(_) => bail!("{}: name the URL of a remote alone", path.display()),
+            Source::Local(local) => {
+                let entries = survey(&local)?;
+                places.push((local, entries));
+            }
+        }
+    }
     if args.json {
+        let entries: Vec<&Entry> = places.iter().flat_map(|(_, entries)| entries).collect();
         say_json(&entries)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let head = ["state", "size", "stored", "", "weights", "kind", "chain", "error", "path"];
-    let mut rows = vec![head.map(String::from).to_vec()];
-    let (mut logical, mut stored) = (0, 0);
-    for entry in &entries {
-        logical += entry.logical_bytes;
-        stored += entry.stored_bytes;
-        let weights = entry.roles.get("weight").map(|weight| percent(weight.stored_bytes, weight.raw_bytes));
-        let error = match &entry.damage {
-            Some(_) => "DAMAGED".into(),
-            None if entry.lossy == "0" => "exact".into(),
-            None if entry.lossy == UNKNOWN => "unknown".into(),
-            None if entry.state == "remote" => "lossy".into(),
-            None if entry.chain_len == 0 => "as read".into(),
-            None => entry.error_updates.map_or_else(|| "lossy".into(), in_updates),
-        };
-        let error = if entry.is_less_than_asked { format!("LOSSY {error}") } else { error };
-        rows.push(vec![
-            format!("{}{}", entry.state, if entry.pinned { ", pinned" } else { "" }),
-            size(entry.logical_bytes),
-            size(entry.stored_bytes),
-            percent(entry.stored_bytes, entry.logical_bytes),
-            weights.unwrap_or_default(),
-            entry.kind.unwrap_or_default().to_string(),
-            if entry.chain_len == 0 { String::new() } else { entry.chain_len.to_string() },
-            error,
-            name(&entry.path),
-        ]);
+    let (mut rows, mut looks) = (vec![head(args.verbose)], vec![Look::Head]);
+    for (local, entries) in &places {
+        if args.verbose {
+            rows.extend(entries.iter().map(verbose));
+            looks.extend(entries.iter().map(|entry| entry.fidelity().look()));
+            continue;
+        }
+        for checkpoint in checkpoints(local, entries)? {
+            let fidelity = checkpoint.fidelity();
+            rows.push(row(&checkpoint, &fidelity));
+            looks.push(fidelity.look());
+        }
     }
-    let total = [
-        &format!("{} file{}", entries.len(), if entries.len() == 1 { "" } else { "s" }),
-        &size(logical),
-        &size(stored),
-        &percent(stored, logical),
-    ];
-    rows.push(total.map(String::clone).to_vec());
-    say_part!("{}", table(&rows, &[false, true, true, true, true, false, true, true, false]));
+    let all = || places.iter().flat_map(|(_, entries)| entries);
+    let (logical, stored) = all().fold((0, 0), |(a, b), entry| (a + entry.logical_bytes, b + entry.stored_bytes));
+    let count = all().count();
+    let files = format!("{count} file{}", if count == 1 { "" } else { "s" });
+    let share = percent(stored, logical);
+    rows.push(match args.verbose {
+        true => vec![files, size(logical), size(stored), share],
+        false => vec![String::new(), files, size(logical), size(stored), share],
+    });
+    looks.push(Look::Head);
+    let right: &[bool] = match args.verbose {
+        true => &[false, true, true, true, true, false, true, true, false],
+        false => &[true, false, true, true, false, false],
+    };
+    for (line, look) in table(&rows, right).lines().zip(looks) {
+        say!("{}", paint(look, line));
+    }
     Ok(ExitCode::SUCCESS)
 }
 
-/// An error with one digit, never too small.
-fn in_updates(error: f64) -> String {
-    let tenths = (error * 10.0).ceil();
-    format!("{:.1} update{}", tenths / 10.0, if tenths > 10.0 { "s" } else { "" })
+fn head(verbose: bool) -> Vec<String> {
+    let head: &[&str] = match verbose {
+        true => &["state", "size", "stored", "", "weights", "kind", "chain", "error", "path"],
+        false => &["step", "time", "size", "stored", "faithful", "path"],
+    };
+    head.iter().map(ToString::to_string).collect()
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+fn row(checkpoint: &Checkpoint, fidelity: &Fidelity) -> Vec<String> {
+    let slash = if checkpoint.is_directory { "/" } else { "" };
+    vec![
+        checkpoint.step.map(|step| step.to_string()).unwrap_or_default(),
+        time(checkpoint.modified_ns / 1_000_000_000),
+        size(checkpoint.entries.iter().map(|entry| entry.logical_bytes).sum()),
+        size(checkpoint.entries.iter().map(|entry| entry.stored_bytes).sum()),
+        fidelity.words(),
+        format!("{}{slash}", shown(&checkpoint.path)),
+    ]
+}
 
-    #[test]
-    fn an_error_is_shown_in_updates() {
-        let shown = [0.001, 0.51, 1.0, 2.41].map(in_updates);
-        assert_eq!(shown, ["0.1 update", "0.6 update", "1.0 update", "2.5 updates"]);
-    }
+fn verbose(entry: &Entry) -> Vec<String> {
+    let weights = entry.roles.get("weight").map(|weight| percent(weight.stored_bytes, weight.raw_bytes));
+    vec![
+        format!("{}{}", entry.state, if entry.pinned { ", pinned" } else { "" }),
+        size(entry.logical_bytes),
+        size(entry.stored_bytes),
+        percent(entry.stored_bytes, entry.logical_bytes),
+        weights.unwrap_or_default(),
+        entry.kind.unwrap_or_default().to_string(),
+        if entry.chain_len == 0 { String::new() } else { entry.chain_len.to_string() },
+        entry.fidelity().words(),
+        name(&entry.path),
+    ]
+}
+
+fn shown(path: &Path) -> String {
+    name(&path.to_string_lossy())
 }

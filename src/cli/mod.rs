@@ -8,6 +8,7 @@ mod export;
 mod gc;
 mod import;
 mod inspect;
+mod latest;
 mod listing;
 mod ls;
 mod manual;
@@ -30,13 +31,16 @@ mod verify;
 mod wait;
 mod why;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
+use crate::fs::all_mounts;
+use crate::store::Error;
 use crate::terminal::interrupt::{self, interrupted};
-use crate::terminal::{self, FAILED, format, log_to_stderr, say_json};
+use crate::terminal::{self, FAILED, color, format, log_to_stderr, say_json};
 use crate::tools::{compare, tune};
 
 pub use reshard::reshard;
@@ -54,60 +58,112 @@ const DAMAGED: u8 = 3;
 #[command(name = "stepfs", version, propagate_version = true, max_term_width = 100)]
 #[command(after_help = "Example:\n  \
 stepfs mount ~/ckpts.store /ckpts      then train, with /ckpts as checkpoint directory\n  \
-stepfs ls /ckpts                       the size of each checkpoint\n  stepfs umount /ckpts\n\n\
+stepfs ls /ckpts                       the size of each checkpoint\n  \
+stepfs umount /ckpts\n\n\
+`stepfs help COMMAND` explains one, with examples.\n\
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 damage found.")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
+    /// Colour on standard output: auto (on a terminal, unless NO_COLOR is set), always or never.
+    #[arg(long, global = true, value_name = "WHEN", default_value = "auto", hide_default_value = true)]
+    #[arg(hide_possible_values = true)]
+    color: color::When,
 }
 
-/// A row per command: its arguments, and the function that runs it.
+/// The commands in groups, a row each: its arguments, and the function that runs it.
 macro_rules! commands {
-    ($($(#[$with:meta])* $name:ident($args:ty) => $run:path,)*) => {
+    ($($group:literal { $($(#[$with:meta])* $name:ident($args:ty) => $run:path,)* })*) => {
         #[derive(Subcommand)]
-        enum Command { $($(#[$with])* $name($args),)* }
+        enum Command { $($($(#[$with])* $name($args),)*)* }
 
         impl Command {
             fn run(self) -> Result<ExitCode> {
-                match self { $(Command::$name(args) => $run(args),)* }
+                match self { $($(Command::$name(args) => $run(args),)*)* }
             }
         }
+
+        /// The groups, and the variants in each.
+        const GROUPS: &[(&str, &[&str])] = &[$(($group, &[$(stringify!($name),)*]),)*];
     };
 }
 
 commands! {
-    Mount(mount::Args) => mount::run,
-    #[command(name = mount_helper::NAME, hide = true, disable_help_subcommand = true)]
-    MountHelper(mount_helper::Args) => mount_helper::run,
-    Umount(umount::Args) => umount::run,
-    Sync(sync::Args) => sync::run,
-    Push(push::Args) => push::run,
-    Pull(pull::Args) => pull::run,
-    Pin(pin::PinArgs) => pin::pin,
-    Unpin(pin::UnpinArgs) => pin::unpin,
-    Profile(profile::Args) => profile::run,
-    Release(release::Args) => release::run,
-    Recall(recall::Args) => recall::run,
-    Ls(ls::Args) => ls::run,
-    Status(status::Args) => status::run,
-    Why(why::Args) => why::run,
-    Inspect(inspect::Args) => inspect::run,
-    Import(import::Args) => import::run,
-    Export(export::Args) => export::run,
-    Cat(cat::Args) => cat::run,
-    Reshard(reshard::Args) => reshard::run,
-    Compare(compare::Args) => compare::run,
-    Tune(tune::Args) => tune::run,
-    Gc(gc::Args) => gc::run,
-    Verify(verify::Args) => verify::run,
-    Doctor(doctor::Args) => doctor::run,
-    Completions(manual::CompletionsArgs) => manual::completions,
-    Man(manual::ManArgs) => manual::man,
+    "Mount" {
+        Mount(mount::Args) => mount::run,
+        #[command(name = mount_helper::NAME, hide = true, disable_help_subcommand = true)]
+        MountHelper(mount_helper::Args) => mount_helper::run,
+        Umount(umount::Args) => umount::run,
+        Sync(sync::Args) => sync::run,
+        Doctor(doctor::Args) => doctor::run,
+    }
+    "Look" {
+        Ls(ls::Args) => ls::run,
+        Status(status::Args) => status::run,
+        Latest(latest::LatestArgs) => latest::latest,
+        Best(latest::BestArgs) => latest::best,
+        Why(why::Args) => why::run,
+        Inspect(inspect::Args) => inspect::run,
+    }
+    "Choose what stays, and how" {
+        Pin(pin::PinArgs) => pin::pin,
+        Unpin(pin::UnpinArgs) => pin::unpin,
+        Profile(profile::Args) => profile::run,
+        Release(release::Args) => release::run,
+        Recall(recall::Args) => recall::run,
+        Gc(gc::Args) => gc::run,
+        Compare(compare::Args) => compare::run,
+        Tune(tune::Args) => tune::run,
+    }
+    "Copy, check and mend" {
+        Import(import::Args) => import::run,
+        Export(export::Args) => export::run,
+        Cat(cat::Args) => cat::run,
+        Push(push::Args) => push::run,
+        Pull(pull::Args) => pull::run,
+        Verify(verify::Args) => verify::run,
+        Reshard(reshard::Args) => reshard::run,
+    }
+    "Shell" {
+        Completions(manual::CompletionsArgs) => manual::completions,
+        Man(manual::ManArgs) => manual::man,
+    }
+}
+
+/// Columns of a command's name in the list of commands, with the margin and the space behind it.
+const NAME_COLUMNS: usize = 15;
+/// The columns of a narrow terminal.
+const COLUMNS: usize = 80;
+
+/// The program's arguments, with its commands in groups.
+fn arguments() -> clap::Command {
+    let command = Cli::command();
+    let mut list = String::new();
+    for (group, names) in GROUPS {
+        list += &format!("\n{group}:\n");
+        let shown = names.iter().filter_map(|name| command.find_subcommand(name.to_lowercase()));
+        for command in shown.filter(|command| !command.is_hide_set()) {
+            let mut line = format!("  {:1$}", command.get_name(), NAME_COLUMNS - 2);
+            for word in command.get_about().map(ToString::to_string).unwrap_or_default().split(' ') {
+                if line.len() + word.len() > COLUMNS {
+                    list += line.trim_end();
+                    line = format!("\n{:NAME_COLUMNS$}", "");
+                }
+                line += word;
+                line.push(' ');
+            }
+            list += line.trim_end();
+            list.push('\n');
+        }
+    }
+    let head = "{about-with-newline}\n{usage-heading} {usage}\n";
+    command.help_template(format!("{head}{list}\nOptions:\n{{options}}{{after-help}}"))
 }
 
 /// Runs the command that the program's arguments name.
 pub fn main() -> ExitCode {
-    let cli = match Cli::try_parse_from(mount_helper::arguments(std::env::args_os())) {
+    let matches = arguments().try_get_matches_from(mount_helper::arguments(std::env::args_os()));
+    let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => {
             let code = if mount_helper::is_called(std::env::args_os()) { mount_helper::USAGE } else { USAGE };
@@ -115,7 +171,15 @@ pub fn main() -> ExitCode {
             return if error.use_stderr() { ExitCode::from(code) } else { ExitCode::SUCCESS };
         }
     };
+    color::decide(cli.color);
     terminal::ends_commands(|| run(cli.command))
+}
+
+/// Prints a path for a script, byte for byte.
+fn say_path(path: &std::path::Path) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(path.as_os_str().as_encoded_bytes())?;
+    Ok(out.write_all(b"\n")?)
 }
 
 fn run(command: Command) -> ExitCode {
@@ -128,7 +192,17 @@ fn run(command: Command) -> ExitCode {
         if error.chain().any(|cause| kind(cause) == Some(std::io::ErrorKind::BrokenPipe)) {
             return ExitCode::SUCCESS;
         }
-        say_error!("stepfs: {}", format::lines(&format::causes(&error)));
+        say_error!("stepfs: {}{}", format::lines(&format::causes(&error)), where_mounted(&error));
         ExitCode::from(FAILED)
     })
+}
+
+/// Where a store is mounted that a command needs for itself.
+fn where_mounted(error: &anyhow::Error) -> String {
+    let busy = error.chain().find_map(|cause| match cause.downcast_ref() {
+        Some(Error::Busy { path, .. }) => std::fs::canonicalize(path).ok(),
+        _ => None,
+    });
+    let mounted = busy.and_then(|store| all_mounts().into_iter().rfind(|mounted| mounted.store == store));
+    mounted.map_or(String::new(), |mounted| format!("; it is mounted at {}", mounted.point.display()))
 }

@@ -14,12 +14,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::archive::Archive;
-use crate::fs::{MountOptions, clear_dead_mount, is_served, serve_with};
+use crate::fs::{MountOptions, all_mounts, clear_dead_mount, is_dead, is_served, left_of, mount_of, serve_with};
 use crate::store::{DAEMON_LOG, Error, Profile, Store};
 
 use super::format::parse_size;
 use super::mount_options::Options;
 use super::remote;
+use super::umount::HELD;
 
 /// A daemon's log above this size is truncated at the next mount.
 const LOG_BYTES: u64 = 16 << 20;
@@ -91,8 +92,26 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         log: args.log,
         ..Options::default()
     });
-    let mounting = Mounting { store: args.store, dir: args.dir, options };
-    clear_dead_mount(&mounting.dir).with_context(|| format!("{}", mounting.dir.display()))?;
+    // Absolute: a shell may stand in the dead mount that goes now.
+    let dir = crate::fs::absolute(&args.dir).or_else(|_| std::path::absolute(&args.dir));
+    let mounting = Mounting {
+        dir: dir.with_context(|| format!("{}", args.dir.display()))?,
+        store: std::path::absolute(args.store)?,
+        options,
+    };
+    let is_inside = std::env::current_dir().is_ok_and(|at| at.starts_with(&mounting.dir));
+    if clear_dead_mount(&mounting.dir)? && is_inside {
+        say_error!("stepfs: your shell stands in the former mount; `cd \"$PWD\"` enters the new one");
+    }
+    if !args.foreground && !args.child && is_mounted(&mounting)? {
+        return Ok(ExitCode::SUCCESS);
+    }
+    if mounting.dir.exists() && !mounting.dir.is_dir() {
+        bail!("{} is a file; name a directory to mount the store on", mounting.dir.display());
+    }
+    if !args.child {
+        tell_hidden(&mounting.dir);
+    }
     let created = Created::before(&mounting.store, &mounting.dir);
     let made = fs::create_dir_all(&mounting.dir).with_context(|| format!("{}", mounting.dir.display()));
     let done = made.and_then(|()| match (args.foreground, args.child) {
@@ -100,6 +119,44 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         (_, child) => daemon(&mounting, child),
     });
     done.inspect_err(|_| created.remove())
+}
+
+/// Whether the store is mounted at this place already; says so. Its store is not opened: a daemon has it.
+///
+/// # Errors
+/// It is mounted elsewhere.
+fn is_mounted(mounting: &Mounting) -> Result<bool> {
+    let Mounting { store, dir, .. } = mounting;
+    if !Store::is_locked(store).unwrap_or(false) {
+        return Ok(false);
+    }
+    let wanted = fs::canonicalize(store)?;
+    let Some(mounted) = all_mounts().into_iter().rfind(|mounted| mounted.store == wanted && !is_dead(&mounted.point))
+    else {
+        return Ok(false);
+    };
+    let at = mounted.point.display();
+    if mounted.point != *dir {
+        let holder = Store::holder(store).map_or_else(|| "another process".into(), |pid| format!("process {pid}"));
+        let store = store.display();
+        bail!(
+            "{store} is in use by {holder}: it is mounted at {at} already; work there, or first `stepfs umount {at}`"
+        );
+    }
+    say_error!("stepfs: {} is already mounted at {at}; new options take effect at the next mount", store.display());
+    Ok(true)
+}
+
+/// Says that the mount point has files of its own: a run that looks for its last checkpoint would not see them.
+pub(super) fn tell_hidden(dir: &Path) {
+    let count = fs::read_dir(dir).map_or(0, Iterator::count);
+    if count > 0 {
+        let (dir, s) = (dir.display(), if count == 1 { "" } else { "s" });
+        say_error!(
+            "stepfs: {dir} has {count} name{s} of its own, which the mount hides until `stepfs umount {dir}`; \
+             `stepfs import STORE {dir}/*` brings files into an unmounted store"
+        );
+    }
 }
 
 /// Starts the daemon and waits until it serves or reports an error.
@@ -198,6 +255,18 @@ fn daemon(mounting: &Mounting, child: bool) -> Result<ExitCode> {
 
 /// Opens the store. Saves the given profile and remote in the store, for `stepfs ls` and the next mount.
 fn open(mounting: &Mounting) -> Result<Store> {
+    let above = mounting.store.ancestors().find_map(|above| fs::canonicalize(above).ok());
+    let parent = mounting.store.parent().filter(|parent| !parent.exists());
+    if let Some(parent) = parent.filter(|_| !mounting.store.exists()) {
+        bail!("{} does not exist, so the store cannot be created in it; mkdir -p {0}", parent.display());
+    }
+    if mounting.store.exists() && !mounting.store.is_dir() {
+        bail!("{} is a file; a store is a directory, and stepfs creates it", mounting.store.display());
+    }
+    if let Some(mounted) = above.and_then(|above| mount_of(&above)) {
+        let (store, point) = (mounting.store.display(), mounted.point.display());
+        bail!("{store} lies in the stepfs mount {point}; a store belongs on a disk, so name a directory outside");
+    }
     let mut store = open_after_the_last(&mounting.store)?;
     if let Some(profile) = mounting.options.profile {
         store.set_default_profile(profile)?;
@@ -222,6 +291,11 @@ fn open_after_the_last(path: &Path) -> Result<Store> {
         let served = holder.parse().ok().and_then(|daemon| is_served(path, daemon));
         if served == Some(true) {
             return Err(error.into());
+        }
+        // The daemon serves a container, say, for as long as that wants.
+        let left = || fs::canonicalize(path).ok().and_then(|path| left_of(&path));
+        if let Some(left) = Some(began.elapsed() > HELD).filter(|late| *late).and_then(|_| left()) {
+            return Err(left.held().into());
         }
         if began.elapsed() > PATIENCE {
             let waited = format!("waited {} s for process {holder} to end", PATIENCE.as_secs());

@@ -114,6 +114,7 @@ fn mount(args: &Args, options: Options) -> Result<()> {
     if args.fake {
         return Ok(());
     }
+    mount::tell_hidden(&args.dir);
     let created = Created::before(&args.store, &args.dir);
     let mounting = Mounting { store: args.store.clone(), dir: args.dir.clone(), options };
     mount::start(&mounting).inspect_err(|_| created.remove())

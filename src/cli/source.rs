@@ -15,11 +15,11 @@ use anyhow::{Context, Result, bail};
 use serde::de::DeserializeOwned;
 
 use crate::archive::repair::lost_stub;
-use crate::fs::mount_of;
+use crate::fs::{Unanswered, mount_of};
 use crate::recall::{self, Chain, Layout, ReadError, order, stream};
 use crate::remote::Missing;
 use crate::store::durable::scratch;
-use crate::store::{Objects, Store, Stub, beneath, files_below, is_of_remote, natural};
+use crate::store::{Error, Objects, Store, Stub, beneath, files_below, is_of_remote, natural};
 
 use super::interrupt::Temporary;
 use super::remote::Remote;
@@ -69,22 +69,29 @@ pub(super) struct Local {
 impl Local {
     /// Finds the place of `path`: a store, a mount, or a path in a mount.
     pub(super) fn of(path: &Path) -> Result<Local> {
-        let absolute = fs::canonicalize(path).with_context(|| format!("{}", path.display()))?;
+        let absolute = fs::canonicalize(path).map_err(|error| unreachable(path, error))?;
         if is_store(&absolute) {
             return Ok(Local { store: absolute, mount: None, path: PathBuf::new() });
         }
-        let Some(root) = mount_of(&absolute) else {
+        let Some(mounted) = mount_of(&absolute) else {
+            if let Err(error @ Error::NoSettings { .. }) = Store::look(&absolute) {
+                return Err(error.into());
+            }
             bail!(
-                "{} is neither a stepfs store nor in a stepfs mount (mount the store and name the file there)",
+                "{} is neither a stepfs store nor in a stepfs mount; `stepfs status` lists the mounts",
                 path.display()
             );
         };
-        let path = absolute.strip_prefix(&root).unwrap_or(&absolute).to_path_buf();
-        let mount = Mount { root };
-        let store = mount.word(Path::new(""), "store").with_context(|| {
-            format!("{} does not answer; `stepfs mount` again clears a dead mount", mount.root.display())
-        })?;
-        Ok(Local { store: PathBuf::from(OsString::from_vec(store)), mount: Some(mount), path })
+        let path = absolute.strip_prefix(&mounted.point).unwrap_or(&absolute).to_path_buf();
+        let mount = Mount { root: mounted.point.clone() };
+        let store = match mount.word(Path::new(""), "store") {
+            Ok(store) => PathBuf::from(OsString::from_vec(store)),
+            Err(error) => return Err(mounted.unanswered(error).into()),
+        };
+        if !is_store(&store) {
+            return Err(Unanswered::Moved(mount.root, store).into());
+        }
+        Ok(Local { store, mount: Some(mount), path })
     }
 
     /// The place of `path` if it leads into a mount; `None` for a store, and for what does not exist.
@@ -146,6 +153,15 @@ impl Local {
     /// The files of the store.
     pub(super) fn tree(&self) -> Result<Tree> {
         Tree::look(&self.store)
+    }
+}
+
+/// Why a path cannot be reached: it may lie in a mount that is dead, or closed to this user.
+fn unreachable(path: &Path, error: io::Error) -> anyhow::Error {
+    let mounted = std::path::absolute(path).ok().and_then(|path| mount_of(&path));
+    match mounted.filter(|_| matches!(error.raw_os_error(), Some(libc::EACCES | libc::ENOTCONN))) {
+        Some(mounted) => mounted.unanswered(error).into(),
+        None => anyhow::Error::new(error).context(format!("{}", path.display())),
     }
 }
 
@@ -245,7 +261,12 @@ impl Tree {
 
     /// Paths inside the tree of the regular files at or below `path`. Skips files that disappear meanwhile.
     pub(super) fn files(&self, path: &Path) -> Result<Vec<PathBuf>> {
-        let mut files = files_below(&self.store.tree(), path)?;
+        let mut files = files_below(&self.store.tree(), path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => {
+                anyhow::anyhow!("{} is not in the store; `stepfs ls` shows its files", path.display())
+            }
+            _ => error.into(),
+        })?;
         files.sort_by(|a, b| natural::order(a, b));
         Ok(files)
     }

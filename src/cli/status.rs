@@ -1,50 +1,147 @@
 //! `stepfs status`
 
-use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
 
 use anyhow::Result;
+use serde::Serialize;
 
-use crate::archive::{Restored, Status};
+use crate::archive::{Problem, Restored, Status};
+use crate::fs::{Mounted, all_mounts, mount_of};
 use crate::remote::Progress;
-use crate::store::{Objects, Restores, STUB_BYTES};
+use crate::store::{DAEMON_LOG, Objects, Restores, STUB_BYTES};
 
+use super::color::{Look, paint};
 use super::format::{name, percent, size};
+use super::listing::survey;
 use super::say_json;
 use super::source::{Local, Source};
 
-/// Show the contents of a store, its size, and the work left to do.
+/// Show the health of a store, its size, and the work left to do.
+///
+/// It begins with the problems, each with its next step.
 #[derive(clap::Args)]
+#[command(after_help = "Examples:\n  \
+stepfs status                    all mounts\n  \
+stepfs status --check /ckpts     for a monitor: exit code 1 if something is wrong")]
 pub(super) struct Args {
-    /// A store, a mount, a path in a mount, or the URL of a remote.
-    path: PathBuf,
-    /// Print a JSON object.
+    /// A store, a mount, a path in a mount, or the URL of a remote. Without it: all mounts that you may ask.
+    path: Option<PathBuf>,
+    /// Exit with 1 if something is wrong.
+    #[arg(long)]
+    check: bool,
+    /// Show also the cache and the memory for decoded states.
+    #[arg(short, long)]
+    verbose: bool,
+    /// Print a JSON object; without PATH an array of objects.
     #[arg(long)]
     json: bool,
 }
 
-pub(super) fn run(args: Args) -> Result<ExitCode> {
-    let local = match Source::of(&args.path)? {
-        Source::Remote(remote) => return remote.status(args.json),
-        Source::Local(local) => local,
-    };
-    let status: Status = match &local.mount {
-        Some(mount) => mount.ask("status")?,
-        None => at_rest(&local)?,
-    };
-    match args.json {
-        true => say_json(&status)?,
-        false => show(&local, &status),
-    }
-    Ok(ExitCode::SUCCESS)
+/// A mount in the list of all.
+#[derive(Serialize)]
+struct Mount {
+    mount: PathBuf,
+    store: PathBuf,
+    #[serde(flatten)]
+    status: Status,
 }
 
-fn show(local: &Local, status: &Status) {
-    say!("store      {}", local.store.display());
-    match (&local.mount, status.daemon) {
-        (Some(mount), Some(pid)) => say!("mounted    {} by process {pid}", mount.root.display()),
-        _ => say!("mounted    unknown: no mount was named"),
+/// How long a daemon may take to answer. On a busy machine it looks at 20,000 files within a second.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+pub(super) fn run(args: Args) -> Result<ExitCode> {
+    // Not through the file system: it may not answer.
+    let named = |path: &PathBuf| mount_of(&std::path::absolute(path).ok()?);
+    let mounts = match (&args.path, args.path.as_ref().and_then(named)) {
+        (None, _) => all_mounts().into_iter().filter(Mounted::is_ours).map(ask).collect(),
+        (Some(_), Some(mounted)) if !args.json => vec![ask(mounted)],
+        (Some(path), _) => match Source::of(path)? {
+            Source::Remote(remote) => return remote.status(args.json),
+            Source::Local(local) => vec![of(&local)?],
+        },
+    };
+    match (args.json, &mounts[..], &args.path) {
+        (true, [one], Some(_)) => say_json(&one.status)?,
+        (true, ..) => say_json(&mounts)?,
+        (false, [], _) => say_error!("stepfs: no store is mounted; `stepfs mount STORE DIR` mounts one"),
+        (false, ..) => mounts.iter().enumerate().for_each(|(place, mount)| {
+            if place > 0 {
+                say!("");
+            }
+            show(mount, args.verbose);
+        }),
+    }
+    let is_bad = mounts.iter().any(|mount| !mount.status.problems.is_empty());
+    let is_silent = args.path.is_some() && mounts.iter().any(Mount::is_silent);
+    Ok(ExitCode::from(if args.check && is_bad || is_silent { super::FAILED } else { 0 }))
+}
+
+impl Mount {
+    /// True if its daemon does not answer.
+    fn is_silent(&self) -> bool {
+        !self.mount.as_os_str().is_empty() && self.status.daemon.is_none()
+    }
+}
+
+/// Asks the daemon of a mount, in a process of its own: the kernel keeps a process that waits for a daemon that hangs.
+fn ask(mounted: Mounted) -> Mount {
+    let answer = || -> Result<Status, String> {
+        let mut command = Command::new(std::env::current_exe().map_err(|error| error.to_string())?);
+        command.args(["status", "--json"]).arg(&mounted.point).stdin(Stdio::null());
+        let (sender, receiver) = mpsc::channel();
+        std::thread::spawn(move || sender.send(command.output()));
+        match receiver.recv_timeout(PATIENCE) {
+            Ok(Ok(output)) if output.status.success() => {
+                serde_json::from_slice(&output.stdout).map_err(|error| error.to_string())
+            }
+            Ok(Ok(output)) => Err(String::from_utf8_lossy(&output.stderr).trim().trim_start_matches("stepfs: ").into()),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(_) => {
+                let (point, store, seconds) = (mounted.point.display(), mounted.store.display(), PATIENCE.as_secs());
+                let log = format!("{store}/{DAEMON_LOG} may say why, and `stepfs umount --force {point}` ends it");
+                Err(format!("the daemon of the mount {point} has not answered for {seconds} s; {log}"))
+            }
+        }
+    };
+    let status = answer().unwrap_or_else(|why| {
+        let problems = vec![Problem::new("silent", why, "")];
+        Status { problems, ..Status::default() }
+    });
+    Mount { mount: mounted.point, store: mounted.store, status }
+}
+
+fn of(local: &Local) -> Result<Mount> {
+    let (mount, status) = match &local.mount {
+        Some(mount) => (mount.root.clone(), mount.ask("status")?),
+        None => (PathBuf::new(), at_rest(local)?),
+    };
+    Ok(Mount { mount, store: local.store.clone(), status })
+}
+
+fn show(Mount { mount, store, status }: &Mount, verbose: bool) {
+    match status.problems.len() {
+        0 => say!("{}", paint(Look::Good, "nothing is wrong")),
+        count => say!("{}", paint(Look::Bad, &format!("{count} problem{}", if count == 1 { "" } else { "s" }))),
+    }
+    for (place, Problem { says, mend, .. }) in status.problems.iter().enumerate() {
+        say!("  {}", name(says));
+        // Problems of one kind have the same next step.
+        let next = status.problems.get(place + 1);
+        if !mend.is_empty() && next.is_none_or(|next| next.mend != *mend) {
+            say!("    {}", name(mend));
+        }
+    }
+    say!("store      {}", store.display());
+    match status.daemon {
+        Some(pid) => say!("mounted    {} by process {pid}", mount.display()),
+        None if mount.as_os_str().is_empty() => say!("mounted    unknown: no mount was named"),
+        None => {
+            say!("mounted    {}, which does not answer", mount.display());
+            return;
+        }
     }
     say!("files      {}, {} of them released", status.files, status.released);
     let share = percent(status.stored_bytes, status.logical_bytes);
@@ -53,9 +150,14 @@ fn show(local: &Local, status: &Status) {
     if status.unnamed_bytes > 0 {
         say!("           {} of that for removed states, which others are differences to", size(status.unnamed_bytes));
     }
-    say!("cache      {}", size(status.cache_bytes));
+    if status.free_bytes > 0 {
+        say!("free       {} on its disk", size(status.free_bytes));
+    }
     let memory = &status.memory;
-    if memory.limit > 0 {
+    if verbose {
+        say!("cache      {}", size(status.cache_bytes));
+    }
+    if verbose && memory.limit > 0 {
         let tries = memory.hits + memory.misses;
         let (bytes, limit) = (size(memory.bytes), size(memory.limit));
         say!("memory     {bytes} of {limit}, {} of {tries} tiles decoded from there", percent(memory.hits, tries));
@@ -63,12 +165,6 @@ fn show(local: &Local, status: &Status) {
     say!("queue      {} to do, {} wait for a handle to be closed", status.queued, status.busy);
     if status.settling > 0 {
         say!("           {} wait for the rest of their checkpoint", status.settling);
-    }
-    if let Some(why) = &status.stalled {
-        say!("stalled    {why}; stepfs tries again by itself");
-    }
-    if let Some(why) = &status.frozen {
-        say!("kept       nothing is removed: {why}; `stepfs verify` names it");
     }
     if let Some(remote) = &status.remote {
         show_remote(remote);
@@ -79,9 +175,6 @@ fn show(local: &Local, status: &Status) {
             if lineage.profile == lineage.asked { String::new() } else { format!(" instead of {}", lineage.asked) };
         let (path, profile) = (name(&lineage.path), &lineage.profile);
         say!("restored   {path} and its lineage: {}{expected}; its next states are {profile}{moved}", lineage.restores);
-    }
-    for why in &status.failed {
-        say!("not archived  {why}");
     }
 }
 
@@ -106,22 +199,29 @@ fn at_rest(local: &Local) -> Result<Status> {
     let tree = local.tree()?;
     let store = &tree.store;
     let mut status = Status::default();
-    let mut named = Vec::new();
-    for path in tree.files(&local.path)? {
-        let metadata = std::fs::symlink_metadata(store.tree().join(&path))?;
+    let objects = Objects::load(&store.objects(), |id, error| say_error!("stepfs: object {id}: {error}"))?;
+    let mut largest = 0;
+    for entry in survey(local)? {
         status.files += 1;
-        status.logical_bytes += metadata.len();
-        match tree.stub(&path)? {
-            Some(stub) => {
-                named.push(stub.object);
+        status.logical_bytes += entry.logical_bytes;
+        match entry.object.as_ref().and_then(|id| id.parse().ok()) {
+            Some(id) => {
+                objects.name(id);
                 status.released += 1;
                 status.stored_bytes += STUB_BYTES as u64;
             }
-            None => status.resident_bytes += metadata.blocks() * 512,
+            None => {
+                largest = largest.max(entry.logical_bytes);
+                status.resident_bytes += entry.stored_bytes;
+            }
         }
+        status.problems.extend(entry.damage.map(|why| Problem::damaged(&entry.at, &why)));
+        status.problems.extend(entry.cut_short.map(|why| Problem::cut_short(&entry.at, &why)));
     }
-    let objects = Objects::load(&store.objects(), |id, error| say_error!("stepfs: object {id}: {error}"))?;
-    named.into_iter().for_each(|id| objects.name(id));
+    if let Ok(found) = rustix::fs::statvfs(store.root()) {
+        status.free_bytes = found.f_bavail.saturating_mul(found.f_frsize);
+        status.problems.extend(Problem::full(status.free_bytes, largest));
+    }
     status.restored = Restored::all(store, &Restores::load(store).unwrap_or_default());
     (status.object_bytes, status.unnamed_bytes) = (objects.stored(), objects.stored_unnamed());
     status.stored_bytes += status.resident_bytes + status.object_bytes;

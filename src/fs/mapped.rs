@@ -38,8 +38,26 @@ pub(super) fn being_written(path: &Path) -> io::Result<bool> {
 /// # Errors
 /// The device's errors, also if it has no leases.
 pub fn has_leases(tmp: &Path) -> io::Result<bool> {
+    has_leases_of(tmp, None)
+}
+
+/// [`has_leases`] for files of another user, which a daemon that root runs for others must look at.
+///
+/// # Errors
+/// As [`has_leases`].
+pub fn has_leases_of_others(tmp: &Path) -> io::Result<bool> {
+    has_leases_of(tmp, Some(SOMEBODY))
+}
+
+/// Any user but root; `nobody` of most systems.
+const SOMEBODY: u32 = 65534;
+
+fn has_leases_of(tmp: &Path, owner: Option<u32>) -> io::Result<bool> {
     let path = tmp.join(format!("lease-{}", std::process::id()));
     let file = scratch::create_new(&path)?;
+    if let Some(owner) = owner {
+        std::os::unix::fs::fchown(&file, Some(owner), None)?;
+    }
     let with_writer = being_written(&path);
     drop(file);
     let without = being_written(&path);

@@ -54,11 +54,14 @@ use crate::store::durable::Io;
 use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard};
 pub use error::MountError;
 use inodes::Table;
-pub use mapped::has_leases;
-pub use mount::{KernelOption, MountOptions, serve, serve_with};
-pub use mounts::{clear_dead_mount, is_dead, is_served, kind_of, mount_of, unmount};
+pub use mapped::{has_leases, has_leases_of_others};
+pub use mount::{KernelOption, MountOptions, serve, serve_with, try_mount};
+pub use mounts::{
+    Mounted, Unanswered, absolute, all as all_mounts, clear_dead_mount, find as mount_at, is_dead, is_served, kind_of,
+    left_of, mount_of, unmount,
+};
 use node::Handle;
-pub use sys::is_admin;
+pub use sys::{SYS_ADMIN, is_admin};
 
 /// All of the mount's state; shared by the threads that answer the kernel, the workers and the archive.
 struct Core {

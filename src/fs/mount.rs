@@ -155,8 +155,8 @@ pub fn serve_with(
     if mounts::overlap(&point, &store) {
         return Err(MountError::Overlap { point, store });
     }
-    if mounts::find(&point).map_err(MountError::Mount)?.is_some() {
-        return Err(MountError::Mounted(point));
+    if let Some(mounted) = mounts::find(&point).map_err(MountError::Mount)? {
+        return Err(MountError::Mounted(point, mounted.store));
     }
     if let Some(directory) = exposed(&store).map_err(MountError::Tree)? {
         let own = rustix::process::geteuid().as_raw();
@@ -175,7 +175,7 @@ pub fn serve_with(
     let core = Arc::new(Core::new(Arc::clone(&archive), !options.no_passthrough).map_err(MountError::Tree)?);
     let stacked = rustix::fs::statfs(archive.store().tree()).is_ok_and(|found| STACKED.contains(&found.f_type));
     let face = FuseAdapter { core: Arc::clone(&core), stack_depth: if stacked { 2 } else { 1 } };
-    let session = Session::new(face, &point, &config(options, &store)).map_err(MountError::Mount)?;
+    let session = Session::new(face, &point, &config(options, &store)).map_err(refused)?;
     let notify = core.invalidations.start(session.notifier()).map_err(MountError::Mount)?;
     let mappings = core.watch_mappings().map_err(MountError::Mount)?;
     let early = core.send_early().map_err(MountError::Mount)?;
@@ -186,7 +186,7 @@ pub fn serve_with(
     })?;
     let mounted = mounts::find(&point).ok().flatten();
     if let Some(mounted) = &mounted {
-        set_read_ahead(&mounted.device, options.read_ahead_kib);
+        set_read_ahead(mounted.device(), options.read_ahead_kib);
     }
     let signals = if options.signals { Some(watch_signals(point.clone()).map_err(MountError::Mount)?) } else { None };
     ready();
@@ -235,17 +235,20 @@ fn watch_signals(point: PathBuf) -> io::Result<(SignalHandle, JoinHandle<()>)> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     let handle = signals.handle();
     let thread = std::thread::Builder::new().name("stepfs-signals".into()).spawn(move || {
-        let device = mounts::find(&point).ok().flatten().map(|mounted| mounted.device);
+        let mounted = mounts::find(&point).ok().flatten();
         let mut detached = false;
         for _ in &mut signals {
-            if detached {
-                abort(device.as_deref());
+            if let Some(mounted) = mounted.as_ref().filter(|_| detached) {
+                // Programs do not leave it.
+                if let Err(error) = mounted.abort() {
+                    log::error!("cannot end the connection to the kernel: {error}");
+                }
                 continue;
             }
             match mounts::take_down(&point, Detach::IfIdle) {
                 Ok(()) => detached = true,
                 Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
-                    let holders = device.as_deref().map(mounts::holders).unwrap_or_default().join(", ");
+                    let holders = mounted.as_ref().map(mounts::Mounted::users).unwrap_or_default();
                     log::warn!(
                         "{} is in use by: {holders}. It is detached now and ends when they have left it; \
                          signal again to end at once",
@@ -263,15 +266,29 @@ fn watch_signals(point: PathBuf) -> io::Result<(SignalHandle, JoinHandle<()>)> {
     Ok((handle, thread))
 }
 
-/// Breaks the connection to the kernel, for a mount that programs will not leave.
-fn abort(device: Option<&str>) {
-    let Some(minor) = device.and_then(|device| device.split_once(':')).map(|(_, minor)| minor) else {
-        return;
-    };
-    let path = format!("/sys/fs/fuse/connections/{minor}/abort");
-    if let Err(error) = std::fs::write(&path, "1") {
-        log::error!("cannot end the connection ({path}): {error}");
+/// What fusermount3 says ends with a line.
+fn one_line(error: io::Error) -> io::Error {
+    if error.raw_os_error().is_some() { error } else { io::Error::other(error.to_string().trim().to_string()) }
+}
+
+/// Why the kernel, or fusermount3, refused a mount.
+fn refused(error: io::Error) -> MountError {
+    match std::fs::File::options().read(true).write(true).open("/dev/fuse") {
+        Err(error) => MountError::Device(error),
+        Ok(_) => MountError::Mount(one_line(error)),
     }
+}
+
+/// Mounts an empty file system on `point` for a moment, as a mount of a store does.
+///
+/// # Errors
+/// This process cannot mount.
+pub fn try_mount(point: &Path) -> io::Result<()> {
+    struct Nothing;
+    impl fuser::Filesystem for Nothing {}
+    Session::new(Nothing, point, &config(&MountOptions::default(), Path::new("stepfs-doctor")))
+        .map(drop)
+        .map_err(one_line)
 }
 
 #[cfg(test)]

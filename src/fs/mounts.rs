@@ -1,5 +1,6 @@
 //! Finds mounts, and takes them down.
 
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::ffi::OsStringExt;
@@ -18,15 +19,136 @@ const KIND: &str = "fuse.stepfs";
 /// Most programs to name when a mount is busy; enough to find the culprit.
 const HOLDERS_MOST: usize = 8;
 
-/// A line of `/proc/self/mountinfo`.
+/// A mount, as a line of `/proc/PID/mountinfo` describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Mounted {
+pub struct Mounted {
+    /// No other mount has it, in whatever namespace.
+    id: u64,
     /// `major:minor`.
-    pub(super) device: String,
-    point: PathBuf,
+    device: String,
+    /// Where it is mounted.
+    pub point: PathBuf,
     kind: String,
     /// The store of a stepfs, as its daemon names it.
-    source: PathBuf,
+    pub store: PathBuf,
+    /// The user of the daemon.
+    user: Option<u32>,
+}
+
+/// Why the daemon of a mount does not answer a question about its store.
+#[derive(Debug, thiserror::Error)]
+pub enum Unanswered {
+    /// Nobody but the daemon's user may enter.
+    #[error(
+        "the mount {0} belongs to {1}, and no other user may enter it; work as that user, or mount it with --allow-other"
+    )]
+    Private(PathBuf, String),
+    /// Others may enter, but only the daemon's user and root may ask about the whole store.
+    #[error("the mount {0} belongs to {1}; only that user and root may ask stepfs about it, but you may use its files")]
+    Reserved(PathBuf, String),
+    /// The daemon ended without unmounting.
+    #[error("the daemon of the mount {0} is gone; start it again: stepfs mount {1} {0}")]
+    Dead(PathBuf, PathBuf),
+    /// The daemon serves, but its store has gone.
+    #[error(
+        "the store of the mount {0} is no longer at {1}: it was moved or removed; move it back, or `stepfs umount {0}` \
+             and mount it from its new place"
+    )]
+    Moved(PathBuf, PathBuf),
+    /// Another error.
+    #[error("the mount {0} does not answer: {1}")]
+    Other(PathBuf, #[source] io::Error),
+}
+
+impl Mounted {
+    /// Why the daemon did not answer, after this error.
+    pub fn unanswered(self, error: io::Error) -> Unanswered {
+        let user = self.user.map_or_else(|| "another user".into(), |user| format!("user {user}"));
+        match error.raw_os_error() {
+            Some(libc::EACCES) => Unanswered::Private(self.point, user),
+            Some(libc::EPERM) => Unanswered::Reserved(self.point, user),
+            _ if dead(&error) => Unanswered::Dead(self.point, self.store),
+            _ => Unanswered::Other(self.point, error),
+        }
+    }
+
+    /// The mount at `dir`, or of the store at `dir`. If no mount is left here: one that another namespace has.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn to_unmount(dir: &Path) -> Result<Mounted, MountError> {
+        // A place that is missing here may be a mount elsewhere.
+        let point = absolute(dir).or_else(|_| std::path::absolute(dir)).map_err(MountError::Mount)?;
+        let here = || all().into_iter().rfind(|mounted| mounted.store == point);
+        let found = find(&point).map_err(MountError::Mount)?.or_else(here).or_else(|| left_of(&point));
+        found.ok_or_else(|| MountError::NotMounted(dir.to_path_buf()))
+    }
+
+    /// Takes it down. `force`: also if programs use it, or another namespace has it. They get errors from then on.
+    ///
+    /// # Errors
+    /// Programs use it, or another namespace has it; they are named.
+    pub fn unmount(&self, force: bool) -> Result<(), MountError> {
+        let how = if force { Detach::Lazily } else { Detach::IfIdle };
+        let taken = match all().contains(self) {
+            true => take_down(&self.point, how),
+            false if force => Ok(()),
+            false => return Err(self.held()),
+        };
+        match taken {
+            Ok(()) if force => self.abort().map_err(MountError::Abort),
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
+                Err(MountError::Busy(self.point.clone(), self.users()))
+            }
+            Err(_) if !self.is_ours() => Err(MountError::Foreign(self.point.clone(), self.user.unwrap_or_default())),
+            taken => taken.map_err(MountError::Mount),
+        }
+    }
+
+    /// Whether this user may ask about it, and take it down.
+    pub fn is_ours(&self) -> bool {
+        let own = rustix::process::geteuid();
+        own.is_root() || self.user.is_none_or(|user| user == own.as_raw())
+    }
+
+    /// The error for a file system that is mounted here no more, but held.
+    pub fn held(&self) -> MountError {
+        MountError::Held(self.point.clone(), self.held_by().join(", "))
+    }
+
+    /// The holders of the file system: other mounts of it, in this or another namespace, as far as we may look.
+    pub fn held_by(&self) -> Vec<String> {
+        let (mut found, mut seen) = (Vec::new(), HashSet::new());
+        let own = Path::new("/proc/self").to_path_buf();
+        let processes = std::iter::once((None, own)).chain(processes().map(|(pid, path)| (Some(pid), path)));
+        for (pid, process) in processes {
+            for mounted in table(&process).unwrap_or_default() {
+                if mounted.device != self.device || !seen.insert(mounted.id) || found.len() == HOLDERS_MOST {
+                    continue;
+                }
+                let point = mounted.point.display();
+                found.push(match &pid {
+                    None => format!("another mount of it at {point}"),
+                    Some(pid) => format!("{} in another mount namespace, at {point}", named(pid, &process)),
+                });
+            }
+        }
+        found
+    }
+
+    /// Ends the connection to the daemon. Programs that use the mount get errors from now on.
+    ///
+    /// # Errors
+    /// We may not, or fusectl is not mounted.
+    pub fn abort(&self) -> io::Result<()> {
+        let minor = self.device.split_once(':').map_or("", |(_, minor)| minor);
+        std::fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1")
+    }
+
+    /// Name of the block device that the kernel counts its pages by.
+    pub(super) fn device(&self) -> &str {
+        &self.device
+    }
 }
 
 /// `\040` and the like are octal bytes.
@@ -52,41 +174,63 @@ fn unescape(field: &[u8]) -> OsString {
 
 fn parse(line: &[u8]) -> Option<Mounted> {
     let mut fields = line.split(|&byte| byte == b' ');
-    let device = String::from_utf8(fields.nth(2)?.to_vec()).ok()?;
+    let text = |field: Option<&[u8]>| String::from_utf8(field?.to_vec()).ok();
+    let id = text(fields.next())?.parse().ok()?;
+    let device = text(fields.nth(1))?;
     let point = PathBuf::from(unescape(fields.nth(1)?));
     let mut fields = fields.skip_while(|field| *field != b"-").skip(1);
-    let kind = String::from_utf8(fields.next()?.to_vec()).ok()?;
-    Some(Mounted { device, point, kind, source: PathBuf::from(unescape(fields.next()?)) })
+    let kind = text(fields.next())?;
+    let store = PathBuf::from(unescape(fields.next()?));
+    let options = text(fields.next()).unwrap_or_default();
+    let user = options.split(',').find_map(|option| option.strip_prefix("user_id=")?.parse().ok());
+    Some(Mounted { id, device, point, kind, store, user })
 }
 
-/// The topmost mount at `point` (absolute), of any kind.
-fn top(point: &Path) -> io::Result<Option<Mounted>> {
-    let table = std::fs::read("/proc/self/mountinfo")?;
-    Ok(table.split(|&byte| byte == b'\n').filter_map(parse).rfind(|mounted| mounted.point == point))
+/// The mounts that a process sees; a later one at the same point hides the earlier ones.
+fn table(process: &Path) -> io::Result<Vec<Mounted>> {
+    let table = std::fs::read(process.join("mountinfo"))?;
+    Ok(table.split(|&byte| byte == b'\n').filter_map(parse).collect())
+}
+
+fn own_table() -> io::Result<Vec<Mounted>> {
+    table(Path::new("/proc/self"))
 }
 
 /// The mount at `point` (absolute), if it is of stepfs.
-pub(super) fn find(point: &Path) -> io::Result<Option<Mounted>> {
-    Ok(top(point)?.filter(|mounted| mounted.kind == KIND))
+pub fn find(point: &Path) -> io::Result<Option<Mounted>> {
+    let top = own_table()?.into_iter().rfind(|mounted| mounted.point == point);
+    Ok(top.filter(|mounted| mounted.kind == KIND))
+}
+
+/// All mounts of stepfs that this process sees.
+pub fn all() -> Vec<Mounted> {
+    let seen = own_table().unwrap_or_default();
+    seen.into_iter().filter(|mounted| mounted.kind == KIND).collect()
+}
+
+/// A mount of stepfs that other namespaces have: of the store at `path`, or at this point.
+pub fn left_of(path: &Path) -> Option<Mounted> {
+    let is_it = |mounted: &Mounted| mounted.kind == KIND && (mounted.store == path || mounted.point == path);
+    processes().find_map(|(_, process)| table(&process).ok()?.into_iter().find(is_it))
 }
 
 /// Whether process `daemon` sees a mount of `store`. A daemon that holds a store without a mount is about to end.
 /// `None` if we may not look.
 pub fn is_served(store: &Path, daemon: u32) -> Option<bool> {
     let process = PathBuf::from(format!("/proc/{daemon}"));
-    let table = std::fs::read(process.join("mountinfo")).ok()?;
+    let table = table(&process).ok()?;
     // By number: the daemon may know the store by another path than we do.
     let number = |path: &Path| std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
     let wanted = number(store)?;
-    let mut mounts = table.split(|&byte| byte == b'\n').filter_map(parse).filter(|mounted| mounted.kind == KIND);
+    let mut mounts = table.iter().filter(|mounted| mounted.kind == KIND);
     Some(mounts.any(|mounted| {
-        let inside = mounted.source.strip_prefix("/").unwrap_or(&mounted.source);
+        let inside = mounted.store.strip_prefix("/").unwrap_or(&mounted.store);
         number(&process.join("root").join(inside)) == Some(wanted)
     }))
 }
 
 /// Absolute path without links, of a directory that may be a dead mount and then cannot be asked for anything.
-pub(super) fn absolute(dir: &Path) -> io::Result<PathBuf> {
+pub fn absolute(dir: &Path) -> io::Result<PathBuf> {
     match dir.canonicalize() {
         Err(error) if dead(&error) => {
             let full = std::path::absolute(dir)?;
@@ -139,14 +283,7 @@ pub(super) fn take_down(point: &Path, how: Detach) -> io::Result<()> {
 /// # Errors
 /// When there is none, or programs use it (they are named).
 pub fn unmount(dir: &Path) -> Result<(), MountError> {
-    let point = absolute(dir).map_err(|error| MountError::Directory(dir.to_path_buf(), error))?;
-    let Some(mounted) = find(&point).map_err(MountError::Mount)? else {
-        return Err(MountError::NotMounted(dir.to_path_buf()));
-    };
-    take_down(&point, Detach::IfIdle).map_err(|error| match error.raw_os_error() {
-        Some(libc::EBUSY) => MountError::Busy(dir.to_path_buf(), holders(&mounted.device).join(", ")),
-        _ => MountError::Mount(error),
-    })
+    Mounted::to_unmount(dir)?.unmount(false)
 }
 
 /// Whether `dir` is in a mount whose daemon is gone.
@@ -157,18 +294,20 @@ pub fn is_dead(dir: &Path) -> bool {
 
 /// The type of the file system that `dir` (absolute, without links) lies on.
 pub fn kind_of(dir: &Path) -> Option<String> {
-    let table = std::fs::read("/proc/self/mountinfo").ok()?;
-    let above = table.split(|&byte| byte == b'\n').filter_map(parse).filter(|mounted| dir.starts_with(&mounted.point));
-    // Of several at one point the last is on top.
-    above.max_by_key(|mounted| mounted.point.as_os_str().len()).map(|mounted| mounted.kind)
+    over(dir).map(|mounted| mounted.kind)
 }
 
-/// The root of the stepfs mount that `path` (absolute, without links) lies in.
-pub fn mount_of(path: &Path) -> Option<PathBuf> {
-    let table = std::fs::read("/proc/self/mountinfo").ok()?;
-    let all = table.split(|&byte| byte == b'\n').filter_map(parse);
-    let ours = all.filter(|mounted| mounted.kind == KIND && path.starts_with(&mounted.point));
-    ours.max_by_key(|mounted| mounted.point.as_os_str().len()).map(|mounted| mounted.point)
+/// The mount that `path` (absolute, without links) lies in.
+fn over(path: &Path) -> Option<Mounted> {
+    let above = own_table().ok()?.into_iter().filter(|mounted| path.starts_with(&mounted.point));
+    // Of several at one point the last is on top.
+    above.max_by_key(|mounted| mounted.point.as_os_str().len())
+}
+
+/// The stepfs mount that `path` (absolute, without links) lies in.
+pub fn mount_of(path: &Path) -> Option<Mounted> {
+    let ours = all().into_iter().filter(|mounted| path.starts_with(&mounted.point));
+    ours.max_by_key(|mounted| mounted.point.as_os_str().len())
 }
 
 /// Takes down the mount that a killed daemon left at `dir`, which answers nothing but ENOTCONN. Returns whether there
@@ -189,26 +328,36 @@ pub fn clear_dead_mount(dir: &Path) -> Result<bool, MountError> {
     Ok(true)
 }
 
-/// Programs that keep the file system `device` (`major:minor`) busy, as `name (pid)`. As far as we may look.
-pub(super) fn holders(device: &str) -> Vec<String> {
-    let mut found = Vec::new();
-    let Ok(processes) = std::fs::read_dir("/proc") else {
-        return found;
-    };
-    for process in processes.flatten() {
-        let name = process.file_name();
-        let Some(pid) = name.to_str().filter(|name| name.bytes().all(|byte| byte.is_ascii_digit())) else {
-            continue;
-        };
-        if pid != std::process::id().to_string() && holds(&process.path(), device) {
-            let command = std::fs::read_to_string(process.path().join("comm")).unwrap_or_default();
-            found.push(format!("{} ({pid})", command.trim_end()));
-            if found.len() == HOLDERS_MOST {
-                break;
-            }
+/// The processes of this machine, with their directories in `/proc`.
+fn processes() -> impl Iterator<Item = (String, PathBuf)> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| {
+        let pid = entry.file_name().into_string().ok()?;
+        pid.bytes().all(|byte| byte.is_ascii_digit()).then(|| (pid, entry.path()))
+    })
+}
+
+/// A process for people: `name (pid)`.
+fn named(pid: &str, process: &Path) -> String {
+    let command = std::fs::read_to_string(process.join("comm")).unwrap_or_default();
+    format!("{} ({pid})", command.trim_end())
+}
+
+impl Mounted {
+    /// Programs that keep the mount busy, and mounts inside it, for people. As far as we may look.
+    pub(super) fn users(&self) -> String {
+        let own = std::process::id().to_string();
+        let busy = processes().filter(|(pid, process)| *pid != own && holds(process, &self.device));
+        let inside =
+            all().into_iter().filter(|other| other.point != self.point && other.point.starts_with(&self.point));
+        let inside = inside.map(|other| format!("a mount at {}", other.point.display()));
+        let found: Vec<String> =
+            inside.chain(busy.map(|(pid, process)| named(&pid, &process))).take(HOLDERS_MOST).collect();
+        match found.is_empty() {
+            true => "a program of another user; root can see which".into(),
+            false => found.join(", "),
         }
     }
-    found
 }
 
 /// Compares without asking the file system itself anything that its daemon would have to answer: the daemon may be us.
@@ -271,7 +420,8 @@ mod tests {
         assert_eq!(mounted.device, "0:51");
         assert_eq!(mounted.point, Path::new("/mnt/my ckpts"));
         assert_eq!(mounted.kind, KIND);
-        assert_eq!(mounted.source, Path::new("/my store"));
+        assert_eq!((mounted.id, mounted.user), (36, Some(0)));
+        assert_eq!(mounted.store, Path::new("/my store"));
         assert_eq!(parse(b""), None);
         assert_eq!(parse(b"36 35 0:51 / /mnt rw"), None);
         assert_eq!(unescape(b"a\\134b\\9"), OsStr::new("a\\b\\9"));

@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, IntoRawFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
@@ -17,7 +18,23 @@ fn check(result: libc::c_int) -> io::Result<()> {
 
 /// Whether any program has the file open or mapped for writing; `file` is open for reading only. Takes a read lease,
 /// which a writer makes the kernel refuse, and gives it back.
+///
+/// The file's owner may take one, and so may CAP_LEASE, which containers usually lack. So root takes it as the owner.
 pub(super) fn has_writer(file: &File) -> io::Result<bool> {
+    match lease(file) {
+        Err(error) if error.raw_os_error() == Some(libc::EACCES) => {
+            // SAFETY: only this thread's user for access to files changes, and changes back before anything else runs.
+            let before = unsafe { libc::setfsuid(file.metadata()?.uid()) };
+            let found = lease(file);
+            // SAFETY: as above.
+            unsafe { libc::setfsuid(before as libc::uid_t) };
+            found
+        }
+        found => found,
+    }
+}
+
+fn lease(file: &File) -> io::Result<bool> {
     let fcntl = |command, argument: libc::c_int| {
         // SAFETY: no memory is passed; the descriptor is open for as long as `file` is borrowed.
         check(unsafe { libc::fcntl(file.as_raw_fd(), command, argument) })
@@ -54,7 +71,7 @@ pub(super) fn open_path(path: &Path) -> io::Result<File> {
 }
 
 /// The bit of CAP_SYS_ADMIN (linux/capability.h).
-const SYS_ADMIN: u32 = 21;
+pub const SYS_ADMIN: u32 = 21;
 
 /// Whether this process may mount by itself, and register files for passthrough. In a user namespace it may do the
 /// former only.

@@ -156,7 +156,7 @@ impl Core {
         if self.is_kept_from(uid, name) {
             return reply.error(Errno::EPERM);
         }
-        if let Name::Own("status" | "remote" | "generations" | "lossy" | "original" | "profile" | "why") =
+        if let Name::Own("status" | "file" | "remote" | "generations" | "lossy" | "original" | "profile" | "why") =
             classify(name)
         {
             // The first reads the size of every file, the others read an object.

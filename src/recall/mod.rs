@@ -45,6 +45,8 @@ pub struct Recall {
     pool: Pool,
     /// One reader per object, for all handles. Held to look one up; chains are opened outside it.
     readers: Mutex<HashMap<Id, Weak<Reader>>>,
+    /// Why programs could not read files, by their objects. Taken for moments, last of all locks.
+    failures: Mutex<HashMap<Id, String>>,
 }
 
 impl Recall {
@@ -57,7 +59,8 @@ impl Recall {
             .panic_handler(|_| log::error!("a task that read ahead panicked"));
         let pool = Pool::new(builder)?;
         let memory = Arc::new(Memory::new(memory));
-        let recall = Arc::new(Recall { objects, cache, memory, pool, readers: Mutex::new(HashMap::new()) });
+        let readers = Mutex::new(HashMap::new());
+        let recall = Arc::new(Recall { objects, cache, memory, pool, readers, failures: Mutex::default() });
         #[cfg(not(feature = "shuttle"))]
         leave_room(&recall)?;
         Ok(recall)
@@ -117,8 +120,22 @@ impl Recall {
         copy_on(Some(&self.pool), &chain, put)
     }
 
+    /// Notes that a program could not read the file of an object, if its bytes are damaged.
+    pub fn read_failed(&self, id: Id, error: &ReadError) {
+        if error.is_damage() {
+            let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+            failures.entry(id).or_insert_with(|| error.to_string());
+        }
+    }
+
+    /// Why a program could not read the file of an object, if so.
+    pub fn failure(&self, id: Id) -> Option<String> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner).get(&id).cloned()
+    }
+
     /// Drops everything kept about an object that is gone.
     pub fn forget(&self, id: Id) {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
         self.cache.forget(id);
         self.memory.forget(id);
     }

@@ -110,6 +110,11 @@ impl Reader {
     /// Reads up to `buf.len()` bytes at `offset`; short only at the end of the file. Decodes missing units, so never
     /// call it on a thread that answers the kernel.
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize, ReadError> {
+        let read = self.read(offset, buf);
+        read.inspect_err(|error| self.recall.read_failed(self.chain.leaf().header().id, error))
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<usize, ReadError> {
         let end = self.len().min(offset.saturating_add(buf.len() as u64));
         if offset >= end {
             return Ok(0);

@@ -29,12 +29,12 @@ pub enum Error {
     #[error(
         "{root} is a stepfs store without stepfs.toml; restore that file from a backup, or write it with these lines:\n\
          format = {FORMAT}\nstore = \"{}\"\ndefault_profile = \"exact\"\ncache_mib = 10240",
-        id.map_or_else(|| "32 hexadecimal digits (no file tells the old id)".into(), |id| id.to_string())
+        id.or_else(|| Id::random().ok()).map_or_else(|| "32 hexadecimal digits".into(), |id| id.to_string())
     )]
     NoSettings {
         /// The store.
         root: PathBuf,
-        /// Its id, as its stubs have it.
+        /// Its id, as its stubs have it. Without stubs any id will do.
         id: Option<Id>,
     },
     /// Another version of stepfs made it.

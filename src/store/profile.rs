@@ -119,12 +119,8 @@ impl FromStr for Profile {
             return Ok(known);
         }
         let published = text.parse().map(Profile::Published);
-        published.map_err(|why| {
-            let usual: Vec<String> = SystemId::usual().map(|system| system.to_string()).collect();
-            format!(
-                "{text:?} is no profile; write exact, balanced or compact, or a published system: {} ({why})",
-                usual.join(", ")
-            )
+        published.map_err(|_| {
+            format!("no profile is named {text:?}; write exact, balanced or compact (`stepfs help profile` has more)")
         })
     }
 }
@@ -233,6 +229,13 @@ pub(super) struct RuleText {
     profile: Profile,
     #[serde(default)]
     expected_restores: Option<u32>,
+}
+
+impl RuleText {
+    /// Whether it counts restores of files that are exact anyway.
+    pub(super) fn has_restores_of_exact(&self) -> bool {
+        self.profile == Profile::Exact && self.expected_restores.is_some()
+    }
 }
 
 /// The glob of a rule without one.

@@ -31,6 +31,13 @@ struct Document {
     remote: Option<RemoteSettings>,
 }
 
+/// The keys that stand above the first table. A line at the end of the file belongs to the last table.
+const TOP: [&str; 6] = ["format", "store", "default_profile", "cache_mib", "settle_seconds", "expected_restores"];
+
+fn above_tables(key: &str) -> String {
+    format!("\nA line after a [table] belongs to that table: move `{key}` above the first line that begins with `[`.")
+}
+
 /// Ten minutes: longer than any checkpoint takes to be written, and short enough for users who wait for space.
 fn default_settle() -> u64 {
     600
@@ -191,12 +198,21 @@ impl Settings {
     /// # Errors
     /// [`Error::Format`] if another version of stepfs made the store; [`Error::Settings`] with the parser's message.
     pub fn parse(text: &str) -> Result<Settings, Error> {
-        let wrong = |error: toml::de::Error| Error::Settings(error.to_string().trim_end().to_string());
+        let wrong = |error: toml::de::Error| {
+            let said = error.to_string().trim_end().to_string();
+            let misplaced = TOP.iter().find(|key| said.contains(&format!("unknown field `{key}`")));
+            Error::Settings(said + &misplaced.map_or(String::new(), |key| above_tables(key)))
+        };
         let FormatOnly { format } = toml::from_str(text).map_err(wrong)?;
         if format != FORMAT {
             return Err(Error::Format { found: format });
         }
         let document: Document = toml::from_str(text).map_err(wrong)?;
+        // A line at the end of a new file belongs to such a rule, and has no effect there.
+        if document.profiles.iter().any(profile::RuleText::has_restores_of_exact) {
+            let words = "a [[profile]] that keeps files exact has `expected_restores`, which has no effect there.";
+            return Err(Error::Settings(words.to_string() + &above_tables("expected_restores")));
+        }
         let id = document.store.parse().map_err(|()| Error::Settings("`store` is not 32 hexadecimal digits".into()))?;
         let profiles = profile::Rules::parse(document.profiles, document.default_profile, document.expected_restores)
             .map_err(Error::Settings)?;

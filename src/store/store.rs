@@ -117,6 +117,18 @@ impl Store {
         }
     }
 
+    /// The process that has the store open for writing, by the number that it left there.
+    pub fn holder(root: &Path) -> Option<u32> {
+        Store::is_locked(root).ok().filter(|is_locked| *is_locked)?;
+        fs::read_to_string(root.join(LOCK)).ok()?.trim().parse().ok()
+    }
+
+    /// Where this open store is by now, if somebody has moved it. `None` if it is gone.
+    pub fn place(&self) -> Option<PathBuf> {
+        let lock = fs::read_link(format!("/proc/self/fd/{}", self._lock.as_ref()?.as_raw_fd())).ok()?;
+        lock.parent().filter(|root| root.join(SETTINGS).exists()).map(Path::to_path_buf)
+    }
+
     /// Checks that a file can be locked like a store's.
     pub fn can_lock(path: &Path) -> io::Result<()> {
         set_lock(&OpenOptions::new().read(true).write(true).open(path)?)

@@ -24,7 +24,11 @@ pub fn size(bytes: u64) -> String {
 
 /// Parses a size: `512M`, `2G`, `1.5GiB`, `1000000`.
 pub fn parse_size(text: &str) -> Result<u64, String> {
+    const WRITE: &str = "write a size such as 512M or 2G";
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    if digits.is_empty() {
+        return Err(WRITE.into());
+    }
     let unit = match text[digits.len()..].to_ascii_lowercase().as_str() {
         "" | "b" => 1,
         "k" | "kb" | "kib" => 1u64 << 10,
@@ -36,7 +40,26 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     let bytes = digits.parse::<f64>().ok().filter(|number| number.is_finite() && *number >= 0.0);
     match bytes.map(|number| number * unit as f64) {
         Some(bytes) if bytes < u64::MAX as f64 => Ok(bytes as u64),
-        _ => Err("write a size such as 512M or 2G".into()),
+        _ => Err(WRITE.into()),
+    }
+}
+
+/// A time for people, in seconds since 1970: the minute, or the year if that is another one than now.
+pub fn time(seconds: i64) -> String {
+    const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+    let local = |seconds: i64| {
+        // SAFETY: all fields of `tm` are numbers or a pointer, for which zeros are valid.
+        let mut tm: libc::tm = unsafe { std::mem::zeroed() };
+        // SAFETY: both pointers are valid for the call.
+        unsafe { libc::localtime_r(&seconds, &mut tm) };
+        tm
+    };
+    let tm = local(seconds);
+    let month = usize::try_from(tm.tm_mon).ok().and_then(|month| MONTHS.get(month)).unwrap_or(&"?");
+    let day = format!("{month} {:2}", tm.tm_mday);
+    match tm.tm_year == local(crate::clock::wall_ns() / 1_000_000_000).tm_year {
+        true => format!("{day} {:02}:{:02}", tm.tm_hour, tm.tm_min),
+        false => format!("{day}  {}", 1900 + tm.tm_year),
     }
 }
 
@@ -53,13 +76,13 @@ pub fn name(name: &str) -> String {
     escaped(name, char::is_control)
 }
 
-/// An error with its causes. The library's errors already name their cause, so it is not repeated.
+/// An error with its causes. The library's errors already name their cause, perhaps in the middle: it is said once.
 pub fn causes(error: &anyhow::Error) -> String {
     let mut out = String::new();
     for cause in error.chain().map(ToString::to_string) {
         match out.is_empty() {
             true => out = cause,
-            false if out.ends_with(&cause) => {}
+            false if out.contains(cause.trim()) => {}
             false => out = format!("{out}: {cause}"),
         }
     }
@@ -141,6 +164,8 @@ mod tests {
         let library = crate::store::Error::Io { path: "store/tree".into(), source: device() };
         let error = anyhow::Error::new(library).context("step-1.pt");
         assert_eq!(causes(&error), "step-1.pt: store/tree: Not a directory (os error 20)");
+        let refused = crate::fs::MountError::Device(device());
+        assert_eq!(causes(&refused.into()).matches("Not a directory").count(), 1);
         assert_eq!(causes(&anyhow::Error::new(device()).context("a")), "a: Not a directory (os error 20)");
     }
 

@@ -1,4 +1,4 @@
-//! What commands say to people: text on standard output and standard error, sizes and tables ([`format`]), and what goes
+//! What commands say to people: text on standard output and standard error, sizes and tables ([`format`]), colour ([`color`]), and what goes
 //! when Ctrl-C ends a command ([`interrupt`]).
 //!
 //! Standard output may be closed or full: the command ends, and what it has in temporary files goes with it. Standard
@@ -28,6 +28,7 @@ macro_rules! say_error {
     ($($text:tt)*) => { $crate::terminal::say_error(format_args!("{}\n", format_args!($($text)*))) };
 }
 
+pub mod color;
 pub mod format;
 pub mod interrupt;
 

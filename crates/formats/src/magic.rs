@@ -1,7 +1,7 @@
 //! Names formats that stepfs does not look into, and says what a user can do about it.
 
+use super::ReadAt;
 use super::read::{Fail, u32_at};
-use super::{KINDS, Kind, ReadAt};
 
 /// First bytes of a format, its name, and the next step for the user. Two bytes prove little, so they come last.
 const STARTS: [(&[u8], &str, &str); 18] = [
@@ -46,8 +46,7 @@ pub(super) fn words(src: &dyn ReadAt, size: u64) -> Result<String, Fail> {
     Ok(match name(src, size)? {
         Some((name, advice)) => format!("{name}: kept as it is; {advice}"),
         None => {
-            let known: Vec<&str> = KINDS.iter().filter(|row| row.0 != Kind::Opaque).map(|row| row.1).collect();
-            format!("a format that stepfs does not know: kept as it is; it looks into {}", known.join(", "))
+            "a format that stepfs does not know: kept as it is; docs/CONTAINERS.md lists those that it knows".into()
         }
     })
 }

@@ -7,9 +7,9 @@ use std::path::PathBuf;
 
 use rustix::process::{Resource, getrlimit};
 
-use super::{Finding, ok, problem, warning};
+use super::{Finding, Level, ok, problem, warning};
 use crate::cli::format::size;
-use crate::fs::is_admin;
+use crate::fs::{SYS_ADMIN, is_admin, try_mount};
 use crate::recall::usual_memory;
 
 /// First kernel with passthrough.
@@ -28,6 +28,10 @@ pub(super) fn findings() -> Vec<Finding> {
         found.push(ok("fusermount3", "not needed: this process may mount by itself"));
     } else {
         found.extend([fusermount(), others()]);
+    }
+    // The device's own finding says more.
+    if found.iter().all(|finding| finding.level != Level::Problem) {
+        found.push(mounting());
     }
     found.extend([helper(), files(), file_size(), memory()]);
     found
@@ -89,6 +93,23 @@ fn privileges() -> Finding {
             "sudo stepfs mount STORE DIR",
         ),
     }
+}
+
+/// Tries a mount on a directory of its own.
+fn mounting() -> Finding {
+    const CHECK: &str = "mount";
+    let place = tempfile::Builder::new().prefix(".stepfs-doctor-").tempdir();
+    let Err(error) = place.and_then(|place| try_mount(place.path())) else { return ok(CHECK, "tried, and works") };
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let bounding = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("CapBnd:")?.trim(), 16).ok());
+    let is_bound = bounding.is_some_and(|bits| bits >> SYS_ADMIN & 1 == 0);
+    let is_confined = status.lines().any(|line| line.split_whitespace().eq(["NoNewPrivs:", "1"]));
+    let mend = match (is_bound, is_confined && !is_admin()) {
+        (true, _) => "docker run --device /dev/fuse --cap-add SYS_ADMIN --security-opt apparmor=unconfined",
+        (_, true) => "run it where fusermount3 may become root: outside of this sandbox (no_new_privs is set)",
+        _ => "mount as root; in a container: docker run --cap-add SYS_ADMIN --security-opt apparmor=unconfined",
+    };
+    problem(CHECK, format!("a mount was tried, and refused: {error}"), mend)
 }
 
 /// True if privileges hold for the whole machine, not only for a user namespace.

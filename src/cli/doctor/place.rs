@@ -10,7 +10,7 @@ use rustix::fs::{CWD, RenameFlags, ioctl_ficlone, renameat_with, statvfs, syncfs
 use super::{Finding, ok, problem, warning};
 use crate::cli::format::size;
 use crate::cli::source::Local;
-use crate::fs::{has_leases, is_dead, kind_of};
+use crate::fs::{has_leases, has_leases_of_others, is_dead, kind_of};
 use crate::store::{Store, exposed};
 
 /// With less free space the next checkpoint may not fit.
@@ -49,6 +49,9 @@ pub(super) fn findings(dir: &Path) -> (Vec<Finding>, Option<io::Result<bool>>) {
     };
     let path = probe.path();
     found.extend([attributes(path), renames(path), durable(path), locks(path), blocks(path)]);
+    if rustix::process::geteuid().is_root() {
+        found.push(others(path));
+    }
     (found, Some(has_leases(path)))
 }
 
@@ -231,6 +234,20 @@ fn locks(probe: &Path) -> Finding {
             format!("they fail ({error}), so two daemons could use the store"),
             "put the store on a local disk",
         ),
+    }
+}
+
+/// Whether root can tell when other users have stopped writing a file: without that it never releases theirs.
+fn others(probe: &Path) -> Finding {
+    const CHECK: &str = "others";
+    match has_leases_of_others(probe) {
+        Ok(true) => ok(CHECK, "files of other users can be released"),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM)) => warning(
+            CHECK,
+            format!("files of other users are never released ({error}): CAP_LEASE and CAP_SETUID are missing"),
+            "docker run --cap-add LEASE",
+        ),
+        Ok(false) | Err(_) => ok(CHECK, "not needed: the file system has no leases"),
     }
 }
 

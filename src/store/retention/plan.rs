@@ -110,22 +110,39 @@ impl Verdict {
 /// A second plan for the remaining checkpoints removes nothing. Completeness depends on the checkpoints before, so each
 /// result is planned again until nothing more is removed.
 pub fn plan(units: &[Unit], rules: &[Rule], now_ns: i64) -> Vec<Verdict> {
-    let mut series: BTreeMap<(usize, Kind, &[u8]), Vec<usize>> = BTreeMap::new();
-    for (at, unit) in units.iter().enumerate() {
-        series.entry((unit.rule, unit.kind, &unit.series)).or_default().push(at);
-    }
     let mut verdicts = vec![Verdict::Keep(NOT_COMPLETE); units.len()];
     // Of each complete one: the number of newer complete ones.
     let mut newer = vec![None; units.len()];
-    for ((rule, _, _), mut members) in series {
-        let Some(rule) = rules.get(rule) else { continue };
-        members.sort_by_key(|&at| (&units[at].steps, units[at].modified_ns, &units[at].path));
+    for (rule, mut members) in series(units, rules) {
         while let Some(left) = one_pass(units, (rule, now_ns), &members, &mut newer, &mut verdicts) {
             members = left;
         }
     }
     keep_beside_newest(units, &newer, &mut verdicts);
     verdicts
+}
+
+/// The series of checkpoints, each by its rule and from the oldest to the newest.
+fn series<'a>(units: &[Unit], rules: &'a [Rule]) -> impl Iterator<Item = (&'a Rule, Vec<usize>)> {
+    let mut series: BTreeMap<(usize, Kind, &[u8]), Vec<usize>> = BTreeMap::new();
+    for (at, unit) in units.iter().enumerate() {
+        series.entry((unit.rule, unit.kind, &unit.series)).or_default().push(at);
+    }
+    let members = series.into_iter().filter_map(|((rule, ..), mut members)| {
+        members.sort_by_key(|&at| (&units[at].steps, units[at].modified_ns, &units[at].path));
+        Some((rules.get(rule)?, members))
+    });
+    members.collect::<Vec<_>>().into_iter()
+}
+
+/// Which of `units` are whole, and are not being written, at the time `now_ns` (since 1970).
+pub fn complete(units: &[Unit], rules: &[Rule], now_ns: i64) -> Vec<bool> {
+    let mut complete = vec![false; units.len()];
+    for (rule, members) in series(units, rules) {
+        let judged = judge(units, rule, now_ns, &members);
+        members.iter().zip(judged).for_each(|(&at, judged)| complete[at] = judged.complete);
+    }
+    complete
 }
 
 /// Keeps a complete file where one beside it, with its steps, is the newest complete one of another series. A run that

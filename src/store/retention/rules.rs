@@ -37,6 +37,20 @@ pub struct Rule {
 }
 
 impl Rule {
+    /// A rule that matches every checkpoint, and keeps all.
+    ///
+    /// # Errors
+    /// None but a defect.
+    pub fn all() -> Result<Rule, String> {
+        rule(&RuleText {
+            glob: "**".into(),
+            keep_last: None,
+            keep_every: Some(1),
+            keep_for: None,
+            keep_checkpoint_max: None,
+        })
+    }
+
     /// True if it matches this path inside the tree.
     pub fn matches(&self, path: &Path, directory: bool) -> bool {
         (directory || !self.directories) && self.matcher.is_match(path)

@@ -140,7 +140,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if args.json {
         report.print_json(&files)?;
     } else {
-        report.print_verdict()?;
+        report.print()?;
     }
     let Some(chosen) = report.chosen() else {
         bail!("no configuration is good enough; nothing was changed (try a larger --tolerance)")
@@ -257,7 +257,7 @@ fn tune(args: &Args, trial: &Trial, scratch: &Path, stop: &(dyn Fn() -> bool + S
         Some(evaluator) => Some(exact_score(args, evaluator, trial.last())?),
         None => None,
     };
-    let table = Table::new(args.json, trial, args.eval.is_some());
+    let mut table = Table::new(args.json, trial, args.eval.is_some());
     table.begin(exact_score, args.tolerance(), args.absolute)?;
     let mut trials = Trials { trial, scratch, evaluator, exact_score, args, stop, table, tried: Vec::new() };
     let exact = trials.of(Profile::Exact)?;
@@ -290,6 +290,7 @@ fn tune(args: &Args, trial: &Trial, scratch: &Path, stop: &(dyn Fn() -> bool + S
         tolerance: args.tolerance(),
         inshrinkerator_only: args.inshrinkerator_only,
         candidates: trials.tried,
+        table: trials.table.lines,
     })
 }
 

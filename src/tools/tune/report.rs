@@ -4,10 +4,11 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use anyhow::Result;
+use indicatif::ProgressBar;
 use serde::Serialize;
 
 use crate::store::{Profile, names_bytes};
-use crate::terminal::format::{name, percent, size};
+use crate::terminal::format::{name, percent, progress, size};
 
 use super::trial::Trial;
 
@@ -44,6 +45,8 @@ pub(super) struct Report {
     pub(super) tolerance: f64,
     pub(super) inshrinkerator_only: bool,
     pub(super) candidates: Vec<Candidate>,
+    /// All candidates, as a table.
+    pub(super) table: Vec<String>,
 }
 
 /// The result as JSON.
@@ -102,8 +105,10 @@ impl Report {
         say(&serde_json::to_string_pretty(&json)?)
     }
 
-    pub(super) fn print_verdict(&self) -> Result<()> {
-        self.verdict().iter().try_for_each(|line| say(line))
+    /// Prints the verdict, then all candidates.
+    pub(super) fn print(&self) -> Result<()> {
+        let blank = [String::new()];
+        self.verdict().iter().chain(&blank).chain(&self.table).try_for_each(|line| say(line))
     }
 
     /// The result in words.
@@ -114,7 +119,10 @@ impl Report {
             format!("{}: {} ({share}), {}", candidate.profile, size(candidate.bytes), self.cost(candidate))
         };
         let (own, theirs) = (self.best(true), self.best(false));
-        let mut lines = vec![String::new()];
+        let mut lines = vec![match self.chosen() {
+            Some(chosen) => format!("Use {}", what(chosen)),
+            None => "No profile is good enough".into(),
+        }];
         lines.push(match theirs {
             Some(theirs) => format!("Inshrinkerator's best of {tried} configurations is {}", what(theirs)),
             None => format!("None of the {tried} configurations of Inshrinkerator that were tried is good enough"),
@@ -140,9 +148,11 @@ impl Report {
     }
 }
 
-/// Prints one line per candidate as they come; to standard error if standard output is JSON.
+/// One line per candidate. Shows them as they come: on standard error if standard output is JSON, else beside a bar.
 pub(super) struct Table {
     json: bool,
+    pub(super) lines: Vec<String>,
+    bar: ProgressBar,
     file: String,
     file_bytes: u64,
     scored: bool,
@@ -154,17 +164,18 @@ const NAME_COLUMNS: usize = 44;
 impl Table {
     pub(super) fn new(json: bool, trial: &Trial, scored: bool) -> Table {
         let file = name(&trial.last().display().to_string());
-        Table { json, file, file_bytes: trial.last_bytes(), scored }
+        Table { json, lines: Vec::new(), bar: progress(0, false), file, file_bytes: trial.last_bytes(), scored }
     }
 
-    fn print(&self, line: &str) -> Result<()> {
-        match self.json {
-            true => Ok(writeln!(io::stderr(), "{}", line.trim_end())?),
-            false => say(line.trim_end()),
+    fn print(&mut self, line: &str) -> Result<()> {
+        if self.json {
+            writeln!(io::stderr(), "{}", line.trim_end())?;
         }
+        self.lines.push(line.trim_end().into());
+        Ok(())
     }
 
-    pub(super) fn begin(&self, exact_score: Option<f64>, tolerance: f64, absolute: bool) -> Result<()> {
+    pub(super) fn begin(&mut self, exact_score: Option<f64>, tolerance: f64, absolute: bool) -> Result<()> {
         let score = exact_score.map_or(String::new(), |score| format!(", score {score}"));
         self.print(&format!("{}: {}{score}", self.file, size(self.file_bytes)))?;
         let of = match (self.scored, absolute) {
@@ -177,7 +188,10 @@ impl Table {
         self.print(&format!("{:NAME_COLUMNS$}  {:>9}  {:>6}  {:>9}  {score}", "profile", "bytes", "share", "error"))
     }
 
-    pub(super) fn row(&self, candidate: &Candidate) -> Result<()> {
+    pub(super) fn row(&mut self, candidate: &Candidate) -> Result<()> {
+        self.bar.set_message(candidate.profile.clone());
+        self.bar.inc_length(1);
+        self.bar.inc(1);
         let (share, error) = (percent(candidate.bytes, self.file_bytes), candidate.error);
         let score = match candidate.score {
             Some(score) => format!("{score:>14.6}  {:>9.5}", candidate.degradation),
@@ -201,7 +215,15 @@ mod tests {
 
     fn report(candidates: Vec<Candidate>, inshrinkerator_only: bool) -> Report {
         let (exact_score, tolerance) = (Some(1.0), 0.01);
-        Report { file_bytes: 1000, eval: None, exact_score, tolerance, inshrinkerator_only, candidates }
+        Report {
+            file_bytes: 1000,
+            eval: None,
+            exact_score,
+            tolerance,
+            inshrinkerator_only,
+            candidates,
+            table: Vec::new(),
+        }
     }
 
     #[test]

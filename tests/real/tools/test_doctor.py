@@ -109,11 +109,23 @@ def test_without_privileges(plain):
     done = subprocess.run(command, capture_output=True, text=True)
     found = {finding["check"]: finding for finding in json.loads(done.stdout)}
     assert levels(found, "privileges", "passthrough") == ["warning"] * 2 and "CAP_SYS_ADMIN" in found["passthrough"]["says"]
+    # Nothing can mount, not even fusermount3.
+    assert done.returncode == FAILURE and found["mount"]["level"] == "problem" and "--cap-add SYS_ADMIN" in found["mount"]["mend"]
     # Nothing mounts for it without fusermount3.
     without = [shutil.which("setpriv"), *command[1:]]
     done = subprocess.run(without, capture_output=True, text=True, env={**os.environ, "PATH": f"{plain}/bin"})
     found = {finding["check"]: finding for finding in json.loads(done.stdout)}
     assert done.returncode == FAILURE and "fuse3" in found["fusermount3"]["mend"]
+
+
+@needs_root
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv drops the capability")
+def test_files_of_others_without_the_capability(plain):
+    """Without CAP_LEASE root asks as the owner of a file. Without CAP_SETUID, too, it cannot, and says so."""
+    level = lambda lost: {finding["check"]: finding for finding in json.loads(subprocess.run(
+        ["setpriv", f"--bounding-set={lost}", f"--inh-caps={lost}", BIN, "doctor", "--json", str(plain)], capture_output=True,
+        text=True).stdout)}["others"]["level"]  # fmt: skip
+    assert level("-lease") == "ok" and level("-lease,-setuid") == "warning"
 
 
 def test_limits_are_told():

@@ -1,0 +1,195 @@
+//! The health of a store and of a file: each problem with its file and the next step.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::terminal::format::size;
+
+use super::about::About;
+use super::checkpoints::Condition;
+use super::decide::Mark;
+use super::entry::{Entry, State};
+use super::resident::ResidentReason;
+use super::shared::Shared;
+use super::status::Status;
+
+/// Problems that a status names; an attribute holds 64 KiB. `stepfs ls` shows all.
+const MOST: usize = 32;
+
+/// Something that a person must know.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Problem {
+    /// For programs: `moved`, `damaged`, `cut-short`, `full`, `stalled`, `failed` or `kept`.
+    pub kind: String,
+    /// The event, and its file.
+    pub says: String,
+    /// The next step.
+    pub mend: String,
+}
+
+impl Problem {
+    /// A problem, and the next step.
+    pub fn new(kind: &str, says: impl Into<String>, mend: impl Into<String>) -> Problem {
+        Problem { kind: kind.into(), says: says.into(), mend: mend.into() }
+    }
+
+    /// A file that cannot be read.
+    pub fn damaged(path: &Path, why: &str) -> Problem {
+        let mend = "unmount, then `stepfs verify --repair STORE` mends what it can";
+        Problem::new("damaged", format!("{} cannot be read: {why}", path.display()), mend)
+    }
+
+    /// A file that ends too early.
+    pub fn cut_short(path: &Path, why: &str) -> Problem {
+        let mend = "do not resume from it (`stepfs latest` names the newest whole checkpoint); remove it";
+        Problem::new("cut-short", format!("{} is cut short: {why}", path.display()), mend)
+    }
+
+    /// A file system without room for another file of this size, if that is so.
+    pub fn full(free: u64, largest: u64) -> Option<Problem> {
+        let says = || {
+            let (free, largest) = (size(free), size(largest));
+            format!(
+                "the disk of the store has {free} left, and a save may need {largest}: the next one may be cut short"
+            )
+        };
+        let mend = "remove checkpoints, or let [[retention]] in stepfs.toml do it";
+        (free < largest).then(|| Problem::new("full", says(), mend))
+    }
+}
+
+/// All that a daemon knows of one file.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct FileStatus {
+    /// `staged`, `sealed`, `archived` or `released`.
+    pub state: String,
+    /// Whether it is whole.
+    pub condition: Condition,
+    /// Why it is not whole, or cannot be read.
+    pub fault: Option<String>,
+    /// The profile that it has, or would get.
+    pub profile: Option<String>,
+    /// [`crate::archive::lossy_words`].
+    pub lossy: Option<String>,
+    /// Lossy restores behind it.
+    pub generations: Option<u32>,
+    /// The object that holds it.
+    pub object: Option<String>,
+    /// The file or link that names it as the best of its run.
+    pub best: Option<String>,
+    /// Its name shows the best result of its run.
+    pub has_best_result: bool,
+}
+
+impl FileStatus {
+    /// What is known of a file. May read an object, or the head of the file. `None` if no such file is known.
+    pub(super) fn of(about: &About<'_>) -> Option<FileStatus> {
+        let word = |name| String::from_utf8(about.attribute(name)?).ok();
+        let (shared, path) = (about.shared, about.path);
+        let (fault, has_best_result) = {
+            let mut catalog = shared.catalog();
+            let has_best_result = catalog.decided().mark(path) == Some(Mark::Result);
+            (fault(shared, catalog.get(path)?), has_best_result)
+        };
+        Some(FileStatus {
+            state: word("state")?,
+            condition: shared.condition(path),
+            fault,
+            profile: word("profile"),
+            lossy: word("lossy"),
+            generations: word("generations").and_then(|count| count.parse().ok()),
+            object: word("object"),
+            best: word("best"),
+            has_best_result,
+        })
+    }
+}
+
+/// Why a file is not whole, or cannot be read.
+fn fault(shared: &Shared, entry: &Entry) -> Option<String> {
+    use ResidentReason::{CutShort, DamagedStub, NotDurable, OtherStore, Unreadable};
+    match &entry.state {
+        State::Released(id) => match shared.recall.failure(*id) {
+            Some(why) => Some(why),
+            None if shared.objects.get(*id).is_none() && !shared.objects.is_elsewhere(*id) => {
+                Some(format!("its object {id} is missing or damaged"))
+            }
+            None => None,
+        },
+        State::Resident(why @ (CutShort(_) | NotDurable | DamagedStub | OtherStore | Unreadable)) => {
+            Some(why.to_string())
+        }
+        _ => None,
+    }
+}
+
+/// Gathers the problems while a status is made.
+pub(super) struct Health<'a> {
+    shared: &'a Shared,
+    problems: Vec<Problem>,
+    /// The largest file that a program wrote and that is still as written, bytes.
+    largest: u64,
+}
+
+impl Health<'_> {
+    pub(super) fn of(shared: &Shared) -> Health<'_> {
+        Health { shared, problems: Vec::new(), largest: 0 }
+    }
+
+    pub(super) fn look(&mut self, path: &Path, entry: &Entry, len: u64) {
+        if !matches!(entry.state, State::Released(_)) {
+            self.largest = self.largest.max(len);
+        }
+        let Some(why) = fault(self.shared, entry) else { return };
+        self.problems.push(match &entry.state {
+            State::Resident(ResidentReason::CutShort(_)) => Problem::cut_short(path, &why),
+            State::Resident(ResidentReason::NotDurable) => {
+                Problem::new("failed", format!("{}: {why}", path.display()), "save it again")
+            }
+            _ => Problem::damaged(path, &why),
+        });
+    }
+
+    /// Adds what concerns the whole store, and writes all into the status.
+    pub(super) fn conclude(mut self, status: &mut Status) {
+        let root = self.shared.store.root();
+        let place = self.shared.store.place();
+        if place.as_deref() != Some(root) {
+            let place = place.map_or_else(|| "it is gone".into(), |place| format!("it is at {}", place.display()));
+            let says = format!("the store is no longer at {}: {place}, and nothing is archived", root.display());
+            let mend = "move it back, or unmount and mount it from its new place";
+            self.problems.push(Problem::new("moved", says, mend));
+        } else if !self.shared.store.tmp().is_dir() {
+            let tmp = self.shared.store.tmp();
+            let says = format!("{} is gone: nothing is archived", tmp.display());
+            self.problems.push(Problem::new("stalled", says, format!("mkdir -m 700 {}", tmp.display())));
+        }
+        if let Ok(found) = rustix::fs::statvfs(root) {
+            status.free_bytes = found.f_bavail.saturating_mul(found.f_frsize);
+            self.problems.extend(Problem::full(status.free_bytes, self.largest));
+        }
+        if let Some(why) = &status.stalled {
+            self.problems.push(Problem::new("stalled", why, "stepfs tries again by itself"));
+        }
+        if let Some(why) = &status.frozen {
+            let says = format!("stepfs removes nothing, and frees no room: {why}");
+            self.problems.push(Problem::new("kept", says, "`stepfs verify STORE` names it"));
+        }
+        let again = "it stays as it was written; `stepfs sync` tries again";
+        self.problems.extend(status.failed.iter().map(|why| Problem::new("failed", why, again)));
+        let order = ["moved", "damaged", "cut-short", "full", "stalled", "failed", "kept"];
+        self.problems.sort_by_key(|problem| order.iter().position(|kind| *kind == problem.kind));
+        let more = self.problems.len().saturating_sub(MOST);
+        self.problems.truncate(MOST);
+        if more > 0 {
+            self.problems.push(Problem::new(
+                "failed",
+                format!("{more} more files like these"),
+                "`stepfs ls` shows them",
+            ));
+        }
+        status.failed.truncate(MOST);
+        status.problems = self.problems;
+    }
+}

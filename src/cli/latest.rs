@@ -1,0 +1,97 @@
+//! `stepfs latest` and `stepfs best`: one path for a script.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+
+use super::format::name;
+use super::listing::{Checkpoint, checkpoints, survey};
+use super::source::Local;
+
+/// Print the path of the newest whole checkpoint.
+///
+/// Whole: closed and durable, not cut short, readable, and with as many files as the one before it. The newest is the
+/// one that was written last. A newer one that is not whole is named on standard error. Exit code 1 if there is none.
+#[derive(clap::Args)]
+#[command(after_help = "Example: go on from the last checkpoint\n  \
+torchrun train.py --resume $(stepfs latest /ckpts/run-7)")]
+pub(super) struct LatestArgs {
+    /// A mount, or a directory in it.
+    dir: PathBuf,
+}
+
+/// Print the path of the best checkpoint, as the run itself states it.
+///
+/// The run states it by the files of transformers' Trainer and of Lightning, by links such as `best.pt`, or by results
+/// in the names of the files. Exit code 1 if nothing states it, or if several runs do.
+#[derive(clap::Args)]
+#[command(after_help = "Example: evaluate the best one\n  \
+python eval.py $(stepfs best /ckpts/run-7)")]
+pub(super) struct BestArgs {
+    /// A mount, or a directory in it.
+    dir: PathBuf,
+}
+
+pub(super) fn latest(args: LatestArgs) -> Result<ExitCode> {
+    of(&args.dir, |found| {
+        let is_state = |checkpoint: &&Checkpoint| checkpoint.has_tensors || checkpoint.fidelity().is_bad();
+        let mut newest: Vec<&Checkpoint> = found.iter().filter(is_state).collect();
+        newest.sort_by_key(|checkpoint| std::cmp::Reverse((checkpoint.modified_ns, checkpoint.step)));
+        let Some(at) = newest.iter().position(|checkpoint| checkpoint.is_whole && checkpoint.has_tensors) else {
+            bail!("no whole checkpoint is below {}{}", args.dir.display(), not_whole(&newest));
+        };
+        if at > 0 {
+            say_error!("stepfs: newer, but not whole{}", not_whole(&newest[..at]));
+        }
+        Ok(newest[at].path.clone())
+    })
+}
+
+/// Why these are not whole, for a message.
+fn not_whole(found: &[&Checkpoint]) -> String {
+    let reason = |checkpoint: &&Checkpoint| {
+        format!("{} ({})", name(&checkpoint.path.to_string_lossy()), checkpoint.fidelity().words())
+    };
+    let reasons: Vec<String> = found.iter().take(3).map(reason).collect();
+    if reasons.is_empty() { String::new() } else { format!(": {}", reasons.join(", ")) }
+}
+
+pub(super) fn best(args: BestArgs) -> Result<ExitCode> {
+    of(&args.dir, |found| {
+        let stated = |by: fn(&Checkpoint) -> bool| found.iter().filter(|found| by(found)).collect::<Vec<_>>();
+        let mut best = stated(|found| found.entries.iter().any(|entry| entry.best.is_some()));
+        if best.is_empty() {
+            best = stated(|found| found.entries.iter().any(|entry| entry.has_best_result));
+        }
+        match best[..] {
+            [] => bail!("nothing below {} names a checkpoint as the best of its run", args.dir.display()),
+            [best] => {
+                if best.entries.iter().any(|entry| entry.lossy != "0") {
+                    say_error!("stepfs: it is lossy: it was named as the best after its release");
+                }
+                if best.fidelity().is_bad() {
+                    bail!("the best is not whole{}", not_whole(&[best]));
+                }
+                Ok(best.path.clone())
+            }
+            _ => {
+                let names: Vec<String> = best.iter().map(|best| name(&best.path.to_string_lossy())).collect();
+                bail!("several are named as the best: {}; name the directory of one run", names.join(", "))
+            }
+        }
+    })
+}
+
+/// Prints the path that `choose` picks, as the user would write it.
+fn of(dir: &Path, choose: impl FnOnce(&[Checkpoint]) -> Result<PathBuf>) -> Result<ExitCode> {
+    let (mount, mut local) = Local::in_mount(dir)?;
+    local.mount = Some(mount);
+    let entries = survey(&local)?;
+    let chosen = choose(&checkpoints(&local, &entries)?)?;
+    let below = chosen.strip_prefix(&local.path).unwrap_or(&chosen);
+    // A script needs the bytes of the name as they are.
+    let shown = if below.as_os_str().is_empty() { dir.to_path_buf() } else { dir.join(below) };
+    super::say_path(&shown)?;
+    Ok(ExitCode::SUCCESS)
+}
