@@ -1,5 +1,6 @@
 //! What users are told of one file: its attributes, and in plain words why it is exact, lossy, or as it was written.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
@@ -14,7 +15,6 @@ use formats::Kind;
 use super::catalog::Catalog;
 use super::decide::{Mark, Why};
 use super::entry::{Entry, Held, State};
-use super::lossy::words as lossy_words;
 use super::resident::ResidentReason;
 use super::restores::Restores;
 use super::shared::Shared;
@@ -411,5 +411,52 @@ fn who_asks_for_exact(store: &Store, path: &Path) -> String {
         "a rule of stepfs.toml asks for exact at its path".into()
     } else {
         "a rule of stepfs.toml asks for exact, because its path has `best` or `final`".into()
+    }
+}
+
+/// `0` if an object decodes to the original. Otherwise `1` and the largest |read - written| of each kind of tensor,
+/// as in `1 weight 1.2e-4, second_moment 3.0e-9`.
+pub fn lossy_words(object: &Object) -> String {
+    if !object.header().lossy {
+        return "0".into();
+    }
+    let mut largest: BTreeMap<u8, (&'static str, f64)> = BTreeMap::new();
+    for tensor in object.index().tensors.iter().filter(|tensor| tensor.coding.is_lossy()) {
+        let (_, error) = largest.entry(tensor.role as u8).or_insert((tensor.role.name(), 0.0));
+        *error = error.max(tensor.max_abs_error);
+    }
+    let words: Vec<String> = largest.values().map(|(role, error)| format!("{role} {}", rounded_up(*error))).collect();
+    format!("1 {}", words.join(", ")).trim_end().to_string()
+}
+
+/// A bound with two digits, as in `1.2e-4`. Never below the bound: a user may compare errors with what is printed.
+pub fn rounded_up(bound: f64) -> String {
+    let nearest = format!("{bound:.1e}");
+    if nearest.parse::<f64>().is_ok_and(|nearest| nearest >= bound) {
+        return nearest;
+    }
+    // Less than half of the last digit was cut off.
+    let exponent = nearest.split_once('e').and_then(|(_, exponent)| exponent.parse::<i32>().ok()).unwrap_or_default();
+    format!("{:.1e}", bound + 0.05 * 10f64.powi(exponent))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bound_is_never_printed_too_small() {
+        for (bound, printed) in
+            [(0.0, "0.0e0"), (0.03125, "3.2e-2"), (0.03, "3.0e-2"), (9.91, "1.0e1"), (1.01e-300, "1.1e-300")]
+        {
+            assert_eq!(rounded_up(bound), printed);
+        }
+        let mut bound = f64::MIN_POSITIVE;
+        while bound < 1e300 {
+            let printed: f64 = rounded_up(bound).parse().unwrap();
+            assert!((bound..=bound * 1.1001).contains(&printed), "{bound} is printed as {printed}");
+            bound *= 1.37;
+        }
+        assert_eq!(rounded_up(f64::INFINITY), "inf");
     }
 }

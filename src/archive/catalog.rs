@@ -242,8 +242,10 @@ impl Catalog {
     /// An index is durable: the files whose tensors it tells are examined anew. Steps under way are void.
     fn index_came(&mut self, index: &Path) {
         let needs = |path: &Path| siblings(path).is_some_and(|of| of.index == index);
+        let is_or_becomes_a_state =
+            |state: &State| matches!(state, State::Closed | State::Durable(_)) || state.sealed().is_some();
         let beside = self.files.below(index.parent().unwrap_or(Path::new("")));
-        let beside = beside.filter(|(path, entry)| entry.state.waits_or_is_a_state() && needs(path));
+        let beside = beside.filter(|(path, entry)| is_or_becomes_a_state(&entry.state) && needs(path));
         let paths: Vec<PathBuf> = beside.map(|(path, _)| path.to_path_buf()).collect();
         paths.iter().for_each(|path| self.close_anew(path));
     }

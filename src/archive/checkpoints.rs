@@ -138,6 +138,36 @@ pub(super) struct Member {
     pub(super) counts: bool,
 }
 
+impl Checkpoint {
+    /// A checkpoint of which no file was looked at.
+    fn new(rule: usize, kind: Kind, path: PathBuf, pinned: bool) -> Checkpoint {
+        let Counted { series, steps, step, .. } = match kind {
+            Kind::File => step_pattern::of_file(&path),
+            Kind::Directory => step_pattern::of_directory(&path),
+        };
+        let (modified_ns, files, with_tensors, bytes) = (i64::MIN, 0, 0, 0);
+        let (being_written, lacks, is_version, best) = (false, false, false, false);
+        let unit = Unit {
+            path,
+            rule,
+            kind,
+            series,
+            steps,
+            step,
+            modified_ns,
+            files,
+            with_tensors,
+            bytes,
+            being_written,
+            lacks,
+            is_version,
+            pinned,
+            best,
+        };
+        Checkpoint { unit, members: Vec::new(), directories: Vec::new() }
+    }
+}
+
 impl Member {
     fn new(path: PathBuf, metadata: &Metadata) -> Member {
         let (file, modified_ns, len) = (FileId::of(metadata), modified_ns(metadata), metadata.len());
@@ -245,9 +275,9 @@ impl Walk<'_> {
                 match rule {
                     // `exp1` and `exp2` are different runs unless the glob says otherwise.
                     Some(rule) if is_dir && (!self.rules[rule].is_wild() || step_pattern::counts_training(&path)) => {
-                        let mut gathered = Gathered { pinned, ..Gathered::default() };
-                        self.gather(&path, &mut gathered)?;
-                        self.add(rule, Kind::Directory, path, gathered);
+                        let mut found = Checkpoint::new(rule, Kind::Directory, path, pinned);
+                        self.gather(&mut found)?;
+                        self.found.push(found);
                     }
                     _ if is_dir => {
                         let pinned = pinned || is_pinned(&self.tree.join(&path));
@@ -263,12 +293,12 @@ impl Walk<'_> {
                 }
             }
             for ((rule, path), files) in shards {
-                let mut gathered = Gathered { pinned, ..Gathered::default() };
-                gathered.lacks = lacks(files.iter().filter_map(|(_, _, shard)| shard.as_ref()));
+                let mut found = Checkpoint::new(rule, Kind::File, path, pinned);
+                found.unit.lacks = lacks(files.iter().filter_map(|(_, _, shard)| shard.as_ref()));
                 for (member, metadata, _) in files {
-                    self.file(member, &metadata, &mut gathered);
+                    self.file(member, &metadata, &mut found);
                 }
-                self.add(rule, Kind::File, path, gathered);
+                self.found.push(found);
             }
         }
         Ok(())
@@ -293,21 +323,22 @@ impl Walk<'_> {
     }
 
     /// Everything that belongs to the checkpoint in a directory.
-    fn gather(&self, root: &Path, gathered: &mut Gathered) -> io::Result<()> {
-        let mut rest = vec![root.to_path_buf()];
+    fn gather(&self, found: &mut Checkpoint) -> io::Result<()> {
+        let root = found.unit.path.clone();
+        let mut rest = vec![root.clone()];
         while let Some(directory) = rest.pop() {
             // A link may have taken its place since it was listed.
             let Some(metadata) = found_at(self.tree, &directory)?.filter(Metadata::is_dir) else { continue };
-            gathered.pinned |= is_pinned(&self.tree.join(&directory));
-            gathered.directories.push(Member::new(directory.clone(), &metadata));
+            found.unit.pinned |= is_pinned(&self.tree.join(&directory));
+            found.directories.push(Member::new(directory.clone(), &metadata));
             let mut shards: BTreeMap<Vec<u8>, Vec<Shard>> = BTreeMap::new();
             let entries = self.list(&directory)?;
             // A checkpoint in several files is complete only with its index.
             let files = || entries.iter().filter(|(_, file_type)| file_type.is_file()).map(|(path, _)| path);
             let indexes: BTreeSet<PathBuf> = files().filter_map(|path| Some(siblings(path)?.index)).collect();
-            gathered.lacks |= indexes.len() > files().filter(|path| indexes.contains(*path)).count();
+            found.unit.lacks |= indexes.len() > files().filter(|path| indexes.contains(*path)).count();
             if directory == root {
-                gathered.is_version = is_version(entries.iter().map(|(path, file_type)| (name(path), *file_type)));
+                found.unit.is_version = is_version(entries.iter().map(|(path, file_type)| (name(path), *file_type)));
             }
             for (path, file_type) in entries {
                 if file_type.is_dir() {
@@ -320,76 +351,39 @@ impl Walk<'_> {
                 }
                 let member = Member::new(path, &metadata);
                 match metadata.is_file() {
-                    true => self.file(member, &metadata, gathered),
-                    false => gathered.members.push(member),
+                    true => self.file(member, &metadata, found),
+                    false => found.members.push(member),
                 }
             }
-            gathered.lacks |= shards.values().any(|shards| lacks(shards.iter()));
+            found.unit.lacks |= shards.values().any(|shards| lacks(shards.iter()));
+        }
+        // Without files, the time of the directory counts.
+        if found.unit.modified_ns == i64::MIN {
+            found.unit.modified_ns = found.directories.first().map_or(i64::MAX, |directory| directory.modified_ns);
         }
         Ok(())
     }
 
     /// A regular file of a checkpoint.
-    fn file(&self, member: Member, metadata: &Metadata, gathered: &mut Gathered) {
+    fn file(&self, member: Member, metadata: &Metadata, Checkpoint { unit, members, .. }: &mut Checkpoint) {
         let condition = (self.condition)(&member.path);
         // What is empty or cut short, or goes again, makes no checkpoint complete.
         let is_cut = metadata.len() == 0 || condition == Condition::CutShort;
         let counts = !is_cut && !step_pattern::is_temporary(&member.path);
         match condition {
             Condition::CutShort => {}
-            Condition::Whole { has_tensors } => gathered.with_tensors += u64::from(counts && has_tensors),
-            Condition::BeingWritten => gathered.being_written = true,
-            Condition::Damaged => gathered.lacks = true,
+            Condition::Whole { has_tensors } => unit.with_tensors += u64::from(counts && has_tensors),
+            Condition::BeingWritten => unit.being_written = true,
+            Condition::Damaged => unit.lacks = true,
         }
-        gathered.lacks |= is_cut && step_pattern::shard(name(&member.path)).is_some();
-        gathered.pinned |= is_pinned(&self.tree.join(&member.path));
-        gathered.best |= (self.is_best)(&member.path);
-        gathered.modified_ns = gathered.modified_ns.max(Some(member.modified_ns));
-        gathered.files += u64::from(counts);
-        gathered.bytes += metadata.len();
-        gathered.members.push(Member { counts, ..member });
+        unit.lacks |= is_cut && step_pattern::shard(name(&member.path)).is_some();
+        unit.pinned |= is_pinned(&self.tree.join(&member.path));
+        unit.best |= (self.is_best)(&member.path);
+        unit.modified_ns = unit.modified_ns.max(member.modified_ns);
+        unit.files += u64::from(counts);
+        unit.bytes += metadata.len();
+        members.push(Member { counts, ..member });
     }
-
-    fn add(&mut self, rule: usize, kind: Kind, path: PathBuf, gathered: Gathered) {
-        let Counted { series, steps, step, .. } = match kind {
-            Kind::File => step_pattern::of_file(&path),
-            Kind::Directory => step_pattern::of_directory(&path),
-        };
-        let own = || gathered.directories.first().map(|directory| directory.modified_ns);
-        let unit = Unit {
-            path,
-            rule,
-            kind,
-            series,
-            steps,
-            step,
-            modified_ns: gathered.modified_ns.or_else(own).unwrap_or(i64::MAX),
-            files: gathered.files,
-            with_tensors: gathered.with_tensors,
-            bytes: gathered.bytes,
-            being_written: gathered.being_written,
-            lacks: gathered.lacks,
-            is_version: gathered.is_version,
-            pinned: gathered.pinned,
-            best: gathered.best,
-        };
-        self.found.push(Checkpoint { unit, members: gathered.members, directories: gathered.directories });
-    }
-}
-
-#[derive(Default)]
-struct Gathered {
-    members: Vec<Member>,
-    directories: Vec<Member>,
-    modified_ns: Option<i64>,
-    files: u64,
-    with_tensors: u64,
-    bytes: u64,
-    being_written: bool,
-    lacks: bool,
-    is_version: bool,
-    pinned: bool,
-    best: bool,
 }
 
 fn name(path: &Path) -> &[u8] {

@@ -53,11 +53,6 @@ impl State {
         }
     }
 
-    /// Whether it is a state of its lineage, or may turn out to be one.
-    pub(super) fn waits_or_is_a_state(&self) -> bool {
-        matches!(self, State::Closed | State::Durable(_) | State::Sealed(_) | State::Archived(..))
-    }
-
     /// Whether its bytes are known to be durable, as they are or as a stub.
     pub(super) fn is_durable(&self) -> bool {
         match self {

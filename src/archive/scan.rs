@@ -231,9 +231,11 @@ pub(super) fn examine(
 /// it names as the best of its run.
 fn examine_small(file: &dyn ReadAt, path: &Path) -> io::Result<(ResidentReason, Option<bool>, Option<Vec<String>>)> {
     let description = describe(file)?;
-    let why = cut_short(path, file, &description)?;
-    let why = why.map_or(ResidentReason::small(file.size()), |why| ResidentReason::CutShort(why.into()));
-    Ok((why, Some(!description.tensors.is_empty()), best::named(file, path, &description)?))
+    let has_tensors = Some(!description.tensors.is_empty());
+    Ok(match cut_short(path, file, &description)? {
+        Some(why) => (ResidentReason::CutShort(why.into()), has_tensors, None),
+        None => (ResidentReason::small(file.size()), has_tensors, best::named(file, path, &description)?),
+    })
 }
 
 fn compressible(file: &dyn ReadAt) -> io::Result<bool> {

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::recall::MemoryStatus;
 use crate::remote::Progress;
 use crate::store::durable::CrashPoint;
-use crate::store::{STUB_BYTES, Stub, is_recalled};
+use crate::store::{Id, STUB_BYTES, Stub, is_recalled};
 
 use super::about::About;
 use super::catalog::Catalog;
@@ -176,13 +176,13 @@ impl Archive {
     /// removed, renamed and overwritten, but reading it is an error. So is one that became zeros, although its bytes
     /// do not show it.
     pub fn stub(&self, path: &Path, file: &fs::File) -> io::Result<Option<Stub>> {
-        let stub = match Stub::read(file, self.shared.store.id()) {
-            Ok(None) if self.is_damaged_stub(path) || self.has_lost_its_stub(path, file)? => {
-                Err(io::ErrorKind::InvalidData.into())
-            }
+        let store = self.shared.store.id();
+        let damaged = || Ok(Some(Stub { store, object: Id::NONE, logical_len: file.metadata()?.len() }));
+        match Stub::read(file, store) {
+            Ok(None) if self.is_damaged_stub(path) || self.has_lost_its_stub(path, file)? => damaged(),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => damaged(),
             read => read,
-        };
-        self.stub_or_damage(stub, &file.metadata()?)
+        }
     }
 
     fn is_damaged_stub(&self, path: &Path) -> bool {
@@ -206,21 +206,6 @@ impl Archive {
         let mut block = [0; STUB_BYTES];
         file.read_exact_at(&mut block, 0)?;
         Ok(block.iter().all(|byte| *byte == 0))
-    }
-
-    pub(super) fn stub_or_damage(
-        &self,
-        stub: io::Result<Option<Stub>>,
-        metadata: &fs::Metadata,
-    ) -> io::Result<Option<Stub>> {
-        match stub {
-            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                let stub =
-                    Stub { store: self.shared.store.id(), object: crate::store::Id::NONE, logical_len: metadata.len() };
-                Ok(Some(stub))
-            }
-            stub => stub,
-        }
     }
 
     /// Whether the file at `path` may be a stub. Only the archive makes stubs, and it knows which. A file that a
@@ -321,7 +306,7 @@ impl Archive {
         if let Some((header, _)) = self.shared.objects.get(stub.object) {
             ReadError::unless_as_long(stub, header.logical_len)?;
         }
-        let target = self.shared.store.tmp().join(format!("recall-{}", crate::store::Id::random().map_err(fail)?));
+        let target = self.shared.store.tmp().join(format!("recall-{}", Id::random().map_err(fail)?));
         let decode = || -> Result<(), ReadError> {
             let file = self.shared.io().create(&target, CrashPoint::RecallWritten).map_err(fail)?;
             self.shared
