@@ -193,6 +193,23 @@ def test_each_store_has_the_program_and_what_to_do_with_it(made, tmp_path):
     assert done.returncode == 0 and (moved / "out").read_bytes() == given["types_step_1.pt"], done
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")
+def test_a_store_on_a_nearly_full_disk_is_made_without_the_program(tmp_path):
+    disk, own = tmp_path / "disk", tmp_path / "own.txt"
+    disk.mkdir()
+    own.write_text("mine")
+    harness.shell(f"mount -t tmpfs -o size=32k tmpfs {disk}")
+    try:
+        run("import", disk / "store", own)
+        assert (disk / "store/stepfs.toml").exists() and not (disk / "store/read_store.py").exists()
+        assert not list((disk / "store/tmp").iterdir())
+        harness.shell(f"mount -o remount,size=1m {disk}")
+        run("import", disk / "store", PROGRAM)
+        assert (disk / "store/read_store.py").read_text() == PROGRAM.read_text() and (disk / "store/tree/own.txt").read_text() == "mine"
+    finally:
+        harness.shell(f"umount {disk}")
+
+
 def differs(one, other):
     return np.flatnonzero(np.frombuffer(one, "u1") != np.frombuffer(other, "u1"))
 
