@@ -2,6 +2,7 @@
 store what is left. The tests in frameworks/ compare it on their files (`harness.compare_readers`).
 """
 
+import io
 import itertools
 import os
 import random
@@ -227,18 +228,23 @@ def test_a_damaged_object_is_read_as_far_as_it_goes(store, tmp_path):
         for third in range(3):
             at = 192 + (end - 192) * third // 3 + rng.randrange((end - 192) // 3)
             file.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1:])
-            code, said, found = gets(path, name, tmp_path / "out")
-            assert code == 1 and len(found) == len(given[name]), said
-            ranges = [(int(a), int(b)) for a, b in re.findall(r"^missing: bytes (\d+) to (\d+), ", said, re.M)]
-            assert ranges and "has zeros in place" in said, said
+            out = io.BytesIO()
+            fresh = read_store.Store(str(path))
+            said = read_store.decode(fresh, fresh.object(obj.id), out)
+            found = out.getvalue()
+            assert said and len(found) == len(given[name]), said
+            ranges = [(int(a), int(b)) for a, b in re.findall(r"^bytes (\d+) to (\d+), ", "\n".join(said), re.M)]
+            assert len(ranges) == len(said), said
             for wrong in differs(found, given[name]):
                 assert any(first <= wrong <= last for first, last in ranges), (name, wrong, ranges)
             # A file of an unknown format is one run or a few.
             assert name == "own_2.bin" or sum(last - first + 1 for first, last in ranges) < len(found), said
-        checked = reader(path, "verify")
-        assert checked.returncode == 1 and f"object {obj.id} (" in checked.stdout and name in checked.stdout
+        if name == "types_step_1.pt":
+            code, words, again = gets(path, name, tmp_path / "out")
+            assert (code, again) == (1, found) and f"missing: {said[0]}\n" in words and "has zeros in place" in words, words
+            checked = reader(path, "verify")
+            assert checked.returncode == 1 and f"object {obj.id} ({name}): {said[0]}\n" in checked.stdout, checked
         file.write_bytes(whole)
-    assert reader(path, "verify").returncode == 0
 
 
 def test_a_lost_object_is_named_by_all_who_need_it(store, tmp_path):
