@@ -91,7 +91,8 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         log: args.log,
         ..Options::default()
     });
-    let mounting = Mounting { store: args.store, dir: args.dir, options };
+    // Who stands in a dead mount may name it by `.`, which leads nowhere once it is cleared.
+    let mounting = Mounting { store: std::path::absolute(args.store)?, dir: std::path::absolute(args.dir)?, options };
     clear_dead_mount(&mounting.dir).with_context(|| format!("{}", mounting.dir.display()))?;
     let created = Created::before(&mounting.store, &mounting.dir);
     let made = fs::create_dir_all(&mounting.dir).with_context(|| format!("{}", mounting.dir.display()));

@@ -16,6 +16,7 @@ use fuser::{
 use super::Core;
 use super::attr::Change;
 use super::name_ops::Creator;
+use super::privileges::Caller;
 use super::reply::{done, entry};
 
 /// The protocol's operations.
@@ -27,15 +28,17 @@ pub(super) struct FuseAdapter {
 impl Filesystem for FuseAdapter {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
         // O_TRUNC with the open: a released file that is emptied need not be recalled first.
+        // Two are missing here, for the page cache must never hold former bytes. With FUSE_ASYNC_DIO the kernel does not
+        // drop the pages that others read while an asynchronous direct write was under way. With FUSE_AUTO_INVAL_DATA
+        // it drops pages that a write has filled when their file's time changes, and may read them anew before the
+        // write arrives. Nothing but stepfs changes a file unseen by the kernel, and stepfs tells it.
         let wanted = [
             InitFlags::FUSE_ATOMIC_O_TRUNC,
-            InitFlags::FUSE_AUTO_INVAL_DATA,
             InitFlags::FUSE_DO_READDIRPLUS,
             InitFlags::FUSE_READDIRPLUS_AUTO,
             InitFlags::FUSE_PARALLEL_DIROPS,
-            InitFlags::FUSE_ASYNC_DIO,
             InitFlags::FUSE_CACHE_SYMLINKS,
-            // See `privileges::drop_privileges`.
+            // See `privileges::Caller::drop_privileges`.
             InitFlags::FUSE_HANDLE_KILLPRIV_V2,
         ];
         for flag in wanted {
@@ -86,7 +89,7 @@ impl Filesystem for FuseAdapter {
         _: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        self.core.setattr(ino.0, req.uid(), Change { mode, uid, gid, size, atime, mtime, fh }, reply);
+        self.core.setattr(ino.0, Caller::of(req), Change { mode, uid, gid, size, atime, mtime, fh }, reply);
     }
 
     fn readlink(&self, _: &Request, ino: INodeNo, reply: ReplyData) {
@@ -168,7 +171,7 @@ impl Filesystem for FuseAdapter {
 
     fn write(
         &self,
-        _: &Request,
+        req: &Request,
         _: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -178,7 +181,7 @@ impl Filesystem for FuseAdapter {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        self.core.write(fh, offset, data, (how, flags.0), reply);
+        self.core.write(fh, offset, data, (how, flags.0, Caller::of(req)), reply);
     }
 
     fn flush(&self, _: &Request, _: INodeNo, fh: FileHandle, _: LockOwner, reply: ReplyEmpty) {

@@ -6,9 +6,11 @@ use std::path::Path;
 use std::sync::Weak;
 
 use super::Core;
+use super::attr::changed;
 use super::inodes::Table;
 use super::place::Place;
 use crate::archive::{FileId, Namespace, Outcome, found_at, unless_occupied};
+use crate::store::durable;
 use crate::store::{Id, Stub};
 
 impl Core {
@@ -88,10 +90,16 @@ impl Namespace for Core {
             return Ok(state);
         }
         let reached = table.reach(path)?;
+        let directory = durable::parent(&reached);
+        let before = directory.metadata()?;
         let committed = commit(&reached);
         // Also after a failure, which may have come after the rename.
         let now = FileId::of(&reached.symlink_metadata()?);
         if now != expect {
+            let above = table.find(path.parent().unwrap_or(Path::new("")));
+            if let (Some(node), Ok(after)) = (table.get_mut(above), directory.metadata()) {
+                node.hidden_ctime = Some([changed(&after), node.shown_ctime(changed(&before))]);
+            }
             let ino = table.number(expect);
             table.replaced(expect, now);
             if let Some(node) = table.get_mut(ino) {

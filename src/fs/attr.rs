@@ -11,7 +11,7 @@ use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 use super::Core;
 use super::errno::Result;
 use super::inodes::{Table, kind};
-use super::privileges::{drop_privileges, has_privileges};
+use super::privileges::{Caller, has_privileges};
 use super::transition::{RecallGoal, Step};
 
 /// How long the kernel may cache a name or attributes. Every change passes through the kernel or is announced to it,
@@ -68,6 +68,11 @@ pub(super) fn attributes(ino: u64, metadata: &Metadata, stored_bytes: u64) -> Fi
     }
 }
 
+/// The ctime of a file.
+pub(super) fn changed(metadata: &Metadata) -> (i64, i64) {
+    (metadata.ctime(), metadata.ctime_nsec())
+}
+
 /// A device number as the protocol has it: minor in bits 0-7 and 20-31, major in bits 8-19.
 fn device(rdev: u64) -> u32 {
     let (major, minor) = (libc::major(rdev), libc::minor(rdev));
@@ -112,7 +117,9 @@ impl Core {
         // that. All other writes it sees, but not which bits they will take away.
         let privileged = node.kind == FileType::RegularFile && has_privileges(metadata.mode());
         let ttl = if node.may_be_mapped() || privileged { Duration::ZERO } else { TTL };
-        (ttl, attributes(ino, metadata, stored), node.generation)
+        let (seconds, nanoseconds) = node.shown_ctime(changed(metadata));
+        let shown = FileAttr { ctime: time(seconds, nanoseconds), ..attributes(ino, metadata, stored) };
+        (ttl, shown, node.generation)
     }
 
     pub(super) fn getattr(&self, ino: u64) -> Result<Attributes> {
@@ -122,9 +129,9 @@ impl Core {
     }
 
     /// Answers a SETATTR, at once or from a worker.
-    pub(super) fn setattr(self: &Arc<Self>, ino: u64, uid: u32, change: Change, reply: ReplyAttr) {
+    pub(super) fn setattr(self: &Arc<Self>, ino: u64, caller: Caller, change: Change, reply: ReplyAttr) {
         let resized = match change.size {
-            Some(size) => self.truncate(ino, uid, size, change.fh),
+            Some(size) => self.truncate(ino, caller, size, change.fh),
             None => Ok(Step::Done(())),
         };
         let result = match resized {
@@ -132,7 +139,7 @@ impl Core {
             Ok(Step::First(wanted)) => {
                 let core = Arc::clone(self);
                 self.make(ino, wanted, move |made| match made {
-                    Ok(_) => core.setattr(ino, uid, change, reply),
+                    Ok(_) => core.setattr(ino, caller, change, reply),
                     Err(fault) => reply.error(fault.into()),
                 });
                 return;
@@ -148,9 +155,6 @@ impl Core {
     /// Everything but the size.
     fn change(&self, ino: u64, change: &Change) -> Result<Attributes> {
         let table = self.table();
-        if table.node(ino)?.superseded {
-            return Err(libc::ESTALE.into());
-        }
         let place = table.place(ino)?;
         if change.uid.is_some() || change.gid.is_some() || change.is_empty() {
             // Before the mode, because a change of owner may take bits from it. A chown without ids takes such bits
@@ -183,7 +187,7 @@ impl Core {
     }
 
     /// Sets the length of a resident file.
-    fn truncate(&self, ino: u64, uid: u32, size: u64, fh: Option<FileHandle>) -> Result<Step<()>> {
+    fn truncate(&self, ino: u64, caller: Caller, size: u64, fh: Option<FileHandle>) -> Result<Step<()>> {
         let mut table = self.table();
         let node = table.node(ino)?;
         if node.kind != FileType::RegularFile {
@@ -197,9 +201,6 @@ impl Core {
         if node.stub.is_some() || node.waiting.is_some() {
             return Ok(Step::First(if size == 0 { RecallGoal::Empty } else { RecallGoal::Bytes }));
         }
-        if node.superseded && fh.is_none() {
-            return Err(libc::ESTALE.into());
-        }
         let paths = table.paths(ino);
         let place = table.place(ino)?;
         let file = fh.and_then(|fh| self.handle(fh).ok()).and_then(|handle| handle.file());
@@ -207,7 +208,7 @@ impl Core {
             Some(file) => file,
             None => Arc::new(place.open(false, true)?),
         };
-        drop_privileges(&place, uid)?;
+        caller.drop_privileges(&place)?;
         for path in &paths {
             self.archive.opened_for_writing(path);
         }

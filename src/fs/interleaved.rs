@@ -13,6 +13,7 @@ use super::errno::Result;
 use super::node::Source;
 use super::numbers::ROOT;
 use super::open::Access;
+use super::privileges::Caller;
 use super::transition::Step;
 use super::*;
 use crate::store::Store;
@@ -20,6 +21,7 @@ use crate::sync::{Condvar, in_many_orders, thread};
 
 const READ: Access = Access { read: true, write: false, truncate: false, aside: false, by: None };
 const WRITE: Access = Access { read: true, write: true, truncate: false, aside: false, by: None };
+const ROOT_USER: Caller = Caller { uid: 0, gid: 0, thread: 0 };
 /// Numbers in a state: enough that it is released.
 const NUMBERS: usize = 20_000;
 /// The largest error of a number under `balanced`, with updates of 1e-3.
@@ -75,7 +77,7 @@ impl Fixture {
         let refuse = |_: std::os::fd::BorrowedFd<'_>| Err(std::io::Error::from_raw_os_error(libc::EPERM));
         let mut made = None;
         loop {
-            let wanted = match self.core.try_open(ino, 0, access, made.take(), &refuse)? {
+            let wanted = match self.core.try_open(ino, ROOT_USER, access, made.take(), &refuse)? {
                 Step::Done(answer) => return Ok(answer.fh),
                 Step::First(wanted) => wanted,
             };

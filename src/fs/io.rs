@@ -12,7 +12,7 @@ use rustix::fs::{FallocateFlags, SeekFrom};
 use super::Core;
 use super::errno::{Fault, Result};
 use super::node::{Handle, Source};
-use super::privileges::drop_bits;
+use super::privileges::Caller;
 use super::reply::done;
 use super::sys;
 use super::workers::Workers;
@@ -93,16 +93,18 @@ impl Core {
         {
             self.archive.read_by(object, by);
         }
-        let source = handle.map(|handle| handle.source());
-        let decoded = match &source {
-            Ok(Source::Reader(reader)) => reader.present(offset, size.into()).cloned(),
-            _ => None,
-        };
-        match decoded.map_or(source, |file| Ok(Source::File(file))) {
+        match handle.map(|handle| handle.source()) {
             Ok(Source::File(file)) => answer(size, reply, |buffer| read_full(&file, buffer, offset)),
-            Ok(Source::Reader(reader)) => self.workers_of(&reader).submit(Box::new(move || {
-                answer(size, reply, |buffer| reader.read_at(offset, buffer).map_err(Fault::from));
-            })),
+            Ok(Source::Reader(reader)) => match reader.present(offset, size.into()) {
+                Some(decoded) => answer(size, reply, |buffer| read_full(decoded.file(), buffer, offset)),
+                None => {
+                    let workers = self.workers_of(&reader);
+                    let reader = Arc::clone(&reader);
+                    workers.submit(Box::new(move || {
+                        answer(size, reply, |buffer| reader.read_at(offset, buffer).map_err(Fault::from));
+                    }));
+                }
+            },
             Err(fault) => reply.error(fault.into()),
         }
     }
@@ -112,30 +114,40 @@ impl Core {
         fh: FileHandle,
         offset: u64,
         data: &[u8],
-        (how, flags): (WriteFlags, i32),
+        (how, flags, caller): (WriteFlags, i32, Caller),
         reply: ReplyWrite,
     ) {
         let written = self.handle(fh).and_then(|handle| {
             let file = handle.file().ok_or(Fault::Code(libc::EBADF))?;
             if how.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
-                drop_bits(&file)?;
+                caller.drop_bits(&file)?;
             }
-            let len = write_full(&file, data, offset)?;
-            Ok((len as u32, file, handle.direct))
+            Ok((write_full(&file, data, offset)?, file, handle))
         });
         match written {
             // The kernel sends FSYNC after O_DSYNC writes only through the page cache. Direct I/O must sync here.
-            Ok((len, file, true)) if flags & libc::O_DSYNC != 0 => {
+            Ok((len, file, handle))
+                if handle.writes_below_pages() || handle.direct && flags & libc::O_DSYNC != 0 =>
+            {
                 let core = Arc::clone(self);
-                self.workers.submit(Box::new(move || match core.io().device().sync_data(&file, CrashPoint::Fsync) {
-                    Ok(()) => reply.written(len),
-                    Err(error) => {
-                        core.archive.store().sync_failed(&file, &error);
-                        reply.error(Fault::from(error).into());
+                self.workers.submit(Box::new(move || {
+                    if handle.writes_below_pages() {
+                        core.invalidations.pages(handle.node, offset, len);
+                    }
+                    let synced = match flags & libc::O_DSYNC {
+                        0 => Ok(()),
+                        _ => core.io().device().sync_data(&file, CrashPoint::Fsync),
+                    };
+                    match synced {
+                        Ok(()) => reply.written(len as u32),
+                        Err(error) => {
+                            core.archive.store().sync_failed(&file, &error);
+                            reply.error(Fault::from(error).into());
+                        }
                     }
                 }))
             }
-            Ok((len, ..)) => reply.written(len),
+            Ok((len, ..)) => reply.written(len as u32),
             Err(fault) => reply.error(fault.into()),
         }
     }

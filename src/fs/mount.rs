@@ -166,12 +166,7 @@ pub fn serve_with(
             log::warn!("{}: others may change it, and this daemon is root; see docs/THREATS.md", directory.display());
         }
     }
-    // One per open file, and each directory listing.
-    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
-        log::debug!("cannot raise the limit of open files: {error}");
-    }
-
+    raise_limits();
     let core = Arc::new(Core::new(Arc::clone(&archive), !options.no_passthrough).map_err(MountError::Tree)?);
     let stacked = rustix::fs::statfs(archive.store().tree()).is_ok_and(|found| STACKED.contains(&found.f_type));
     let face = FuseAdapter { core: Arc::clone(&core), stack_depth: if stacked { 2 } else { 1 } };
@@ -209,6 +204,20 @@ pub fn serve_with(
     let _ = (notify.join(), mappings.join(), early.join());
     archive.stop();
     served.map_err(MountError::Connection)
+}
+
+/// Raises this process's limits as far as they go: it works for programs that have limits of their own.
+fn raise_limits() {
+    // One descriptor per open file, and each directory listing. A file may be as long as its program may write it.
+    for resource in [Resource::Nofile, Resource::Fsize] {
+        let Rlimit { maximum, .. } = getrlimit(resource);
+        if let Err(error) = setrlimit(resource, Rlimit { current: maximum, maximum }) {
+            log::debug!("cannot raise the limit {resource:?}: {error}");
+        }
+    }
+    // Beyond the limit of a file's length a write is EFBIG, for that file alone. The signal would end the daemon.
+    // SAFETY: no handler is installed, so no code runs in one.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
 /// Waits until the kernel lets go of the mount.

@@ -21,22 +21,20 @@ use super::errno::{Fault, Result};
 use super::inodes::Table;
 use super::node::Source;
 use super::open::{Access, Answer, Register};
-use super::privileges::unprivileged;
+use super::privileges::Caller;
 use crate::store::durable::CrashPoint;
 
 /// The creator of something new, and its permissions.
 #[derive(Clone, Copy)]
 pub(super) struct Creator {
-    uid: u32,
-    gid: u32,
-    thread: u32,
+    caller: Caller,
     /// Type and permission bits; the kernel has applied the umask.
     mode: u32,
 }
 
 impl Creator {
     pub(super) fn new(request: &Request, mode: u32) -> Self {
-        Self { uid: request.uid(), gid: request.gid(), thread: request.pid(), mode }
+        Self { caller: Caller::of(request), mode }
     }
 
     fn permissions(self) -> u32 {
@@ -46,7 +44,7 @@ impl Creator {
     /// The same for a file made by a daemon of this user. A daemon that is not root cannot give it away, so other
     /// users must not be able to make programs that run as the daemon's user.
     fn granted(self, daemon: u32) -> u32 {
-        let own = daemon == 0 || self.uid == daemon;
+        let own = daemon == 0 || self.caller.uid == daemon;
         if own { self.permissions() } else { self.permissions() & !(libc::S_ISUID | libc::S_ISGID) }
     }
 }
@@ -82,10 +80,10 @@ impl Core {
     fn hand_over(&self, path: &Path, parent: &Metadata, creator: Creator, mode: Option<u32>) -> io::Result<Metadata> {
         let made = path.symlink_metadata()?;
         // In a setgid directory the group is the directory's.
-        let gid = if parent.mode() & libc::S_ISGID != 0 { made.gid() } else { creator.gid };
-        let gives = self.user == 0 && (made.uid(), made.gid()) != (creator.uid, gid);
+        let gid = if parent.mode() & libc::S_ISGID != 0 { made.gid() } else { creator.caller.gid };
+        let gives = self.user == 0 && (made.uid(), made.gid()) != (creator.caller.uid, gid);
         if gives {
-            std::os::unix::fs::lchown(path, Some(creator.uid), Some(gid))?;
+            std::os::unix::fs::lchown(path, Some(creator.caller.uid), Some(gid))?;
         }
         // After the change of owner, which takes bits away; and whatever our own umask is.
         let mode = mode.filter(|mode| gives || made.mode() & 0o7777 != *mode);
@@ -134,11 +132,11 @@ impl Core {
         flags: i32,
         register: Register<'_>,
     ) -> Result<(Attributes, Answer)> {
-        let access = Access { truncate: false, by: self.archive.who_read(creator.thread), ..Access::of(flags) };
+        let access = Access { truncate: false, by: self.archive.who_read(creator.caller.thread), ..Access::of(flags) };
         let mut table = self.table();
         let mut made = None;
         let permissions = match access.write {
-            true => unprivileged(creator.permissions(), creator.uid),
+            true => creator.caller.leaves(creator.permissions(), creator.caller.gid),
             false => creator.permissions(),
         };
         let creator = Creator { mode: permissions | libc::S_IFREG, ..creator };
@@ -343,7 +341,8 @@ mod tests {
 
     #[test]
     fn nobody_makes_programs_that_run_as_the_daemons_user() {
-        let granted = |uid, daemon| Creator { uid, gid: 7, thread: 1, mode: libc::S_IFREG | 0o6755 }.granted(daemon);
+        let caller = |uid| Caller { uid, gid: 7, thread: 1 };
+        let granted = |uid, daemon| Creator { caller: caller(uid), mode: libc::S_IFREG | 0o6755 }.granted(daemon);
         assert_eq!(granted(1001, 1000), 0o755);
         assert_eq!(granted(0, 1000), 0o755);
         assert_eq!(granted(1000, 1000), 0o6755);

@@ -22,7 +22,7 @@ use super::Core;
 use super::errno::{Fault, Result};
 use super::inodes::Table;
 use super::node::{Handle, Mode, Opened, Reading, Source};
-use super::privileges::drop_privileges;
+use super::privileges::Caller;
 use super::transition::{Prepared, RecallGoal, Step};
 
 /// The access that an open asks for.
@@ -83,9 +83,9 @@ fn open_file(place: &super::place::Place, access: Access) -> io::Result<(File, b
 
 impl Core {
     /// Answers an OPEN, at once or from a worker.
-    pub(super) fn open(self: &Arc<Self>, ino: u64, uid: u32, access: Access, reader: Prepared, reply: ReplyOpen) {
+    pub(super) fn open(self: &Arc<Self>, ino: u64, caller: Caller, access: Access, reader: Prepared, reply: ReplyOpen) {
         let register = |fd: BorrowedFd<'_>| reply.open_backing(fd);
-        match self.try_open(ino, uid, access, reader, &register) {
+        match self.try_open(ino, caller, access, reader, &register) {
             Ok(Step::Done(answer)) => match &answer.backing {
                 Some(backing) => {
                     if access.read && access.write {
@@ -99,7 +99,7 @@ impl Core {
             Ok(Step::First(wanted)) => {
                 let core = Arc::clone(self);
                 self.make(ino, wanted, move |made| match made {
-                    Ok(made) => core.open(ino, uid, access, made, reply),
+                    Ok(made) => core.open(ino, caller, access, made, reply),
                     Err(fault) => reply.error(fault.into()),
                 });
             }
@@ -110,7 +110,7 @@ impl Core {
     pub(super) fn try_open(
         &self,
         ino: u64,
-        uid: u32,
+        caller: Caller,
         access: Access,
         reader: Prepared,
         register: Register<'_>,
@@ -127,9 +127,6 @@ impl Core {
         };
         if node.waiting.is_some() {
             return Ok(Step::First(wanted));
-        }
-        if node.superseded {
-            return Err(libc::ESTALE.into());
         }
         let source = match (&node.stub, &node.opened) {
             (Some(_), _) if wanted != RecallGoal::Reader => return Ok(Step::First(wanted)),
@@ -153,7 +150,7 @@ impl Core {
                 Some((Source::File(Arc::new(file)), readable, writable))
             }
         };
-        if access.changes() && drop_privileges(&table.place(ino)?, uid)? {
+        if access.changes() && caller.drop_privileges(&table.place(ino)?)? {
             self.invalidations.inode(ino);
         }
         let (answer, handle) = self.install(&mut table, ino, access, source, register)?;
@@ -201,8 +198,9 @@ impl Core {
             let mode = self.first_mode(&source, register);
             // A mapping that is left may still write to it.
             let left = std::mem::take(&mut node.mapped);
-            let handles = Default::default();
-            node.opened = Some(Opened { mode, source, readable, writable, handles, mappable: left, wrote: left });
+            let (handles, has_pages) = Default::default();
+            node.opened =
+                Some(Opened { mode, source, readable, writable, handles, mappable: left, wrote: left, has_pages });
         }
         let Some(opened) = &mut node.opened else {
             return Err(libc::EIO.into());
@@ -218,6 +216,7 @@ impl Core {
         opened.wrote |= changes;
         // With pages of its own the kernel writes what a mapping has changed before it sends FLUSH.
         let has_pages = !direct && !opened.passes_through();
+        opened.has_pages.fetch_or(has_pages, Ordering::Relaxed);
         if !changes || !(self.reports_at_close || has_pages || self.archive.is_remote_waited_for()) {
             // There is nothing that close could report. FLUSH would make it wait for a thread of ours.
             flags |= FopenFlags::FOPEN_NOFLUSH;
@@ -226,10 +225,10 @@ impl Core {
         if let (true, Source::File(file)) = (changes, &source) {
             self.early.add(ino, file);
         }
-        let whole = matches!(&source, Source::Reader(reader) if reader.cached_file().is_some());
+        let whole = matches!(&source, Source::Reader(reader) if reader.whole().is_some());
         let reading = node.stub.as_ref().filter(|_| !changes).zip(access.by);
         let reading = reading.map(|(stub, by)| Reading::new(stub, by));
-        let handle = Arc::new(Handle::new(ino, direct, source, reading));
+        let handle = Arc::new(Handle::new(ino, direct, &opened.has_pages, source, reading));
         opened.handles.insert(fh, Arc::clone(&handle));
         let backing = match &opened.mode {
             Mode::Passthrough(id) => Some(Arc::clone(id)),
@@ -265,14 +264,14 @@ impl Core {
         if !self.passthrough.load(Ordering::Relaxed) {
             return Mode::Daemon;
         }
-        let file = match source {
-            Source::File(file) => Some(Arc::clone(file)),
-            Source::Reader(reader) => reader.cached_file(),
+        let file: &File = match source {
+            Source::File(file) => file,
+            Source::Reader(reader) => match reader.whole() {
+                Some(decoded) => decoded.file(),
+                None => return Mode::Daemon,
+            },
         };
-        let Some(file) = file else {
-            return Mode::Daemon;
-        };
-        match register(std::os::fd::AsFd::as_fd(&*file)) {
+        match register(std::os::fd::AsFd::as_fd(file)) {
             Ok(id) => Mode::Passthrough(Arc::new(id)),
             Err(error) => {
                 let code = error.raw_os_error().unwrap_or(0);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use fuser::{ReplyEmpty, ReplyEntry, ReplyOpen, Request};
 
 use super::open::Access;
+use super::privileges::Caller;
 use super::reply::{done, entry};
 use super::{Core, errno::Result};
 use crate::archive::Archive;
@@ -54,7 +55,7 @@ impl Core {
     /// Opens a file. After a mount, the object of another node's file may have been replaced.
     pub(super) fn answer_open(self: &Arc<Self>, ino: u64, request: &Request, flags: i32, reply: ReplyOpen) {
         let stub = self.table().node(ino).ok().and_then(|node| node.stub.clone());
-        let (uid, access) = (request.uid(), Access::of(flags));
+        let (caller, access) = (Caller::of(request), Access::of(flags));
         // Now, since the thread waits for the answer: later it may be gone.
         let by = match access.changes() {
             true => self.archive.who_read(request.pid()),
@@ -63,10 +64,10 @@ impl Core {
         let access = Access { by, ..access };
         // Nothing of the old bytes is needed to write a file anew.
         if access.truncate || !stub.is_some_and(|stub| self.archive.is_far(&stub)) {
-            return self.open(ino, uid, access, None, reply);
+            return self.open(ino, caller, access, None, reply);
         }
         let core = Arc::clone(self);
-        self.archive.when_current(Box::new(move || core.open(ino, uid, access, None, reply)));
+        self.archive.when_current(Box::new(move || core.open(ino, caller, access, None, reply)));
     }
 
     /// Opens a directory, with the names that other nodes have pushed before, or with those that are known.

@@ -14,7 +14,7 @@ use std::time::Duration;
 use fuser::FileType;
 
 use super::Core;
-use super::errno::Result;
+use super::errno::{Fault, Result};
 use super::inodes::Table;
 use super::node::{Opened, Source};
 use crate::archive::FileId;
@@ -102,15 +102,25 @@ fn open_either(path: &Path) -> io::Result<File> {
     }
 }
 
-/// A file that is removed unless it was put in its place.
-struct Temporary(PathBuf);
+/// A file that is removed unless it was put in its place, or is a reader's.
+struct Temporary {
+    path: PathBuf,
+    is_ours: bool,
+}
+
+impl Temporary {
+    fn new(path: PathBuf) -> Temporary {
+        Temporary { path, is_ours: true }
+    }
+}
 
 impl Drop for Temporary {
     fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_file(&self.0)
+        if self.is_ours
+            && let Err(error) = std::fs::remove_file(&self.path)
             && error.kind() != io::ErrorKind::NotFound
         {
-            log::warn!("cannot remove {}: {error}", self.0.display());
+            log::warn!("cannot remove {}: {error}", self.path.display());
         }
     }
 }
@@ -163,7 +173,7 @@ impl Core {
 
     fn prepare(&self, ino: u64, stub: Stub, wanted: RecallGoal) -> Result<Prepared> {
         match wanted {
-            RecallGoal::Reader => Ok(Some((stub.clone(), self.archive.reader(&stub)?))),
+            RecallGoal::Reader => Ok(Some((stub.clone(), self.archive.reader_for(&stub, ino)?))),
             RecallGoal::Bytes | RecallGoal::Resident | RecallGoal::Empty => {
                 self.bring_back(ino, &stub, wanted).map(|()| None)
             }
@@ -192,61 +202,59 @@ impl Core {
     /// A new path in the store's `tmp/`.
     pub(super) fn temporary(&self) -> PathBuf {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        self.archive.store().root().join("tmp").join(format!("mount-{number}"))
+        self.archive.store().tmp().join(format!("mount-{number}"))
     }
 
-    /// Replaces a stub by a plain file. If the kernel serves readers from the decoded file, the plain file becomes
-    /// another inode, and this returns ESTALE. Those readers keep their file. The kernel learns that its inode is
-    /// stale, looks the name up again and finds the new one.
+    /// Replaces a stub by a plain file. If readers have decoded all of it, what they read from becomes that file: the
+    /// kernel may serve them from it, and takes no other file for this inode then.
     fn bring_back(&self, ino: u64, stub: &Stub, wanted: RecallGoal) -> Result<()> {
-        let original = self.table().place(ino)?.hold()?;
+        let (original, reader, passes_through) = {
+            let table = self.table();
+            let opened = table.node(ino)?.opened.as_ref();
+            let reader = opened.and_then(|opened| match &opened.source {
+                Source::Reader(reader) if reader.whole().is_some() => Some(Arc::clone(reader)),
+                _ => None,
+            });
+            (table.place(ino)?.hold()?, reader, opened.is_some_and(Opened::passes_through))
+        };
+        // What readers see must not be emptied before it is the file.
+        let is_new_bytes = wanted == RecallGoal::Empty && !passes_through;
         let before = Seen::of(&original)?;
-        let new = Temporary(match wanted {
-            RecallGoal::Empty => {
+        let new = match &reader {
+            _ if is_new_bytes => {
                 let path = self.temporary();
                 self.io().create(&path, CrashPoint::RecallWritten)?;
-                path
+                Temporary::new(path)
             }
-            RecallGoal::Bytes | RecallGoal::Resident | RecallGoal::Reader => self.archive.recall(stub, &original)?,
-        });
-        let (mut table, now) =
-            self.carry_attributes(ino, &original, (wanted != RecallGoal::Empty).then_some(before), &new.0)?;
-        let file = FileId::of(&now);
-        let stale = table.node(ino)?.opened.as_ref().is_some_and(Opened::passes_through);
-        let nameless = table.place(ino)?.follow();
-        if nameless && stale {
-            // There is no name to find a new inode by.
-            return Err(libc::ETXTBSY.into());
-        }
-        let opened = Arc::new(open_either(&new.0)?);
+            Some(reader) => {
+                let decoded = reader.whole().ok_or(Fault::Code(libc::EIO))?;
+                Temporary { path: self.archive.recall(stub, &original, Some(decoded.path()))?, is_ours: false }
+            }
+            None => Temporary::new(self.archive.recall(stub, &original, None)?),
+        };
+        let (mut table, now) = self.carry_attributes(ino, &original, (!is_new_bytes).then_some(before), &new.path)?;
+        let opened = Arc::new(open_either(&new.path)?);
         let replacement = FileId::of(&opened.metadata()?);
         let paths = table.paths(ino);
-        let held = stale.then_some(original);
-        let put = if nameless { Put::default() } else { self.put(&table, ino, &now, &new.0)? };
-        if stale {
-            let names = table.node(ino)?.names.clone();
-            for (parent, name) in names {
-                table.unbind(parent, &name);
-            }
-            let node = table.node_mut(ino)?;
-            node.held = held;
-            node.superseded = true;
-        } else {
-            table.replaced(file, replacement);
-            let node = table.node_mut(ino)?;
-            node.file = replacement;
-            node.stub = None;
-            if wanted == RecallGoal::Empty {
-                node.version += 1;
-            }
-            if nameless {
-                node.held = Some(Arc::clone(&opened));
-            }
-            if let Some(handles) = &mut node.opened {
-                // Readers that the daemon serves go on with the same file as the writer.
-                handles.source = Source::File(Arc::clone(&opened));
-                handles.handles.values().for_each(|handle| handle.switch(&opened));
-            }
+        let nameless = table.place(ino)?.follow();
+        let put = if nameless { Put::default() } else { self.put(&table, ino, &now, &new.path)? };
+        table.replaced(FileId::of(&now), replacement);
+        let node = table.node_mut(ino)?;
+        node.file = replacement;
+        node.stub = None;
+        if is_new_bytes {
+            node.version += 1;
+        }
+        if nameless {
+            node.held = Some(Arc::clone(&opened));
+        }
+        if let Some(handles) = &mut node.opened {
+            // Readers go on with the same file as the writer.
+            handles.source = Source::File(Arc::clone(&opened));
+            handles.handles.values().for_each(|handle| handle.switch(&opened));
+        }
+        if let Some(reader) = reader.filter(|_| !is_new_bytes) {
+            reader.give();
         }
         if wanted == RecallGoal::Resident {
             // No program opens it, so the archive learns of it here. The object keeps its name.
@@ -254,8 +262,7 @@ impl Core {
         }
         drop(table);
         self.invalidations.inode(ino);
-        sync_replaced(self.io(), &put.directories)?;
-        if stale { Err(libc::ESTALE.into()) } else { Ok(()) }
+        Ok(sync_replaced(self.io(), &put.directories)?)
     }
 
     /// Gives `new` the attributes of a stub, durably, and returns the table's lock once none of them has changed

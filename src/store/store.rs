@@ -212,12 +212,24 @@ impl Store {
 
     /// The directory of unfinished files; on the same device as all others.
     pub fn tmp(&self) -> PathBuf {
-        self.root.join("tmp")
+        self.made_again("tmp")
     }
 
     /// The directory of decoded files.
     pub fn cache(&self) -> PathBuf {
         self.root.join("cache")
+    }
+
+    /// A directory that is empty most of the time. Programs that clean up may have removed it, so it is made again.
+    fn made_again(&self, name: &str) -> PathBuf {
+        let directory = self.root.join(name);
+        if self._lock.is_some() && !directory.exists() {
+            match self.io.make_dir(&directory, 0o700, CrashPoint::StoreMade) {
+                Ok(()) => log::warn!("{} was removed; stepfs made it again", directory.display()),
+                Err(error) => log::error!("{} was removed, and cannot be made: {error}", directory.display()),
+            }
+        }
+        directory
     }
 }
 
