@@ -171,10 +171,10 @@ pub fn serve_with(
     let stacked = rustix::fs::statfs(archive.store().tree()).is_ok_and(|found| STACKED.contains(&found.f_type));
     let face = FuseAdapter { core: Arc::clone(&core), stack_depth: if stacked { 2 } else { 1 } };
     let session = Session::new(face, &point, &config(options, &store)).map_err(MountError::Mount)?;
-    let notify = core.invalidations.start(session.notifier()).map_err(MountError::Mount)?;
-    let mappings = core.watch_mappings().map_err(MountError::Mount)?;
-    let early = core.send_early().map_err(MountError::Mount)?;
-    archive.start(Arc::new(Served(Arc::downgrade(&core))));
+    let notify = core.tree.invalidations.start(session.notifier()).map_err(MountError::Mount)?;
+    let mappings = core.files.mappings.start().map_err(MountError::Mount)?;
+    let early = core.files.early.start(&archive).map_err(MountError::Mount)?;
+    archive.start(Arc::new(Served(Arc::downgrade(&core.files))));
     let session = connect().and_then(|()| session.spawn()).map_err(|error| {
         archive.stop();
         MountError::Mount(error)
@@ -196,11 +196,11 @@ pub fn serve_with(
         let _ = thread.join();
     }
     // No program waits for the workers' replies any more, but their work (an fsync, a recall) is finished.
-    core.far_workers.abandon();
-    core.workers.stop();
-    core.invalidations.stop();
-    core.mappings.stop();
-    core.early.stop();
+    core.files.recalls.far_workers.abandon();
+    core.files.recalls.workers.stop();
+    core.tree.invalidations.stop();
+    core.files.mappings.stop();
+    core.files.early.stop();
     let _ = (notify.join(), mappings.join(), early.join());
     archive.stop();
     served.map_err(MountError::Connection)

@@ -10,9 +10,9 @@ use crate::store::durable::scratch;
 use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Condvar, Mutex};
 use formats::Order;
 
+use super::cache::{Decoded, Key};
 use super::layout::{Layout, Unit};
 use super::stream::{decode_unit, short};
-use super::cache::{Decoded, Key};
 use super::{Chain, ReadError, Recall};
 
 /// Units decoded ahead of a sequential reader. They keep two cores ahead of a copy by the kernel, and cost only 4 MiB

@@ -9,7 +9,10 @@ import pytest
 from harness import BIN, as_ordinary_user, shell
 
 PROGRAM = Path(__file__).resolve().parents[1] / "support/mixed_io.py"
-ROUNDS = 60
+ROUNDS = 20
+
+
+pytestmark = pytest.mark.slow
 
 
 def test_every_read_after_a_write_gives_the_new_bytes(both):

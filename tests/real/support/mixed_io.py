@@ -12,7 +12,7 @@ import sys
 
 SIZE = 640 * 1024
 PIECE = 16 * 1024
-READERS = 4
+READERS = 3
 # io_setup, io_submit, io_getevents
 CALLS = {"x86_64": (206, 209, 208), "aarch64": (0, 2, 4)}[platform.machine()]
 
@@ -130,8 +130,8 @@ def main(path, rounds):
         readers = {"buffered": lambda: os.pread(fd, SIZE, 0), "mapped": lambda: mapping[:], "O_DIRECT": directly}
         for name, (write, close) in writers(path):
             wrong = dict.fromkeys(readers, 0)
-            # The kernel is slow to forget in these, if at all.
-            for _ in range(rounds * (5 if "asynchronous O_DIRECT" in name else 1)):
+            # In these a former byte is seldom seen.
+            for _ in range(rounds * (10 if "asynchronous O_DIRECT" in name or name == "buffered" else 1)):
                 byte = byte % 255 + 1
                 buffer = filled(byte)
                 write(buffer)
