@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs fsx, fio --verify and stress-ng's file-system stressors on a mount, with and without kernel passthrough. Then it runs
-# pjdfstest, and xfstests if its source is at hand (see posix_suites.sh). A failing test also runs on a plain directory; if it
-# fails there, stepfs is not at fault. Prints a table; exits with 1 if a test fails on the mount only.
+# Runs fsx, fio --verify and stress-ng's file-system stressors on a mount, with and without kernel passthrough, and on a mount
+# of an ordinary user. Then it runs pjdfstest, and xfstests if its source is at hand (see posix_suites.sh). A failing test also
+# runs on a plain directory; if it fails there, stepfs is not at fault. Prints tables; exits with 1 if a test fails on a mount only.
 #   scripts/posix.sh [FSX_OPERATIONS] [SECONDS]     default: 100000 operations, and 5 seconds per stressor
 #   STEPFS_BIN=PROGRAM     use this program instead of building one
 #   STEPFS_POSIX_JOBS=REGEX only the jobs whose name matches, such as fio, or 'stress-ng (dir|rename)'
@@ -20,7 +20,7 @@ if [ ${#missing[@]} -gt 0 ]; then
     apt-get update -qq
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 fi
-command -v cargo >/dev/null || source "$HOME/.cargo/env"
+command -v cargo >/dev/null || [ ! -e "$HOME/.cargo/env" ] || source "$HOME/.cargo/env"
 if [ "$("$TOOLS/bin/fsx" --version 2>/dev/null)" != "fsx $FSX_VERSION" ]; then
     cargo install fsx --version "$FSX_VERSION" --locked --quiet --root "$TOOLS"
 fi
@@ -100,9 +100,11 @@ one() {
 
 declare -A said
 failed=0
-for mode in passthrough daemon; do
+# As root, this script runs again as a user without privileges, who has a /dev/fuse and whose mounts no one else sees.
+[ "$(id -u)" -eq 0 ] && modes=(passthrough daemon) || modes=(ordinary)
+for mode in "${modes[@]}"; do
     option=()
-    [ $mode = passthrough ] || option=(--no-passthrough)
+    [ $mode != daemon ] || option=(--no-passthrough)
     section "stepfs $mode"
     "$STEPFS" mount "${option[@]}" "$scratch/$mode.store" "$scratch/mnt"
     for job in "${jobs[@]}"; do
@@ -127,21 +129,31 @@ for mode in passthrough daemon; do
     "$STEPFS" verify "$scratch/$mode.store" >"$scratch/verify" || { failed=1; cat "$scratch/verify"; }
 done
 
+if [ "$(id -u)" -eq 0 ]; then
+    mkdir -m 777 "$scratch/ordinary"
+    cp "$STEPFS" "$scratch/ordinary/stepfs"
+    mknod -m 666 "$scratch/fuse" c 10 229
+    chmod 755 "$scratch"
+    unshare --mount --propagation private bash -ec 'mount --bind "$1/fuse" /dev/fuse
+        exec setpriv --reuid 65534 --regid 65534 --clear-groups env HOME="$1/ordinary" STEPFS_SCRATCH="$1/ordinary" \
+            STEPFS_BIN="$1/ordinary/stepfs" bash "${@:2}"' - "$scratch" "$0" "$OPERATIONS" "$SECONDS_EACH" || failed=1
+fi
+
 # --- pjdfstest, and xfstests if its source is there
-if [ -z "${STEPFS_POSIX_JOBS:-}" ]; then
+if [ "$(id -u)" -eq 0 ] && [ -z "${STEPFS_POSIX_JOBS:-}" ]; then
     STEPFS_BIN=$STEPFS "$ROOT/scripts/posix_suites.sh" || failed=1
 fi
 
 # --- fsx keeps its file open, so it is never released. This does the same on a file that is released every 150 operations.
-if [ -z "${STEPFS_POSIX_JOBS:-}" ]; then
+if [ "$(id -u)" -eq 0 ] && [ -z "${STEPFS_POSIX_JOBS:-}" ]; then
     section "fsx's operations on a file that is released and recalled between bursts"
     STEPFS_FSX_OPERATIONS=$OPERATIONS cargo test --locked --quiet --test model -- --nocapture exercised_between_releases || failed=1
 fi
 
 section "all of them"
-printf '%-40s %-28s %s\n' job passthrough daemon
+printf '%-40s %-28s %s\n' job "${modes[@]}"
 for job in "${jobs[@]}"; do
     name=${job%%|*}
-    printf '%-40s %-28s %s\n' "$name" "${said[$name,passthrough]}" "${said[$name,daemon]}"
+    printf '%-40s %-28s %s\n' "$name" "${said[$name,${modes[0]}]}" "${said[$name,${modes[1]:-}]:-}"
 done
 exit $failed

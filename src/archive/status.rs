@@ -228,8 +228,13 @@ impl Archive {
 
     /// Opens a released file for reading. Blocks on the device: never on a thread that answers the kernel.
     pub fn reader(&self, stub: &Stub) -> Result<std::sync::Arc<Reader>, ReadError> {
+        self.reader_for(stub, 0)
+    }
+
+    /// The same for an inode of a mount ([`crate::recall::Recall::reader_for`]).
+    pub fn reader_for(&self, stub: &Stub, owner: u64) -> Result<std::sync::Arc<Reader>, ReadError> {
         let open = || {
-            let reader = self.shared.recall.reader(stub.object)?;
+            let reader = self.shared.recall.reader_for(stub.object, owner)?;
             ReadError::unless_as_long(stub, reader.len())?;
             Ok(reader)
         };
@@ -295,23 +300,36 @@ impl Archive {
         }
     }
 
-    /// Brings a released file back for writing. Decodes it into a new, durable file in `tmp/` with the attributes of
-    /// `from`, of which only the handle may be left. The caller renames the result over the file. Blocks until then.
+    /// Brings a released file back for writing: makes a durable file with the attributes of `from`, of which only the
+    /// handle may be left. It is `decoded`, a file with the decoded bytes, or a new one in `tmp/`. The caller renames it
+    /// over the file. Blocks until then.
     ///
     /// # Errors
-    /// [`ReadError`] names the missing or damaged object, or the device's lack of room.
-    pub fn recall(&self, stub: &Stub, from: &fs::File) -> Result<std::path::PathBuf, ReadError> {
+    /// [`ReadError`] names the missing or damaged object, or the device's lack of room. `decoded` stays as it is then.
+    pub fn recall(
+        &self,
+        stub: &Stub,
+        from: &fs::File,
+        decoded: Option<&Path>,
+    ) -> Result<std::path::PathBuf, ReadError> {
         let fail = |error| ReadError::object(stub.object, error);
         // As a reader is told, too: it would become another file.
         if let Some((header, _)) = self.shared.objects.get(stub.object) {
             ReadError::unless_as_long(stub, header.logical_len)?;
         }
-        let target = self.shared.store.tmp().join(format!("recall-{}", Id::random().map_err(fail)?));
+        let new = self.shared.store.tmp().join(format!("recall-{}", Id::random().map_err(fail)?));
+        let target = decoded.unwrap_or(&new);
+        let io = self.shared.io();
         let decode = || -> Result<(), ReadError> {
-            let file = self.shared.io().create(&target, CrashPoint::RecallWritten).map_err(fail)?;
-            self.shared
-                .recall
-                .copy(stub.object, &|bytes, at| file.write_all_at(bytes, at, CrashPoint::RecallWritten))?;
+            let file = match decoded {
+                Some(path) => io.open(path).map_err(fail)?,
+                None => {
+                    let file = io.create(target, CrashPoint::RecallWritten).map_err(fail)?;
+                    let put = |bytes: &[u8], at| file.write_all_at(bytes, at, CrashPoint::RecallWritten);
+                    self.shared.recall.copy(stub.object, &put)?;
+                    file
+                }
+            };
             let metadata = from.metadata().map_err(fail)?;
             crate::store::copy_attributes(from, &metadata, &file, CrashPoint::RecallWritten).map_err(fail)?;
             crate::store::mark_recalled(&file, stub.object);
@@ -323,8 +341,10 @@ impl Archive {
         };
         decode().inspect_err(|error| {
             self.shared.recall.read_failed(stub.object, error);
-            self.shared.io().discard(&target, CrashPoint::RecallWritten);
+            if decoded.is_none() {
+                io.discard(&new, CrashPoint::RecallWritten);
+            }
         })?;
-        Ok(target)
+        Ok(target.to_path_buf())
     }
 }

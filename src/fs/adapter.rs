@@ -3,7 +3,6 @@
 use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::SystemTime;
 
 use fuser::{
@@ -15,8 +14,9 @@ use fuser::{
 
 use super::Core;
 use super::attr::Change;
-use super::name_ops::Creator;
+use super::privileges::Caller;
 use super::reply::{done, entry};
+use super::tree::Creator;
 
 /// The protocol's operations.
 pub(super) struct FuseAdapter {
@@ -27,42 +27,44 @@ pub(super) struct FuseAdapter {
 impl Filesystem for FuseAdapter {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
         // O_TRUNC with the open: a released file that is emptied need not be recalled first.
+        // Two are missing here, for the page cache must never hold former bytes. With FUSE_ASYNC_DIO the kernel does not
+        // drop the pages that others read while an asynchronous direct write was under way. With FUSE_AUTO_INVAL_DATA
+        // it drops pages that a write has filled when their file's time changes, and may read them anew before the
+        // write arrives. Nothing but stepfs changes a file unseen by the kernel, and stepfs tells it.
         let wanted = [
             InitFlags::FUSE_ATOMIC_O_TRUNC,
-            InitFlags::FUSE_AUTO_INVAL_DATA,
             InitFlags::FUSE_DO_READDIRPLUS,
             InitFlags::FUSE_READDIRPLUS_AUTO,
             InitFlags::FUSE_PARALLEL_DIROPS,
-            InitFlags::FUSE_ASYNC_DIO,
             InitFlags::FUSE_CACHE_SYMLINKS,
-            // See `privileges::drop_privileges`.
+            // See `privileges::Caller::drop_privileges`.
             InitFlags::FUSE_HANDLE_KILLPRIV_V2,
         ];
         for flag in wanted {
             // stepfs works without a capability that the kernel lacks.
             let _ = config.add_capabilities(flag);
         }
-        if self.core.passthrough.load(Ordering::Relaxed) {
+        if self.core.files.has_passthrough() {
             let offered = config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok();
             if !offered || config.set_max_stack_depth(self.stack_depth).is_err() {
                 log::warn!("this kernel has no FUSE passthrough (Linux 6.9): files are served by the daemon");
-                self.core.passthrough.store(false, Ordering::Relaxed);
+                self.core.files.without_passthrough();
             }
         }
         Ok(())
     }
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        self.core.archive.looked();
+        self.core.tree.archive().looked();
         self.core.answer_lookup(parent.0, name, reply);
     }
 
     fn forget(&self, _: &Request, ino: INodeNo, times: u64) {
-        self.core.table().forget(ino.0, times);
+        self.core.tree.table().forget(ino.0, times);
     }
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        match self.core.getattr(ino.0) {
+        match self.core.tree.getattr(ino.0) {
             Ok((ttl, shown, _)) => reply.attr(&ttl, &shown),
             Err(fault) => reply.error(fault.into()),
         }
@@ -86,34 +88,34 @@ impl Filesystem for FuseAdapter {
         _: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        self.core.setattr(ino.0, req.uid(), Change { mode, uid, gid, size, atime, mtime, fh }, reply);
+        self.core.files.setattr(ino.0, Caller::of(req), Change { mode, uid, gid, size, atime, mtime, fh }, reply);
     }
 
     fn readlink(&self, _: &Request, ino: INodeNo, reply: ReplyData) {
-        match self.core.readlink(ino.0) {
+        match self.core.tree.readlink(ino.0) {
             Ok(target) => reply.data(std::os::unix::ffi::OsStrExt::as_bytes(target.as_os_str())),
             Err(fault) => reply.error(fault.into()),
         }
     }
 
     fn mknod(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, rdev: u32, reply: ReplyEntry) {
-        entry(reply, self.core.mknod(parent.0, name, Creator::new(req, mode), rdev));
+        entry(reply, self.core.tree.mknod(parent.0, name, Creator::new(req, mode), rdev));
     }
 
     fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, reply: ReplyEntry) {
-        entry(reply, self.core.mkdir(parent.0, name, Creator::new(req, mode)));
+        entry(reply, self.core.tree.mkdir(parent.0, name, Creator::new(req, mode)));
     }
 
     fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        done(reply, self.core.unlink(parent.0, name));
+        done(reply, self.core.tree.unlink(parent.0, name));
     }
 
     fn rmdir(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        done(reply, self.core.rmdir(parent.0, name));
+        done(reply, self.core.tree.rmdir(parent.0, name));
     }
 
     fn symlink(&self, req: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
-        entry(reply, self.core.symlink(parent.0, name, Creator::new(req, 0o777), target));
+        entry(reply, self.core.tree.symlink(parent.0, name, Creator::new(req, 0o777), target));
     }
 
     fn rename(
@@ -126,22 +128,22 @@ impl Filesystem for FuseAdapter {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        let renamed = self.core.rename((parent.0, name), (newparent.0, newname), flags);
+        let renamed = self.core.tree.rename((parent.0, name), (newparent.0, newname), flags);
         self.core.renamed_when_pushed((newparent.0, newname), renamed, reply);
     }
 
     fn link(&self, _: &Request, ino: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        entry(reply, self.core.link(ino.0, parent.0, name));
+        entry(reply, self.core.tree.link(ino.0, parent.0, name));
     }
 
     fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        self.core.archive.looked();
+        self.core.tree.archive().looked();
         self.core.answer_open(ino.0, req, flags.0, reply);
     }
 
     fn create(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, flags: i32, reply: ReplyCreate) {
         let register = |fd: std::os::fd::BorrowedFd<'_>| reply.open_backing(fd);
-        match self.core.create(parent.0, name, Creator::new(req, mode), flags, &register) {
+        match self.core.files.create(parent.0, name, Creator::new(req, mode), flags, &register) {
             Ok(((ttl, shown, generation), super::open::Answer { fh, flags, backing: Some(id) })) => {
                 reply.created_passthrough(&ttl, &shown, generation, fh, flags, &id);
             }
@@ -163,12 +165,12 @@ impl Filesystem for FuseAdapter {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        self.core.read(fh, offset, size, reply);
+        self.core.bytes.read(fh, offset, size, reply);
     }
 
     fn write(
         &self,
-        _: &Request,
+        req: &Request,
         _: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -178,11 +180,11 @@ impl Filesystem for FuseAdapter {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        self.core.write(fh, offset, data, (how, flags.0), reply);
+        self.core.bytes.write(fh, offset, data, (how, flags.0, Caller::of(req)), reply);
     }
 
     fn flush(&self, _: &Request, _: INodeNo, fh: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        self.core.flush(fh, reply);
+        self.core.bytes.flush(fh, reply);
     }
 
     fn release(
@@ -195,38 +197,38 @@ impl Filesystem for FuseAdapter {
         _: bool,
         reply: ReplyEmpty,
     ) {
-        self.core.release(ino.0, fh);
+        self.core.files.release(ino.0, fh);
         reply.ok();
     }
 
     fn fsync(&self, _: &Request, _: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        self.core.fsync(fh, datasync, reply);
+        self.core.bytes.fsync(fh, datasync, reply);
     }
 
     fn opendir(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        self.core.archive.looked();
+        self.core.tree.archive().looked();
         self.core.answer_opendir(ino.0, reply);
     }
 
     fn readdir(&self, _: &Request, _: INodeNo, fh: FileHandle, offset: u64, reply: ReplyDirectory) {
-        self.core.readdir(fh, offset, reply);
+        self.core.directories.readdir(fh, offset, reply);
     }
 
     fn readdirplus(&self, _: &Request, _: INodeNo, fh: FileHandle, offset: u64, reply: ReplyDirectoryPlus) {
-        self.core.readdirplus(fh, offset, reply);
+        self.core.directories.readdirplus(fh, offset, reply);
     }
 
     fn releasedir(&self, _: &Request, _: INodeNo, fh: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
-        self.core.releasedir(fh);
+        self.core.directories.releasedir(fh);
         reply.ok();
     }
 
     fn fsyncdir(&self, _: &Request, _: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        self.core.fsyncdir(fh, datasync, reply);
+        self.core.directories.fsyncdir(fh, datasync, reply);
     }
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
-        match rustix::fs::statvfs(self.core.archive.store().tree()) {
+        match rustix::fs::statvfs(self.core.tree.archive().store().tree()) {
             Ok(found) => reply.statfs(
                 found.f_blocks, found.f_bfree, found.f_bavail, found.f_files, found.f_ffree, found.f_bsize as u32,
                 found.f_namemax as u32, found.f_frsize as u32,
@@ -236,19 +238,19 @@ impl Filesystem for FuseAdapter {
     }
 
     fn setxattr(&self, req: &Request, ino: INodeNo, name: &OsStr, value: &[u8], flags: i32, _: u32, reply: ReplyEmpty) {
-        self.core.answer_setxattr(ino.0, req.uid(), name, value, flags, reply);
+        self.core.xattrs.answer_setxattr(ino.0, req.uid(), name, value, flags, reply);
     }
 
     fn getxattr(&self, req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        self.core.answer_getxattr(ino.0, req.uid(), name, size, reply);
+        self.core.xattrs.answer_getxattr(ino.0, req.uid(), name, size, reply);
     }
 
     fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        self.core.answer_listxattr(ino.0, req.uid(), size, reply);
+        self.core.xattrs.answer_listxattr(ino.0, req.uid(), size, reply);
     }
 
     fn removexattr(&self, _: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        self.core.answer_removexattr(ino.0, name, reply);
+        self.core.xattrs.answer_removexattr(ino.0, name, reply);
     }
 
     fn access(&self, _: &Request, _: INodeNo, _: AccessFlags, reply: ReplyEmpty) {
@@ -294,11 +296,11 @@ impl Filesystem for FuseAdapter {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        self.core.fallocate(fh, offset, length, mode, reply);
+        self.core.bytes.fallocate(fh, offset, length, mode, reply);
     }
 
     fn lseek(&self, _: &Request, _: INodeNo, fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
-        self.core.lseek(fh, offset, whence, reply);
+        self.core.bytes.lseek(fh, offset, whence, reply);
     }
 
     fn copy_file_range(
@@ -314,6 +316,6 @@ impl Filesystem for FuseAdapter {
         _: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        self.core.copy((fh_in, offset_in), (fh_out, offset_out), len, reply);
+        self.core.bytes.copy((fh_in, offset_in), (fh_out, offset_out), len, reply);
     }
 }

@@ -1,21 +1,23 @@
 //! Reading directories. A handle lists the entries from its open or rewind, so offsets stay valid while entries come
 //! and go.
 
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::DirEntryExt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fuser::{
     FileHandle, FileType, FopenFlags, Generation, INodeNo, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyOpen,
 };
 
-use super::Core;
 use super::attr::attributes;
 use super::errno::{Fault, Result};
 use super::inodes::kind;
 use super::numbers::ROOT;
+use super::tree::Tree;
+use super::workers::Workers;
 use crate::archive::FileId;
 
 /// An entry as the store's file system lists it.
@@ -27,7 +29,7 @@ struct Listed {
 }
 
 /// One open directory.
-pub(super) struct Directory {
+struct Directory {
     node: u64,
     file: File,
     listed: Mutex<Arc<Vec<Listed>>>,
@@ -69,23 +71,39 @@ impl Directory {
 /// `.` and `..` come first.
 const DOTS: [&str; 2] = [".", ".."];
 
-impl Core {
+/// Open directories.
+pub(super) struct Directories {
+    tree: Arc<Tree>,
+    workers: Arc<Workers>,
+    /// By handle number. Taken for moments only.
+    open: Mutex<HashMap<u64, Arc<Directory>>>,
+}
+
+impl Directories {
+    pub(super) fn new(tree: Arc<Tree>, workers: Arc<Workers>) -> Self {
+        Self { tree, workers, open: Mutex::default() }
+    }
+
+    fn open(&self) -> MutexGuard<'_, HashMap<u64, Arc<Directory>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn directory(&self, fh: FileHandle) -> Result<Arc<Directory>> {
-        self.directories().get(&fh.0).cloned().ok_or(Fault::Code(libc::EBADF))
+        self.open().get(&fh.0).cloned().ok_or(Fault::Code(libc::EBADF))
     }
 
     pub(super) fn opendir(&self, ino: u64, reply: ReplyOpen) {
         let opened = || -> Result<u64> {
-            let table = self.table();
+            let table = self.tree.table();
             let place = table.place(ino)?;
             if table.node(ino)?.kind != FileType::Directory {
                 return Err(libc::ENOTDIR.into());
             }
             let file = File::open(&place.path)?;
             drop(table);
-            let fh = self.next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            let fh = self.tree.number();
             let listed = Mutex::new(Arc::default());
-            self.directories().insert(fh, Arc::new(Directory { node: ino, file, listed }));
+            self.open().insert(fh, Arc::new(Directory { node: ino, file, listed }));
             Ok(fh)
         };
         match opened() {
@@ -95,10 +113,10 @@ impl Core {
     }
 
     pub(super) fn releasedir(&self, fh: FileHandle) {
-        self.directories().remove(&fh.0);
+        self.open().remove(&fh.0);
     }
 
-    pub(super) fn fsyncdir(self: &Arc<Self>, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
+    pub(super) fn fsyncdir(&self, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
         let directory = match self.directory(fh) {
             Ok(directory) => directory,
             Err(fault) => return reply.error(fault.into()),
@@ -114,7 +132,7 @@ impl Core {
 
     /// Numbers of the directory and its parent.
     fn dots(&self, ino: u64) -> [u64; 2] {
-        let table = self.table();
+        let table = self.tree.table();
         let parent = table.node(ino).ok().and_then(|node| node.names.first()).map_or(ROOT, |(parent, _)| *parent);
         [ino, parent]
     }
@@ -133,7 +151,7 @@ impl Core {
             }
             next += 1;
         }
-        let mut table = self.table();
+        let mut table = self.tree.table();
         for entry in listed.iter().skip(next - DOTS.len()) {
             let ino = table.number(entry.file);
             if reply.add(INodeNo(ino), next as u64 + 1, entry.kind, &entry.name) {
@@ -163,14 +181,14 @@ impl Core {
             }
             next += 1;
         }
-        let mut table = self.table();
+        let mut table = self.tree.table();
         let mut first = next == offset as usize;
         for entry in listed.iter().skip(next - DOTS.len()) {
             let position = next as u64 + 1;
             next += 1;
             let looked_up = table.child(directory.node, &entry.name).and_then(|path| {
                 let metadata = table.reach(&path)?.symlink_metadata()?;
-                self.entry(&mut table, directory.node, &entry.name, &metadata)
+                self.tree.entry(&mut table, directory.node, &entry.name, &metadata)
             });
             let (ttl, shown, generation) = match looked_up {
                 Ok(looked_up) => looked_up,

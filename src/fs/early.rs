@@ -13,7 +13,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::Core;
+use crate::archive::Archive;
 use crate::encode::yield_to_others;
 use crate::store::beneath;
 
@@ -94,6 +94,22 @@ impl Early {
         }
     }
 
+    /// Starts to look at files that programs write.
+    pub(super) fn start(self: &Arc<Self>, archive: &Arc<Archive>) -> io::Result<JoinHandle<()>> {
+        let (early, archive) = (Arc::clone(self), Arc::clone(archive));
+        std::thread::Builder::new().name("stepfs-early".into()).spawn(move || {
+            yield_to_others();
+            while let Some(files) = early.next() {
+                for file in files {
+                    if let Err(error) = archive.store().io().device().begin_sync(&file) {
+                        // The kernel may not report it again, so the fsync after the close has to fail.
+                        archive.store().sync_failed(&file, &error);
+                    }
+                }
+            }
+        })
+    }
+
     /// Ends the thread.
     pub(super) fn stop(&self) {
         self.state().stopping = true;
@@ -124,24 +140,6 @@ impl Early {
             None => false,
         });
         Some(due)
-    }
-}
-
-impl Core {
-    /// Starts to look at files that programs write.
-    pub(super) fn send_early(self: &Arc<Self>) -> io::Result<JoinHandle<()>> {
-        let core = Arc::clone(self);
-        std::thread::Builder::new().name("stepfs-early".into()).spawn(move || {
-            yield_to_others();
-            while let Some(files) = core.early.next() {
-                for file in files {
-                    if let Err(error) = core.io().device().begin_sync(&file) {
-                        // The kernel may not report it again, so the fsync after the close has to fail.
-                        core.archive.store().sync_failed(&file, &error);
-                    }
-                }
-            }
-        })
     }
 }
 

@@ -1,6 +1,6 @@
 //! The inode table: the nodes that the kernel knows, and their names.
 //!
-//! One lock guards it, `Core::table`. Every operation on names and attributes takes it for its duration, since these
+//! One lock guards it, `Tree::table`. Every operation on names and attributes takes it for its duration, since these
 //! system calls are short. Opens and releases take it, and so does the archive in `Namespace::exclusively`, while it
 //! renames one file over another. Workers take it at the beginning and end of a recall, never during it. No wait for
 //! a disk, a decoder or the kernel's answer to an invalidation may happen under it. stepfs is the only writer of its

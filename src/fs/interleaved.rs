@@ -1,6 +1,7 @@
 //! The mount's own state in many orders of its threads: programs open, write, rename and remove files while the
 //! archive releases them. There is no kernel; the test calls the operations.
 
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -13,13 +14,15 @@ use super::errno::Result;
 use super::node::Source;
 use super::numbers::ROOT;
 use super::open::Access;
+use super::privileges::Caller;
 use super::transition::Step;
 use super::*;
 use crate::store::Store;
-use crate::sync::{Condvar, in_many_orders, thread};
+use crate::sync::{Condvar, Mutex, in_many_orders, thread};
 
 const READ: Access = Access { read: true, write: false, truncate: false, aside: false, by: None };
 const WRITE: Access = Access { read: true, write: true, truncate: false, aside: false, by: None };
+const ROOT_USER: Caller = Caller { uid: 0, gid: 0, thread: 0 };
 /// Numbers in a state: enough that it is released.
 const NUMBERS: usize = 20_000;
 /// The largest error of a number under `balanced`, with updates of 1e-3.
@@ -66,7 +69,7 @@ impl Fixture {
         // No states in memory: threads that decode would take its lock, and the scheduler does not know of them.
         let archive = Archive::open_with(store, 0).unwrap();
         let core = Arc::new(Core::new(Arc::clone(&archive), false).unwrap());
-        archive.start(Arc::new(Served(Arc::downgrade(&core))));
+        archive.start(Arc::new(Served(Arc::downgrade(&core.files))));
         Arc::new(Fixture { core, seen: Mutex::default(), _dir: dir })
     }
 
@@ -75,13 +78,13 @@ impl Fixture {
         let refuse = |_: std::os::fd::BorrowedFd<'_>| Err(std::io::Error::from_raw_os_error(libc::EPERM));
         let mut made = None;
         loop {
-            let wanted = match self.core.try_open(ino, 0, access, made.take(), &refuse)? {
+            let wanted = match self.core.files.try_open(ino, ROOT_USER, access, made.take(), &refuse)? {
                 Step::Done(answer) => return Ok(answer.fh),
                 Step::First(wanted) => wanted,
             };
             let answer = Arc::new((Mutex::new(None), Condvar::new()));
             let told = Arc::clone(&answer);
-            self.core.make(ino, wanted, move |result| {
+            self.core.files.recalls.make(ino, wanted, move |result| {
                 *told.0.lock().unwrap() = Some(result);
                 told.1.notify_one();
             });
@@ -95,14 +98,14 @@ impl Fixture {
 
     /// Looks a name up, does something with an open file, and lets the kernel forget it. `None`: there is no such name.
     fn with<T>(&self, name: &str, access: Access, use_it: impl FnOnce(&Handle) -> T) -> Option<T> {
-        let attributes = self.core.lookup(ROOT, OsStr::new(name)).ok()?;
+        let attributes = self.core.tree.lookup(ROOT, OsStr::new(name)).ok()?;
         let ino = attributes.1.ino.0;
         let used = self.open(ino, access).ok().map(|fh| {
-            let used = use_it(&self.core.handle(fh).unwrap());
-            self.core.release(ino, fh);
+            let used = use_it(&self.core.files.handle(fh).unwrap());
+            self.core.files.release(ino, fh);
             used
         });
-        let mut table = self.core.table();
+        let mut table = self.core.tree.table();
         table.forget(ino, 1);
         used
     }
@@ -134,16 +137,16 @@ impl Fixture {
 
     /// Waits until the archive has nothing left to do.
     fn settle(&self) {
-        while self.core.archive.queue().queued > 0 {
+        while self.core.tree.archive().queue().queued > 0 {
             thread::yield_now();
         }
-        assert_eq!(self.core.archive.queue().failed, [""; 0]);
+        assert_eq!(self.core.tree.archive().queue().failed, [""; 0]);
     }
 
     /// Ends all threads.
     fn stop(&self) {
-        self.core.workers.stop();
-        self.core.archive.stop();
+        self.core.files.recalls.workers.stop();
+        self.core.tree.archive().stop();
     }
 }
 
@@ -188,7 +191,7 @@ fn what_is_written_renamed_and_removed_while_it_is_released_is_what_the_program_
             run(|fixture| {
                 fixture.read("step_1.safetensors", 1).unwrap();
                 let names = ["step_2.safetensors", "kept.safetensors"].map(OsStr::new);
-                fixture.core.rename((ROOT, names[0]), (ROOT, names[1]), RenameFlags::empty()).unwrap();
+                fixture.core.tree.rename((ROOT, names[0]), (ROOT, names[1]), RenameFlags::empty()).unwrap();
                 fixture.read("kept.safetensors", 2).unwrap();
             }),
             run(|fixture| {
@@ -196,7 +199,7 @@ fn what_is_written_renamed_and_removed_while_it_is_released_is_what_the_program_
                 let before = fixture.read("step_2.safetensors", 2);
                 let after = fixture.read("kept.safetensors", 2);
                 assert!(before.is_some() || after.is_some());
-                fixture.core.unlink(ROOT, OsStr::new("step_3.safetensors")).unwrap();
+                fixture.core.tree.unlink(ROOT, OsStr::new("step_3.safetensors")).unwrap();
                 assert!(fixture.read("step_3.safetensors", 3).is_none());
             }),
         ];
@@ -212,7 +215,7 @@ fn what_is_written_renamed_and_removed_while_it_is_released_is_what_the_program_
         fixture.read("kept.safetensors", 2).unwrap();
         assert!(fixture.read("step_2.safetensors", 2).is_none() && fixture.read("step_3.safetensors", 3).is_none());
         // The kernel has forgotten everything: only the root is left.
-        assert_eq!(fixture.core.table().len(), 1);
+        assert_eq!(fixture.core.tree.table().len(), 1);
         fixture.stop();
     });
 }

@@ -6,18 +6,17 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use fuser::{Errno, FileHandle, FileType, ReplyData, ReplyEmpty, ReplyLseek, ReplyWrite, WriteFlags};
+use fuser::{Errno, FileHandle, ReplyData, ReplyEmpty, ReplyLseek, ReplyWrite, WriteFlags};
 use rustix::fs::{FallocateFlags, SeekFrom};
 
-use super::Core;
 use super::errno::{Fault, Result};
-use super::node::{Handle, Source};
-use super::privileges::drop_bits;
+use super::node::Source;
+use super::open::OpenFiles;
+use super::privileges::Caller;
 use super::reply::done;
 use super::sys;
 use super::workers::Workers;
 use crate::recall::Reader;
-use crate::store::beneath;
 use crate::store::durable::CrashPoint;
 
 /// Most bytes that one copy moves: the reply has 32 bits, and a worker should be back in a second or so.
@@ -70,15 +69,21 @@ fn write_full(file: &File, data: &[u8], offset: u64) -> io::Result<usize> {
     Ok(done)
 }
 
-impl Core {
-    /// The open file that the kernel means.
-    pub(super) fn handle(&self, fh: FileHandle) -> Result<Arc<Handle>> {
-        self.handles().get(&fh.0).cloned().ok_or(Fault::Code(libc::EBADF))
+/// Reads and writes of open files.
+pub(super) struct Bytes {
+    files: Arc<OpenFiles>,
+    workers: Arc<Workers>,
+    far_workers: Arc<Workers>,
+}
+
+impl Bytes {
+    pub(super) fn new(files: Arc<OpenFiles>, workers: Arc<Workers>, far_workers: Arc<Workers>) -> Arc<Self> {
+        Arc::new(Self { files, workers, far_workers })
     }
 
     /// The plain file behind a handle; a released file that is only read has none.
     fn plain(&self, fh: FileHandle) -> Result<Arc<File>> {
-        self.handle(fh)?.file().ok_or(Fault::Code(libc::EBADF))
+        self.files.handle(fh)?.file().ok_or(Fault::Code(libc::EBADF))
     }
 
     /// The threads that answer a decoded read: a fsync never waits behind reads that wait for a remote.
@@ -87,22 +92,24 @@ impl Core {
     }
 
     pub(super) fn read(self: &Arc<Self>, fh: FileHandle, offset: u64, size: u32, reply: ReplyData) {
-        let handle = self.handle(fh);
+        let handle = self.files.handle(fh);
         if let Ok(Some(reading)) = handle.as_ref().map(|handle| &handle.reading)
             && let Some((object, by)) = reading.read(size.into())
         {
-            self.archive.restores().read_by(object, by);
+            self.files.tree.archive().restores().read_by(object, by);
         }
-        let source = handle.map(|handle| handle.source());
-        let decoded = match &source {
-            Ok(Source::Reader(reader)) => reader.present(offset, size.into()).cloned(),
-            _ => None,
-        };
-        match decoded.map_or(source, |file| Ok(Source::File(file))) {
+        match handle.map(|handle| handle.source()) {
             Ok(Source::File(file)) => answer(size, reply, |buffer| read_full(&file, buffer, offset)),
-            Ok(Source::Reader(reader)) => self.workers_of(&reader).submit(Box::new(move || {
-                answer(size, reply, |buffer| reader.read_at(offset, buffer).map_err(Fault::from));
-            })),
+            Ok(Source::Reader(reader)) => match reader.present(offset, size.into()) {
+                Some(decoded) => answer(size, reply, |buffer| read_full(decoded.file(), buffer, offset)),
+                None => {
+                    let workers = self.workers_of(&reader);
+                    let reader = Arc::clone(&reader);
+                    workers.submit(Box::new(move || {
+                        answer(size, reply, |buffer| reader.read_at(offset, buffer).map_err(Fault::from));
+                    }));
+                }
+            },
             Err(fault) => reply.error(fault.into()),
         }
     }
@@ -112,42 +119,50 @@ impl Core {
         fh: FileHandle,
         offset: u64,
         data: &[u8],
-        (how, flags): (WriteFlags, i32),
+        (how, flags, caller): (WriteFlags, i32, Caller),
         reply: ReplyWrite,
     ) {
-        let written = self.handle(fh).and_then(|handle| {
+        let written = self.files.handle(fh).and_then(|handle| {
             let file = handle.file().ok_or(Fault::Code(libc::EBADF))?;
             if how.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
-                drop_bits(&file)?;
+                caller.drop_bits(&file)?;
             }
-            let len = write_full(&file, data, offset)?;
-            Ok((len as u32, file, handle.direct))
+            Ok((write_full(&file, data, offset)?, file, handle))
         });
         match written {
             // The kernel sends FSYNC after O_DSYNC writes only through the page cache. Direct I/O must sync here.
-            Ok((len, file, true)) if flags & libc::O_DSYNC != 0 => {
-                let core = Arc::clone(self);
-                self.workers.submit(Box::new(move || match core.io().device().sync_data(&file, CrashPoint::Fsync) {
-                    Ok(()) => reply.written(len),
-                    Err(error) => {
-                        core.archive.store().sync_failed(&file, &error);
-                        reply.error(Fault::from(error).into());
+            Ok((len, file, handle)) if handle.writes_below_pages() || handle.direct && flags & libc::O_DSYNC != 0 => {
+                let bytes = Arc::clone(self);
+                self.workers.submit(Box::new(move || {
+                    if handle.writes_below_pages() {
+                        bytes.files.tree.invalidations.pages(handle.node, offset, len);
+                    }
+                    let synced = match flags & libc::O_DSYNC {
+                        0 => Ok(()),
+                        _ => bytes.files.tree.io().device().sync_data(&file, CrashPoint::Fsync),
+                    };
+                    match synced {
+                        Ok(()) => reply.written(len as u32),
+                        Err(error) => {
+                            bytes.files.tree.archive().store().sync_failed(&file, &error);
+                            reply.error(Fault::from(error).into());
+                        }
                     }
                 }))
             }
-            Ok((len, ..)) => reply.written(len),
+            Ok((len, ..)) => reply.written(len as u32),
             Err(fault) => reply.error(fault.into()),
         }
     }
 
     /// A descriptor of the file is closed. Network file systems report late errors then.
     pub(super) fn flush(self: &Arc<Self>, fh: FileHandle, reply: ReplyEmpty) {
-        match self.handle(fh).map(|handle| (handle.node, handle.file())) {
+        match self.files.handle(fh).map(|handle| (handle.node, handle.file())) {
             Ok((node, Some(file))) => {
-                let core = Arc::clone(self);
+                let bytes = Arc::clone(self);
                 self.workers.submit(Box::new(move || {
                     let flushed = sys::flush(&file).map_err(Fault::from);
-                    core.done_when_pushed(node, flushed, reply);
+                    bytes.files.tree.done_when_pushed(node, flushed, reply);
                 }));
             }
             Ok((_, None)) => reply.ok(),
@@ -156,11 +171,11 @@ impl Core {
     }
 
     pub(super) fn fsync(self: &Arc<Self>, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        let core = Arc::clone(self);
+        let bytes = Arc::clone(self);
         self.workers.submit(Box::new(move || {
-            let node = core.handle(fh).map(|handle| handle.node);
-            match (core.sync(fh, datasync), node) {
-                (synced, Ok(node)) => core.done_when_pushed(node, synced, reply),
+            let node = bytes.files.handle(fh).map(|handle| handle.node);
+            match (bytes.sync(fh, datasync), node) {
+                (synced, Ok(node)) => bytes.files.tree.done_when_pushed(node, synced, reply),
                 (synced, Err(_)) => done(reply, synced),
             }
         }));
@@ -168,21 +183,21 @@ impl Core {
 
     /// After this the bytes survive a crash, and so does the name of a file that was created through the mount.
     fn sync(&self, fh: FileHandle, datasync: bool) -> Result<()> {
-        let handle = self.handle(fh)?;
+        let handle = self.files.handle(fh)?;
         match handle.file() {
             Some(file) => {
                 let synced = match datasync {
-                    true => self.io().device().sync_data(&file, CrashPoint::Fsync),
-                    false => self.io().sync_file(&file, CrashPoint::Fsync),
+                    true => self.files.tree.io().device().sync_data(&file, CrashPoint::Fsync),
+                    false => self.files.tree.io().sync_file(&file, CrashPoint::Fsync),
                 };
-                synced.inspect_err(|error| self.archive.store().sync_failed(&file, error))?;
+                synced.inspect_err(|error| self.files.tree.archive().store().sync_failed(&file, error))?;
             }
             // Its bytes are durable. Its attributes become durable with the stub.
             None if datasync => {}
-            None => self.sync_node(handle.node, CrashPoint::Fsync)?,
+            None => self.files.tree.sync_node(handle.node, CrashPoint::Fsync)?,
         }
         let directory = {
-            let mut table = self.table();
+            let mut table = self.files.tree.table();
             let parent = match table.path(handle.node) {
                 Some(path) => path.parent().map(|parent| table.reach(parent)).transpose()?,
                 None => None,
@@ -191,34 +206,14 @@ impl Core {
             if std::mem::take(&mut node.name_not_durable) { parent } else { None }
         };
         if let Some(directory) = directory
-            && let Err(error) = self.io().sync_dir(&directory, CrashPoint::Fsync)
+            && let Err(error) = self.files.tree.io().sync_dir(&directory, CrashPoint::Fsync)
         {
-            if let Some(node) = self.table().get_mut(handle.node) {
+            if let Some(node) = self.files.tree.table().get_mut(handle.node) {
                 node.name_not_durable = true;
             }
             return Err(error.into());
         }
         Ok(())
-    }
-
-    /// Makes a node's file in the store durable.
-    pub(super) fn sync_node(&self, ino: u64, at: CrashPoint) -> Result<()> {
-        let (held, kind) = {
-            let table = self.table();
-            (table.place(ino)?.hold()?, table.node(ino)?.kind)
-        };
-        let own = beneath::by_descriptor(&held);
-        let synced = match kind {
-            FileType::Directory => self.io().sync_dir(&own, at),
-            _ => self.io().open(&own).and_then(|file| file.sync(at)),
-        };
-        match synced {
-            // The daemon's user owns the file but may not read it. A sync of the whole file system covers it.
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                Ok(self.io().device().sync_all(&self.archive.store().tree(), at)?)
-            }
-            synced => Ok(synced?),
-        }
     }
 
     pub(super) fn fallocate(self: &Arc<Self>, fh: FileHandle, offset: u64, length: u64, mode: i32, reply: ReplyEmpty) {
@@ -232,7 +227,7 @@ impl Core {
     }
 
     pub(super) fn lseek(&self, fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
-        let found = self.handle(fh).and_then(|handle| match handle.source() {
+        let found = self.files.handle(fh).and_then(|handle| match handle.source() {
             Source::File(file) => {
                 let from = match whence {
                     libc::SEEK_DATA => SeekFrom::Data(offset.cast_unsigned()),
@@ -261,7 +256,7 @@ impl Core {
 
     /// Between plain files the kernel copies (and shares blocks, if it can); otherwise it is told to read and write.
     pub(super) fn copy(self: &Arc<Self>, from: (FileHandle, u64), to: (FileHandle, u64), len: u64, reply: ReplyWrite) {
-        let both = self.handle(from.0).and_then(|handle| Ok((handle, self.plain(to.0)?)));
+        let both = self.files.handle(from.0).and_then(|handle| Ok((handle, self.plain(to.0)?)));
         let (source, file) = match both {
             Ok((handle, file)) => (handle.file(), file),
             Err(fault) => return reply.error(fault.into()),

@@ -16,8 +16,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::Core;
 use super::sys;
+use super::tree::Tree;
 use crate::archive::FileId;
 use crate::store::durable::scratch;
 
@@ -80,14 +80,25 @@ struct State {
 }
 
 /// Files to look at again.
-#[derive(Default)]
 pub(super) struct Mappings {
+    tree: Arc<Tree>,
+    /// The store's file system can tell whether a file is being written.
+    leases: bool,
     /// Taken for moments only, also under the inode table's lock.
     state: Mutex<State>,
     work: Condvar,
 }
 
 impl Mappings {
+    pub(super) fn new(tree: Arc<Tree>) -> Self {
+        let leases = has_leases(&tree.archive().store().tmp()).unwrap_or(false);
+        Self { tree, leases, state: Mutex::default(), work: Condvar::default() }
+    }
+
+    pub(super) fn has_leases(&self) -> bool {
+        self.leases
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -122,20 +133,18 @@ impl Mappings {
             state = self.work.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
-}
 
-impl Core {
     /// Starts to look at files that may be mapped.
-    pub(super) fn watch_mappings(self: &Arc<Self>) -> io::Result<JoinHandle<()>> {
-        let core = Arc::clone(self);
+    pub(super) fn start(self: &Arc<Self>) -> io::Result<JoinHandle<()>> {
+        let mappings = Arc::clone(self);
         std::thread::Builder::new().name("stepfs-mappings".into()).spawn(move || {
-            while let Some(file) = core.mappings.next() {
+            while let Some(file) = mappings.next() {
                 let at_rest = match &file.what {
-                    Ok(ino) => core.try_rest(*ino),
-                    Err((path, expect)) => core.try_rest_unknown(path, *expect),
+                    Ok(ino) => mappings.try_rest(*ino),
+                    Err((path, expect)) => mappings.try_rest_unknown(path, *expect),
                 };
                 if !at_rest {
-                    core.mappings.add(file.what, (file.pause * 2).min(LONGEST));
+                    mappings.add(file.what, (file.pause * 2).min(LONGEST));
                 }
             }
         })
@@ -144,13 +153,13 @@ impl Core {
     /// A node's last descriptor is closed and a mapping may be left: notes that it is sealed, now or when that is gone.
     pub(super) fn rest_when_unmapped(&self, ino: u64) {
         if !self.try_rest(ino) {
-            self.mappings.add(Ok(ino), FIRST);
+            self.add(Ok(ino), FIRST);
         }
     }
 
     /// Returns whether there is nothing left to wait for.
     fn try_rest(&self, ino: u64) -> bool {
-        let mut table = self.table();
+        let mut table = self.tree.table();
         let path = table.path(ino);
         let place = table.place(ino);
         let Some(node) = table.get_mut(ino) else { return true };
@@ -170,14 +179,14 @@ impl Core {
         }
         node.mapped = false;
         for path in table.paths(ino) {
-            self.archive.written(&path, len);
+            self.tree.archive().written(&path, len);
         }
         table.reap(ino);
         true
     }
 
     fn try_rest_unknown(&self, path: &Path, expect: FileId) -> bool {
-        let table = self.table();
+        let table = self.tree.table();
         let Ok(reached) = table.reach(path) else { return true };
         let len = match reached.symlink_metadata() {
             Ok(metadata) if FileId::of(&metadata) == expect => metadata.len(),
@@ -186,7 +195,7 @@ impl Core {
         if being_written(&reached).unwrap_or(false) {
             return false;
         }
-        self.archive.written(path, len);
+        self.tree.archive().written(path, len);
         true
     }
 
@@ -198,7 +207,7 @@ impl Core {
         }
         let written = being_written(reached)?;
         if written {
-            self.mappings.add(Err((path.to_path_buf(), expect)), FIRST);
+            self.add(Err((path.to_path_buf(), expect)), FIRST);
         }
         Ok(written)
     }

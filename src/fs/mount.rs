@@ -166,20 +166,15 @@ pub fn serve_with(
             log::warn!("{}: others may change it, and this daemon is root; see docs/THREATS.md", directory.display());
         }
     }
-    // One per open file, and each directory listing.
-    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
-        log::debug!("cannot raise the limit of open files: {error}");
-    }
-
+    raise_limits();
     let core = Arc::new(Core::new(Arc::clone(&archive), !options.no_passthrough).map_err(MountError::Tree)?);
     let stacked = rustix::fs::statfs(archive.store().tree()).is_ok_and(|found| STACKED.contains(&found.f_type));
     let face = FuseAdapter { core: Arc::clone(&core), stack_depth: if stacked { 2 } else { 1 } };
     let session = Session::new(face, &point, &config(options, &store)).map_err(refused)?;
-    let notify = core.invalidations.start(session.notifier()).map_err(MountError::Mount)?;
-    let mappings = core.watch_mappings().map_err(MountError::Mount)?;
-    let early = core.send_early().map_err(MountError::Mount)?;
-    archive.start(Arc::new(Served(Arc::downgrade(&core))));
+    let notify = core.tree.invalidations.start(session.notifier()).map_err(MountError::Mount)?;
+    let mappings = core.files.mappings.start().map_err(MountError::Mount)?;
+    let early = core.files.early.start(&archive).map_err(MountError::Mount)?;
+    archive.start(Arc::new(Served(Arc::downgrade(&core.files))));
     let session = connect().and_then(|()| session.spawn()).map_err(|error| {
         archive.stop();
         MountError::Mount(error)
@@ -201,14 +196,28 @@ pub fn serve_with(
         let _ = thread.join();
     }
     // No program waits for the workers' replies any more, but their work (an fsync, a recall) is finished.
-    core.far_workers.abandon();
-    core.workers.stop();
-    core.invalidations.stop();
-    core.mappings.stop();
-    core.early.stop();
+    core.files.recalls.far_workers.abandon();
+    core.files.recalls.workers.stop();
+    core.tree.invalidations.stop();
+    core.files.mappings.stop();
+    core.files.early.stop();
     let _ = (notify.join(), mappings.join(), early.join());
     archive.stop();
     served.map_err(MountError::Connection)
+}
+
+/// Raises this process's limits as far as they go: it works for programs that have limits of their own.
+fn raise_limits() {
+    // One descriptor per open file, and each directory listing. A file may be as long as its program may write it.
+    for resource in [Resource::Nofile, Resource::Fsize] {
+        let Rlimit { maximum, .. } = getrlimit(resource);
+        if let Err(error) = setrlimit(resource, Rlimit { current: maximum, maximum }) {
+            log::debug!("cannot raise the limit {resource:?}: {error}");
+        }
+    }
+    // Beyond the limit of a file's length a write is EFBIG, for that file alone. The signal would end the daemon.
+    // SAFETY: no handler is installed, so no code runs in one.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
 /// Waits until the kernel lets go of the mount.

@@ -12,7 +12,7 @@ use super::workers::Job;
 use crate::archive::FileId;
 use crate::recall::Reader;
 use crate::store::{Id, Stub};
-use crate::sync::{AtomicU64, Mutex, MutexGuard};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard};
 
 /// The daemon's record of an inode that the kernel refers to.
 pub(super) struct Node {
@@ -36,8 +36,6 @@ pub(super) struct Node {
     pub(super) waiting: Option<Vec<Job>>,
     /// No handle is open, but a mapping may still write to it (see `mapped`).
     pub(super) mapped: bool,
-    /// Its names have gone over to another node while readers kept this one. An open must look the name up anew.
-    pub(super) superseded: bool,
     /// The daemon could not read the file, so its next open or change checks whether it is a stub.
     pub(super) unread: bool,
     /// Refers to the file once it has no name left, so that it can be reached until the kernel forgets it.
@@ -46,6 +44,9 @@ pub(super) struct Node {
     pub(super) version: u64,
     /// The version that the kernel's page cache holds.
     pub(super) cached: Option<u64>,
+    /// A directory's ctime since a file in it was released, and the one before. Programs see the latter: tar calls a
+    /// directory changed, and fails, if its ctime changes meanwhile.
+    pub(super) hidden_ctime: Option<[(i64, i64); 2]>,
     /// Its name in the directory may not be durable yet: an fsync has to see to that too.
     pub(super) name_not_durable: bool,
 }
@@ -63,13 +64,18 @@ impl Node {
             opened: None,
             waiting: None,
             mapped: false,
-            superseded: false,
             unread: false,
             held: None,
             version: 0,
             cached: None,
+            hidden_ctime: None,
             name_not_durable: false,
         }
+    }
+
+    /// The time that programs see instead of this ctime.
+    pub(super) fn shown_ctime(&self, actual: (i64, i64)) -> (i64, i64) {
+        self.hidden_ctime.filter(|hidden| hidden[0] == actual).map_or(actual, |hidden| hidden[1])
     }
 
     /// Neither the kernel nor a handle nor an entry needs it.
@@ -101,6 +107,8 @@ pub(super) struct Opened {
     pub(super) mappable: bool,
     /// A handle since the node was last at rest could write.
     pub(super) wrote: bool,
+    /// The kernel may have pages of it. Handles that bypass its page cache have to know.
+    pub(super) has_pages: Arc<AtomicBool>,
 }
 
 impl Opened {
@@ -132,6 +140,8 @@ pub(super) struct Handle {
     pub(super) node: u64,
     /// It bypasses the kernel's page cache.
     pub(super) direct: bool,
+    /// [`Opened::has_pages`].
+    has_pages: Arc<AtomicBool>,
     /// Training may go on from its bytes.
     pub(super) reading: Option<Reading>,
     source: Mutex<Source>,
@@ -174,8 +184,19 @@ pub(super) enum Source {
 }
 
 impl Handle {
-    pub(super) fn new(node: u64, direct: bool, source: Source, reading: Option<Reading>) -> Self {
-        Self { node, direct, reading, source: Mutex::new(source) }
+    pub(super) fn new(
+        node: u64,
+        direct: bool,
+        has_pages: &Arc<AtomicBool>,
+        source: Source,
+        reading: Option<Reading>,
+    ) -> Self {
+        Self { node, direct, has_pages: Arc::clone(has_pages), reading, source: Mutex::new(source) }
+    }
+
+    /// Whether pages that others read have to be dropped after a write. Since Linux 6.16 the kernel does it too.
+    pub(super) fn writes_below_pages(&self) -> bool {
+        self.direct && self.has_pages.load(Ordering::Relaxed)
     }
 
     fn slot(&self) -> MutexGuard<'_, Source> {

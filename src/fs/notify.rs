@@ -69,6 +69,16 @@ impl Invalidations {
         }
     }
 
+    /// Has the kernel drop its pages of these bytes, and returns when they are gone. For a worker without a lock: the
+    /// kernel waits for reads that fill such pages, and the threads that answer it have to serve them.
+    pub(super) fn pages(&self, ino: u64, offset: u64, len: usize) {
+        let range = (i64::try_from(offset).unwrap_or(0), i64::try_from(len).unwrap_or(0));
+        let sent = self.notifier.get().map(|notifier| notifier.inval_inode(INodeNo(ino), range.0, range.1));
+        if let Some(Err(error)) = sent {
+            log::debug!("the kernel did not take an invalidation of pages of inode {ino}: {error}");
+        }
+    }
+
     /// Starts to send.
     pub(super) fn start(self: &Arc<Self>, notifier: Notifier) -> std::io::Result<JoinHandle<()>> {
         let _ = self.notifier.set(notifier.clone());

@@ -10,20 +10,29 @@
 //! | released, decoded whole | the decoded file                    | page cache                                       |
 //! | released                | page cache                          | page cache                                       |
 
+use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
+use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
-use fuser::{BackingId, FileHandle, FileType, FopenFlags, ReplyOpen};
+use fuser::{BackingId, FileHandle, FileType, FopenFlags, ReplyAttr, ReplyOpen};
 
-use super::Core;
+use super::attr::{Attributes, Change};
+use super::early::Early;
 use super::errno::{Fault, Result};
 use super::inodes::Table;
+use super::mapped::Mappings;
 use super::node::{Handle, Mode, Opened, Reading, Source};
-use super::privileges::drop_privileges;
-use super::transition::{Prepared, RecallGoal, Step};
+use super::privileges::Caller;
+use super::sys;
+use super::transition::{Prepared, RecallGoal, Recalls, Step};
+use super::tree::{Creator, Tree};
+use crate::sync::{AtomicBool, Mutex, MutexGuard};
 
 /// The access that an open asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,25 +90,67 @@ fn open_file(place: &super::place::Place, access: Access) -> io::Result<(File, b
     }
 }
 
-impl Core {
+/// Files with their handles; shared by the threads that answer the kernel and the workers.
+pub(super) struct OpenFiles {
+    pub(super) tree: Arc<Tree>,
+    pub(super) recalls: Recalls,
+    pub(super) mappings: Arc<Mappings>,
+    pub(super) early: Arc<Early>,
+    /// By handle number. Taken for moments only.
+    handles: Mutex<HashMap<u64, Arc<Handle>>>,
+    /// The kernel has to send FLUSH at each close, since the store's file system may have an error to report.
+    reports_at_close: bool,
+    /// The kernel still takes backing files; once it refused, it is not asked again.
+    passthrough: AtomicBool,
+}
+
+impl OpenFiles {
+    pub(super) fn new(tree: Arc<Tree>, passthrough: bool) -> Self {
+        let reports_at_close = sys::reports_at_close(&tree.archive().store().tree());
+        let mappings = Arc::new(Mappings::new(Arc::clone(&tree)));
+        if passthrough && !mappings.has_leases() {
+            log::warn!("files are served without kernel passthrough: the store's file system has no leases");
+        }
+        let passthrough = AtomicBool::new(passthrough && mappings.has_leases());
+        let (recalls, early) = (Recalls::new(Arc::clone(&tree)), Arc::default());
+        Self { tree, recalls, mappings, early, handles: Mutex::default(), reports_at_close, passthrough }
+    }
+
+    pub(super) fn has_passthrough(&self) -> bool {
+        self.passthrough.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn without_passthrough(&self) {
+        self.passthrough.store(false, Ordering::Relaxed);
+    }
+
+    fn handles(&self) -> MutexGuard<'_, HashMap<u64, Arc<Handle>>> {
+        self.handles.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The open file that the kernel means.
+    pub(super) fn handle(&self, fh: FileHandle) -> Result<Arc<Handle>> {
+        self.handles().get(&fh.0).cloned().ok_or(Fault::Code(libc::EBADF))
+    }
+
     /// Answers an OPEN, at once or from a worker.
-    pub(super) fn open(self: &Arc<Self>, ino: u64, uid: u32, access: Access, reader: Prepared, reply: ReplyOpen) {
+    pub(super) fn open(self: &Arc<Self>, ino: u64, caller: Caller, access: Access, reader: Prepared, reply: ReplyOpen) {
         let register = |fd: BorrowedFd<'_>| reply.open_backing(fd);
-        match self.try_open(ino, uid, access, reader, &register) {
+        match self.try_open(ino, caller, access, reader, &register) {
             Ok(Step::Done(answer)) => match &answer.backing {
                 Some(backing) => {
                     if access.read && access.write {
                         // Through a mapping it is changed unseen: what a look-up gave for a second holds no longer.
-                        self.invalidations.attributes(ino);
+                        self.tree.invalidations.attributes(ino);
                     }
                     reply.opened_passthrough(answer.fh, answer.flags, backing);
                 }
                 None => reply.opened(answer.fh, answer.flags),
             },
             Ok(Step::First(wanted)) => {
-                let core = Arc::clone(self);
-                self.make(ino, wanted, move |made| match made {
-                    Ok(made) => core.open(ino, uid, access, made, reply),
+                let files = Arc::clone(self);
+                self.recalls.make(ino, wanted, move |made| match made {
+                    Ok(made) => files.open(ino, caller, access, made, reply),
                     Err(fault) => reply.error(fault.into()),
                 });
             }
@@ -110,12 +161,12 @@ impl Core {
     pub(super) fn try_open(
         &self,
         ino: u64,
-        uid: u32,
+        caller: Caller,
         access: Access,
         reader: Prepared,
         register: Register<'_>,
     ) -> Result<Step<Answer>> {
-        let mut table = self.table();
+        let mut table = self.tree.table();
         let node = table.node(ino)?;
         if node.kind != FileType::RegularFile {
             return Err(if node.kind == FileType::Directory { libc::EISDIR } else { libc::ENXIO }.into());
@@ -127,9 +178,6 @@ impl Core {
         };
         if node.waiting.is_some() {
             return Ok(Step::First(wanted));
-        }
-        if node.superseded {
-            return Err(libc::ESTALE.into());
         }
         let source = match (&node.stub, &node.opened) {
             (Some(_), _) if wanted != RecallGoal::Reader => return Ok(Step::First(wanted)),
@@ -147,14 +195,14 @@ impl Core {
             }
             (None, _) => {
                 let (file, readable, writable) = open_file(&table.place(ino)?, access)?;
-                if self.find_out(&mut table, ino, &file)? {
+                if self.tree.find_out(&mut table, ino, &file)? {
                     return Ok(Step::First(wanted));
                 }
                 Some((Source::File(Arc::new(file)), readable, writable))
             }
         };
-        if access.changes() && drop_privileges(&table.place(ino)?, uid)? {
-            self.invalidations.inode(ino);
+        if access.changes() && caller.drop_privileges(&table.place(ino)?)? {
+            self.tree.invalidations.inode(ino);
         }
         let (answer, handle) = self.install(&mut table, ino, access, source, register)?;
         if access.truncate {
@@ -170,16 +218,48 @@ impl Core {
         Ok(Step::Done(answer))
     }
 
-    /// Finds out whether a file is released that could not be read when it was looked up. `file`: it, open for reading.
-    pub(super) fn find_out(&self, table: &mut Table, ino: u64, file: &File) -> Result<bool> {
-        let node = table.node(ino)?;
-        if node.unread && node.opened.is_none() {
-            let stub = self.archive.stub(&table.path(ino).unwrap_or_default(), file)?;
-            let node = table.node_mut(ino)?;
-            (node.unread, node.stub) = (false, stub);
-            return Ok(node.stub.is_some());
+    /// Creates and opens a file. ESTALE when it exists after all: the kernel then looks it up and opens it.
+    pub(super) fn create(
+        &self,
+        parent: u64,
+        name: &OsStr,
+        creator: Creator,
+        flags: i32,
+        register: Register<'_>,
+    ) -> Result<(Attributes, Answer)> {
+        let access = Access {
+            truncate: false,
+            by: self.tree.archive().restores().who_read(creator.thread()),
+            ..Access::of(flags)
+        };
+        let mut table = self.tree.table();
+        let mut made = None;
+        let creator = creator.of_a_file(access.write);
+        let entry = self.tree.make_entry(&mut table, parent, name, creator, &mut |path, mode| {
+            made = Some(File::options().read(true).write(true).create_new(true).mode(mode).open(path)?);
+            Ok(())
+        });
+        let entry = match entry {
+            Err(Fault::Os(error)) if error.kind() == io::ErrorKind::AlreadyExists && flags & libc::O_EXCL == 0 => {
+                return Err(libc::ESTALE.into());
+            }
+            other => other?,
+        };
+        let ino = entry.1.ino.0;
+        let file = made.ok_or(Fault::Code(libc::EIO))?;
+        table.node_mut(ino)?.name_not_durable = true;
+        let source = Some((Source::File(Arc::new(file)), true, true));
+        match self.install(&mut table, ino, access, source, register) {
+            Ok((answer, _)) => {
+                // Through a mapping it is changed unseen, and it was not open when its attributes were taken.
+                let ttl = if table.node(ino)?.may_be_mapped() { Duration::ZERO } else { entry.0 };
+                Ok(((ttl, entry.1, entry.2), answer))
+            }
+            Err(fault) => {
+                table.forget(ino, 1);
+                Err(fault)
+            }
         }
-        Ok(false)
     }
 
     /// Enters a handle. `source` is what was opened for it, if the node's own does not do.
@@ -201,13 +281,14 @@ impl Core {
             let mode = self.first_mode(&source, register);
             // A mapping that is left may still write to it.
             let left = std::mem::take(&mut node.mapped);
-            let handles = Default::default();
-            node.opened = Some(Opened { mode, source, readable, writable, handles, mappable: left, wrote: left });
+            let (handles, has_pages) = Default::default();
+            node.opened =
+                Some(Opened { mode, source, readable, writable, handles, mappable: left, wrote: left, has_pages });
         }
         let Some(opened) = &mut node.opened else {
             return Err(libc::EIO.into());
         };
-        let fh = self.next.fetch_add(1, Ordering::Relaxed);
+        let fh = self.tree.number();
         let mut flags = FopenFlags::empty();
         let direct = match opened.mode {
             Mode::Passthrough(_) => false,
@@ -218,7 +299,8 @@ impl Core {
         opened.wrote |= changes;
         // With pages of its own the kernel writes what a mapping has changed before it sends FLUSH.
         let has_pages = !direct && !opened.passes_through();
-        if !changes || !(self.reports_at_close || has_pages || self.archive.is_remote_waited_for()) {
+        opened.has_pages.fetch_or(has_pages, Ordering::Relaxed);
+        if !changes || !(self.reports_at_close || has_pages || self.tree.archive().is_remote_waited_for()) {
             // There is nothing that close could report. FLUSH would make it wait for a thread of ours.
             flags |= FopenFlags::FOPEN_NOFLUSH;
         }
@@ -226,10 +308,10 @@ impl Core {
         if let (true, Source::File(file)) = (changes, &source) {
             self.early.add(ino, file);
         }
-        let whole = matches!(&source, Source::Reader(reader) if reader.cached_file().is_some());
+        let whole = matches!(&source, Source::Reader(reader) if reader.whole().is_some());
         let reading = node.stub.as_ref().filter(|_| !changes).zip(access.by);
         let reading = reading.map(|(stub, by)| Reading::new(stub, by));
-        let handle = Arc::new(Handle::new(ino, direct, source, reading));
+        let handle = Arc::new(Handle::new(ino, direct, &opened.has_pages, source, reading));
         opened.handles.insert(fh, Arc::clone(&handle));
         let backing = match &opened.mode {
             Mode::Passthrough(id) => Some(Arc::clone(id)),
@@ -251,28 +333,28 @@ impl Core {
         }
         self.handles().insert(fh, Arc::clone(&handle));
         for path in paths {
-            self.archive.opened_for_writing(&path);
+            self.tree.archive().opened_for_writing(&path);
         }
         if changes {
-            self.archive.restores().written_by(file_id, access.by);
+            self.tree.archive().restores().written_by(file_id, access.by);
         }
-        read.into_iter().for_each(|(object, by)| self.archive.restores().read_by(object, by));
+        read.into_iter().for_each(|(object, by)| self.tree.archive().restores().read_by(object, by));
         Ok((Answer { fh: FileHandle(fh), flags, backing }, handle))
     }
 
     /// Passthrough if there is a whole file to pass through to and the kernel takes it.
     fn first_mode(&self, source: &Source, register: Register<'_>) -> Mode {
-        if !self.passthrough.load(Ordering::Relaxed) {
+        if !self.has_passthrough() {
             return Mode::Daemon;
         }
-        let file = match source {
-            Source::File(file) => Some(Arc::clone(file)),
-            Source::Reader(reader) => reader.cached_file(),
+        let file: &File = match source {
+            Source::File(file) => file,
+            Source::Reader(reader) => match reader.whole() {
+                Some(decoded) => decoded.file(),
+                None => return Mode::Daemon,
+            },
         };
-        let Some(file) = file else {
-            return Mode::Daemon;
-        };
-        match register(std::os::fd::AsFd::as_fd(&*file)) {
+        match register(std::os::fd::AsFd::as_fd(file)) {
             Ok(id) => Mode::Passthrough(Arc::new(id)),
             Err(error) => {
                 let code = error.raw_os_error().unwrap_or(0);
@@ -290,7 +372,7 @@ impl Core {
     /// A handle and all mappings made through it are gone.
     pub(super) fn release(&self, ino: u64, fh: FileHandle) {
         let handle = self.handles().remove(&fh.0);
-        let mut table = self.table();
+        let mut table = self.tree.table();
         let paths = table.paths(ino);
         let Some(node) = table.get_mut(ino) else {
             return;
@@ -313,8 +395,8 @@ impl Core {
         // A file without a name is nobody's checkpoint.
         for path in paths.iter().filter(|_| !mappable) {
             match wrote {
-                true => self.archive.written(path, len),
-                false => self.archive.closed(path),
+                true => self.tree.archive().written(path, len),
+                false => self.tree.archive().closed(path),
             }
         }
         table.reap(ino);
@@ -322,8 +404,76 @@ impl Core {
         drop(table);
         drop((last, handle));
         if mappable {
-            self.rest_when_unmapped(ino);
+            self.mappings.rest_when_unmapped(ino);
         }
+    }
+
+    /// Answers a SETATTR, at once or from a worker.
+    pub(super) fn setattr(self: &Arc<Self>, ino: u64, caller: Caller, change: Change, reply: ReplyAttr) {
+        let resized = match change.size {
+            Some(size) => self.truncate(ino, caller, size, change.fh),
+            None => Ok(Step::Done(())),
+        };
+        let result = match resized {
+            Ok(Step::Done(())) => self.tree.change(ino, &change).inspect(|_| self.tree.archive().attributes_changed()),
+            Ok(Step::First(wanted)) => {
+                let files = Arc::clone(self);
+                self.recalls.make(ino, wanted, move |made| match made {
+                    Ok(_) => files.setattr(ino, caller, change, reply),
+                    Err(fault) => reply.error(fault.into()),
+                });
+                return;
+            }
+            Err(fault) => Err(fault),
+        };
+        match result {
+            Ok((ttl, attributes, _)) => reply.attr(&ttl, &attributes),
+            Err(fault) => reply.error(fault.into()),
+        }
+    }
+
+    /// Sets the length of a resident file.
+    fn truncate(&self, ino: u64, caller: Caller, size: u64, fh: Option<FileHandle>) -> Result<Step<()>> {
+        let mut table = self.tree.table();
+        let node = table.node(ino)?;
+        if node.kind != FileType::RegularFile {
+            return Err(if node.kind == FileType::Directory { libc::EISDIR } else { libc::EINVAL }.into());
+        }
+        if node.unread && node.opened.is_none() {
+            let file = table.place(ino)?.open(true, false)?;
+            self.tree.find_out(&mut table, ino, &file)?;
+        }
+        let node = table.node(ino)?;
+        if node.stub.is_some() || node.waiting.is_some() {
+            return Ok(Step::First(if size == 0 { RecallGoal::Empty } else { RecallGoal::Bytes }));
+        }
+        let paths = table.paths(ino);
+        let place = table.place(ino)?;
+        let file = fh.and_then(|fh| self.handle(fh).ok()).and_then(|handle| handle.file());
+        let file = match file {
+            Some(file) => file,
+            None => Arc::new(place.open(false, true)?),
+        };
+        caller.drop_privileges(&place)?;
+        for path in &paths {
+            self.tree.archive().opened_for_writing(path);
+        }
+        let node = table.node_mut(ino)?;
+        node.version += 1;
+        if let Some(opened) = &mut node.opened {
+            opened.wrote = true;
+            // Open handles keep the file resident, so the lock is not needed while blocks are freed.
+            drop(table);
+            file.set_len(size)?;
+            return Ok(Step::Done(()));
+        }
+        let done = file.set_len(size);
+        // With a mapping left, the file is sealed at the mapping's end.
+        for path in paths.iter().filter(|_| !node.mapped) {
+            self.tree.archive().written(path, size);
+        }
+        done?;
+        Ok(Step::Done(()))
     }
 }
 

@@ -8,20 +8,20 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use fuser::FileType;
 
-use super::Core;
 use super::errno::Result;
 use super::inodes::Table;
 use super::node::{Opened, Source};
+use super::tree::Tree;
+use super::workers::Workers;
 use crate::archive::FileId;
 use crate::clock;
 use crate::recall::Reader;
 use crate::store::beneath::Reached;
-use crate::store::durable::CrashPoint;
+use crate::store::durable::{CrashPoint, scratch};
 use crate::store::{Stub, copy_attributes, copy_to_new_bytes, replace_stub, sync_replaced};
 use crate::sync::MutexGuard;
 
@@ -38,7 +38,7 @@ pub(super) enum RecallGoal {
     Empty,
 }
 
-/// An operation on a file that may have to wait for [`Core::make`].
+/// An operation on a file that may have to wait for [`Recalls::make`].
 pub(super) enum Step<T> {
     /// It is done.
     Done(T),
@@ -51,18 +51,18 @@ pub(super) type Prepared = Option<(Stub, Arc<Reader>)>;
 
 /// Ends a transition in every case.
 struct Transition {
-    core: Arc<Core>,
+    recalls: Recalls,
     ino: u64,
 }
 
 impl Drop for Transition {
     fn drop(&mut self) {
-        let mut table = self.core.table();
+        let mut table = self.recalls.tree.table();
         let waiting = table.get_mut(self.ino).and_then(|node| node.waiting.take());
         table.reap(self.ino);
         drop(table);
         for job in waiting.into_iter().flatten() {
-            self.core.workers.submit(job);
+            self.recalls.workers.submit(job);
         }
     }
 }
@@ -107,24 +107,30 @@ struct Temporary(PathBuf);
 
 impl Drop for Temporary {
     fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_file(&self.0)
-            && error.kind() != io::ErrorKind::NotFound
-        {
+        if let Err(error) = scratch::remove(&self.0) {
             log::warn!("cannot remove {}: {error}", self.0.display());
         }
     }
 }
 
-impl Core {
+/// The way from a stub to its bytes.
+#[derive(Clone)]
+pub(super) struct Recalls {
+    tree: Arc<Tree>,
+    pub(super) workers: Arc<Workers>,
+    /// For reads that may wait for a remote.
+    pub(super) far_workers: Arc<Workers>,
+}
+
+impl Recalls {
+    pub(super) fn new(tree: Arc<Tree>) -> Self {
+        Self { tree, workers: Arc::default(), far_workers: Arc::default() }
+    }
+
     /// Takes the wanted step with a released file, then calls `again` from a worker. Calls it at once if no step is
     /// needed.
-    pub(super) fn make(
-        self: &Arc<Self>,
-        ino: u64,
-        wanted: RecallGoal,
-        again: impl FnOnce(Result<Prepared>) + Send + 'static,
-    ) {
-        let mut table = self.table();
+    pub(super) fn make(&self, ino: u64, wanted: RecallGoal, again: impl FnOnce(Result<Prepared>) + Send + 'static) {
+        let mut table = self.tree.table();
         let node = match table.node_mut(ino) {
             Ok(node) => node,
             Err(fault) => {
@@ -142,19 +148,19 @@ impl Core {
         };
         node.waiting = Some(Vec::new());
         drop(table);
-        let core = Arc::clone(self);
-        let transition = Transition { core: Arc::clone(self), ino };
+        let recalls = self.clone();
+        let transition = Transition { recalls: self.clone(), ino };
         self.workers.submit(Box::new(move || {
             let finish = move |made| {
                 drop(transition);
                 again(made);
             };
-            if !core.archive.is_far(&stub) {
-                return finish(core.prepare(ino, stub, wanted));
+            if !recalls.tree.archive().is_far(&stub) {
+                return finish(recalls.prepare(ino, stub, wanted));
             }
             // A fsync never waits behind opens that wait for a remote.
-            let far = Arc::clone(&core);
-            core.far_workers.submit(Box::new(move || {
+            let far = recalls.clone();
+            recalls.far_workers.submit(Box::new(move || {
                 let made = far.prepare(ino, stub, wanted);
                 far.workers.submit(Box::new(move || finish(made)));
             }));
@@ -163,7 +169,7 @@ impl Core {
 
     fn prepare(&self, ino: u64, stub: Stub, wanted: RecallGoal) -> Result<Prepared> {
         match wanted {
-            RecallGoal::Reader => Ok(Some((stub.clone(), self.archive.reader(&stub)?))),
+            RecallGoal::Reader => Ok(Some((stub.clone(), self.tree.archive().reader_for(&stub, ino)?))),
             RecallGoal::Bytes | RecallGoal::Resident | RecallGoal::Empty => {
                 self.bring_back(ino, &stub, wanted).map(|()| None)
             }
@@ -171,14 +177,14 @@ impl Core {
     }
 
     /// Makes a released file resident, then calls `done` from a worker; at once when it is.
-    pub(super) fn recall(self: &Arc<Self>, ino: u64, done: impl FnOnce(Result<()>) + Send + 'static) {
-        let state = self.table().node(ino).map(|node| (node.kind, node.stub.is_none() && node.waiting.is_none()));
+    pub(super) fn recall(&self, ino: u64, done: impl FnOnce(Result<()>) + Send + 'static) {
+        let state = self.tree.table().node(ino).map(|node| (node.kind, node.stub.is_none() && node.waiting.is_none()));
         match state {
             Ok((FileType::RegularFile, true)) => done(Ok(())),
             Ok((FileType::RegularFile, false)) => {
-                let core = Arc::clone(self);
+                let recalls = self.clone();
                 let again: Box<dyn FnOnce(Result<Prepared>) + Send> = Box::new(move |made| match made {
-                    Ok(_) => core.recall(ino, Box::new(done) as Box<dyn FnOnce(Result<()>) + Send>),
+                    Ok(_) => recalls.recall(ino, Box::new(done) as Box<dyn FnOnce(Result<()>) + Send>),
                     Err(fault) => done(Err(fault)),
                 });
                 self.make(ino, RecallGoal::Resident, again);
@@ -190,72 +196,67 @@ impl Core {
     }
 
     /// A new path in the store's `tmp/`.
-    pub(super) fn temporary(&self) -> PathBuf {
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
-        self.archive.store().root().join("tmp").join(format!("mount-{number}"))
+    fn temporary(&self) -> PathBuf {
+        let number = self.tree.number();
+        self.tree.archive().store().tmp().join(format!("mount-{number}"))
     }
 
-    /// Replaces a stub by a plain file. If the kernel serves readers from the decoded file, the plain file becomes
-    /// another inode, and this returns ESTALE. Those readers keep their file. The kernel learns that its inode is
-    /// stale, looks the name up again and finds the new one.
+    /// Replaces a stub by a plain file. If readers have decoded all of it, what they read from becomes that file: the
+    /// kernel may serve them from it, and takes no other file for this inode then.
     fn bring_back(&self, ino: u64, stub: &Stub, wanted: RecallGoal) -> Result<()> {
-        let original = self.table().place(ino)?.hold()?;
+        let (original, reader, passes_through) = {
+            let table = self.tree.table();
+            let opened = table.node(ino)?.opened.as_ref();
+            let reader = opened.and_then(|opened| match &opened.source {
+                Source::Reader(reader) if reader.whole().is_some() => Some(Arc::clone(reader)),
+                _ => None,
+            });
+            (table.place(ino)?.hold()?, reader, opened.is_some_and(Opened::passes_through))
+        };
+        // What readers see must not be emptied before it is the file.
+        let is_new_bytes = wanted == RecallGoal::Empty && !passes_through;
+        let reader = reader.filter(|_| !is_new_bytes);
         let before = Seen::of(&original)?;
-        let new = Temporary(match wanted {
-            RecallGoal::Empty => {
-                let path = self.temporary();
-                self.io().create(&path, CrashPoint::RecallWritten)?;
-                path
-            }
-            RecallGoal::Bytes | RecallGoal::Resident | RecallGoal::Reader => self.archive.recall(stub, &original)?,
-        });
-        let (mut table, now) =
-            self.carry_attributes(ino, &original, (wanted != RecallGoal::Empty).then_some(before), &new.0)?;
-        let file = FileId::of(&now);
-        let stale = table.node(ino)?.opened.as_ref().is_some_and(Opened::passes_through);
-        let nameless = table.place(ino)?.follow();
-        if nameless && stale {
-            // There is no name to find a new inode by.
-            return Err(libc::ETXTBSY.into());
-        }
-        let opened = Arc::new(open_either(&new.0)?);
+        let path = if is_new_bytes {
+            let path = self.temporary();
+            self.tree.io().create(&path, CrashPoint::RecallWritten)?;
+            path
+        } else {
+            let decoded = reader.as_ref().and_then(|reader| reader.whole());
+            self.tree.archive().recall(stub, &original, decoded.map(|decoded| decoded.path()))?
+        };
+        let _unless_in_place = reader.is_none().then(|| Temporary(path.clone()));
+        let (mut table, now) = self.carry_attributes(ino, &original, (!is_new_bytes).then_some(before), &path)?;
+        let opened = Arc::new(open_either(&path)?);
         let replacement = FileId::of(&opened.metadata()?);
         let paths = table.paths(ino);
-        let held = stale.then_some(original);
-        let put = if nameless { Put::default() } else { self.put(&table, ino, &now, &new.0)? };
-        if stale {
-            let names = table.node(ino)?.names.clone();
-            for (parent, name) in names {
-                table.unbind(parent, &name);
-            }
-            let node = table.node_mut(ino)?;
-            node.held = held;
-            node.superseded = true;
-        } else {
-            table.replaced(file, replacement);
-            let node = table.node_mut(ino)?;
-            node.file = replacement;
-            node.stub = None;
-            if wanted == RecallGoal::Empty {
-                node.version += 1;
-            }
-            if nameless {
-                node.held = Some(Arc::clone(&opened));
-            }
-            if let Some(handles) = &mut node.opened {
-                // Readers that the daemon serves go on with the same file as the writer.
-                handles.source = Source::File(Arc::clone(&opened));
-                handles.handles.values().for_each(|handle| handle.switch(&opened));
-            }
+        let nameless = table.place(ino)?.follow();
+        let put = if nameless { Put::default() } else { self.put(&table, ino, &now, &path)? };
+        table.replaced(FileId::of(&now), replacement);
+        let node = table.node_mut(ino)?;
+        node.file = replacement;
+        node.stub = None;
+        if is_new_bytes {
+            node.version += 1;
+        }
+        if nameless {
+            node.held = Some(Arc::clone(&opened));
+        }
+        if let Some(handles) = &mut node.opened {
+            // Readers go on with the same file as the writer.
+            handles.source = Source::File(Arc::clone(&opened));
+            handles.handles.values().for_each(|handle| handle.switch(&opened));
+        }
+        if let Some(reader) = reader {
+            reader.give();
         }
         if wanted == RecallGoal::Resident {
             // No program opens it, so the archive learns of it here. The object keeps its name.
-            paths.iter().for_each(|path| self.archive.recalled(path));
+            paths.iter().for_each(|path| self.tree.archive().recalled(path));
         }
         drop(table);
-        self.invalidations.inode(ino);
-        sync_replaced(self.io(), &put.directories)?;
-        if stale { Err(libc::ESTALE.into()) } else { Ok(()) }
+        self.tree.invalidations.inode(ino);
+        Ok(sync_replaced(self.tree.io(), &put.directories)?)
     }
 
     /// Gives `new` the attributes of a stub, durably, and returns the table's lock once none of them has changed
@@ -270,7 +271,7 @@ impl Core {
     ) -> Result<(MutexGuard<'_, Table>, Metadata)> {
         let with_bytes = seen.is_some();
         for round in 1.. {
-            let table = self.table();
+            let table = self.tree.table();
             table.node(ino)?;
             let now = Seen::of(original)?;
             if seen.as_ref().is_some_and(|seen| seen.is_still(&now)) {
@@ -281,7 +282,7 @@ impl Core {
             if round > MOST_ROUNDS {
                 break;
             }
-            let file = self.io().open(new)?;
+            let file = self.tree.io().open(new)?;
             match with_bytes {
                 true => copy_attributes(original, &now.metadata, &file, CrashPoint::RecallWritten)?,
                 false => copy_to_new_bytes(original, &now.metadata, &file, CrashPoint::RecallWritten)?,
@@ -304,7 +305,7 @@ impl Core {
         } else {
             vec![table.place(ino)?.path]
         };
-        let directories = replace_stub(self.io(), new, &names, &mut || self.temporary())?;
+        let directories = replace_stub(self.tree.io(), new, &names, &mut || self.temporary())?;
         Ok(Put { directories, _names: names })
     }
 }

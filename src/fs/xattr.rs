@@ -7,10 +7,11 @@ use std::sync::Arc;
 
 use fuser::{Errno, FileType, ReplyEmpty, ReplyXattr};
 
-use super::Core;
 use super::errno::{Fault, Result};
 use super::inodes::Table;
 use super::reply::done;
+use super::transition::Recalls;
+use super::tree::Tree;
 use crate::store::durable::CrashPoint;
 use crate::store::{PIN, PROFILE, Profile};
 use crate::sync::MutexGuard;
@@ -46,9 +47,19 @@ fn classify(name: &OsStr) -> Name<'_> {
     }
 }
 
-impl Core {
+/// Reads and writes extended attributes.
+pub(super) struct Xattrs {
+    tree: Arc<Tree>,
+    recalls: Recalls,
+}
+
+impl Xattrs {
+    pub(super) fn new(tree: Arc<Tree>, recalls: Recalls) -> Arc<Self> {
+        Arc::new(Self { tree, recalls })
+    }
+
     fn named(&self, ino: u64) -> Result<PathBuf> {
-        self.table().path(ino).ok_or(Fault::Code(libc::ENODATA))
+        self.tree.table().path(ino).ok_or(Fault::Code(libc::ENODATA))
     }
 
     fn getxattr(&self, ino: u64, name: &OsStr) -> Result<Vec<u8>> {
@@ -56,11 +67,11 @@ impl Core {
             // Not under the lock: the archive may have to count a lot for its answer.
             Name::Own(own) if own != "pin" => {
                 let path = self.named(ino)?;
-                self.archive.attribute(&path, own).ok_or(Fault::Code(libc::ENODATA))
+                self.tree.archive().attribute(&path, own).ok_or(Fault::Code(libc::ENODATA))
             }
             Name::Acl => Err(libc::EOPNOTSUPP.into()),
             Name::Own(_) | Name::File => {
-                let table = self.table();
+                let table = self.tree.table();
                 let place = table.place(ino)?;
                 Ok(place.getxattr(name)?)
             }
@@ -69,7 +80,7 @@ impl Core {
 
     /// The kernel checks who may read or set an attribute, but not who may know of it.
     fn listxattr(&self, ino: u64, uid: u32) -> Result<Vec<u8>> {
-        let table = self.table();
+        let table = self.tree.table();
         let place = table.place(ino)?;
         let names = place.listxattr()?;
         let mut shown = Vec::with_capacity(names.len());
@@ -89,23 +100,23 @@ impl Core {
             Name::Own("pin") => {
                 drop(self.mark(ino, PIN, b"1", flags)?);
                 // The remote may have an object that a pinned file does not become any more.
-                self.archive.attributes_changed();
+                self.tree.archive().attributes_changed();
                 Ok(())
             }
             Name::Own("profile") => {
                 let profile: Option<Profile> = std::str::from_utf8(value).ok().and_then(|name| name.parse().ok());
                 let profile = profile.ok_or(Fault::Code(libc::EINVAL))?;
                 let table = self.mark(ino, PROFILE, profile.name().as_bytes(), flags)?;
-                table.paths(ino).iter().for_each(|path| self.archive.profile_changed(path));
+                table.paths(ino).iter().for_each(|path| self.tree.archive().profile_changed(path));
                 Ok(())
             }
             Name::Own(own) => {
                 let path = self.named(ino)?;
-                Ok(self.archive.set_attribute(&path, own, value)?)
+                Ok(self.tree.archive().set_attribute(&path, own, value)?)
             }
             Name::Acl => Err(libc::EOPNOTSUPP.into()),
             Name::File => {
-                let table = self.table();
+                let table = self.tree.table();
                 let place = table.place(ino)?;
                 Ok(place.setxattr(name, value, flags)?)
             }
@@ -115,7 +126,7 @@ impl Core {
     /// Sets an attribute for the archive, on a file or directory. Returns the table's lock, under which the caller
     /// tells the archive.
     fn mark(&self, ino: u64, name: &str, value: &[u8], flags: i32) -> Result<MutexGuard<'_, Table>> {
-        let table = self.table();
+        let table = self.tree.table();
         if !matches!(table.node(ino)?.kind, FileType::RegularFile | FileType::Directory) {
             return Err(libc::EOPNOTSUPP.into());
         }
@@ -127,19 +138,19 @@ impl Core {
     pub(super) fn removexattr(&self, ino: u64, name: &OsStr) -> Result<()> {
         match classify(name) {
             Name::Own(mark @ ("pin" | "profile")) => {
-                let table = self.table();
+                let table = self.tree.table();
                 let place = table.place(ino)?;
                 place.removexattr(name)?;
                 table.paths(ino).iter().for_each(|path| match mark {
-                    "pin" => self.archive.unpinned(path),
-                    _ => self.archive.profile_changed(path),
+                    "pin" => self.tree.archive().unpinned(path),
+                    _ => self.tree.archive().profile_changed(path),
                 });
                 Ok(())
             }
             Name::Own(_) => Err(libc::EPERM.into()),
             Name::Acl => Err(libc::EOPNOTSUPP.into()),
             Name::File => {
-                let table = self.table();
+                let table = self.tree.table();
                 let place = table.place(ino)?;
                 Ok(place.removexattr(name)?)
             }
@@ -149,7 +160,7 @@ impl Core {
     /// True if this store-wide attribute is hidden from `uid` (neither root nor the daemon's user).
     fn is_kept_from(&self, uid: u32, name: &OsStr) -> bool {
         let of_all = matches!(classify(name), Name::Own(own) if OF_ALL.contains(&own));
-        of_all && ![0, self.user].contains(&uid)
+        of_all && !self.tree.is_owner(uid)
     }
 
     pub(super) fn answer_getxattr(self: &Arc<Self>, ino: u64, uid: u32, name: &OsStr, size: u32, reply: ReplyXattr) {
@@ -160,8 +171,8 @@ impl Core {
             classify(name)
         {
             // The first reads the size of every file, the others read an object.
-            let (core, name) = (Arc::clone(self), name.to_owned());
-            return self.workers.submit(Box::new(move || answer(core.getxattr(ino, &name), size, reply)));
+            let (xattrs, name) = (Arc::clone(self), name.to_owned());
+            return self.recalls.workers.submit(Box::new(move || answer(xattrs.getxattr(ino, &name), size, reply)));
         }
         answer(self.getxattr(ino, name), size, reply);
     }
@@ -179,7 +190,7 @@ impl Core {
             return reply.error(Errno::EPERM);
         }
         match classify(name) {
-            Name::Own("recall") => self.recall(ino, move |result| done(reply, result)),
+            Name::Own("recall") => self.recalls.recall(ino, move |result| done(reply, result)),
             class => self.answer_marked(ino, class, self.setxattr(ino, name, value, flags), reply),
         }
     }
@@ -190,10 +201,10 @@ impl Core {
 
     /// A pin and a profile are as durable as the file when the call returns, because the policy depends on them.
     fn answer_marked(self: &Arc<Self>, ino: u64, name: Name<'_>, result: Result<()>, reply: ReplyEmpty) {
-        let core = Arc::clone(self);
+        let xattrs = Arc::clone(self);
         match (name, result) {
             (Name::Own("pin" | "profile"), Ok(())) => {
-                self.workers.submit(Box::new(move || done(reply, core.sync_mark(ino))));
+                self.recalls.workers.submit(Box::new(move || done(reply, xattrs.sync_mark(ino))));
             }
             (_, result) => done(reply, result),
         }
@@ -203,11 +214,11 @@ impl Core {
     /// It must not be synced here: the archive alone may receive an error of its bytes.
     fn sync_mark(&self, ino: u64) -> Result<()> {
         let (path, kind) = {
-            let table = self.table();
+            let table = self.tree.table();
             (table.path(ino), table.node(ino)?.kind)
         };
-        match path.is_some_and(|path| kind == FileType::Directory || self.archive.is_durable(&path)) {
-            true => self.sync_node(ino, CrashPoint::Marked),
+        match path.is_some_and(|path| kind == FileType::Directory || self.tree.archive().is_durable(&path)) {
+            true => self.tree.sync_node(ino, CrashPoint::Marked),
             false => Ok(()),
         }
     }

@@ -1,8 +1,9 @@
 //! Recall: finds the objects and tiles that a read needs, decodes them, and caches decoded files.
 //!
-//! A read costs the tiles that it touches and their chain, not the file. However many readers need a unit, it is
-//! decoded once, into a file of the cache. Later opens read that file by passthrough. Every checksum is verified: bytes
-//! that differ from the archived ones are an error, never an answer.
+//! A read costs the tiles that it touches and their chain, not the file. However many handles of a file need a unit, it
+//! is decoded once, into a file of the cache. Later opens read that file by passthrough, and an open for writing makes it
+//! the file in the tree. Every checksum is verified: bytes that differ from the archived ones are an error, never an
+//! answer.
 
 mod cache;
 mod chain;
@@ -18,14 +19,14 @@ pub mod walk;
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, PoisonError};
 #[cfg(not(feature = "shuttle"))]
 use std::time::Duration;
 
 use crate::store::{Id, Objects};
 use crate::sync::{Mutex, Pool};
 
-pub use cache::Cache;
+pub use cache::{Cache, Decoded};
 pub use chain::{Chain, Step};
 pub use error::ReadError;
 pub use layout::Layout;
@@ -43,8 +44,6 @@ pub struct Recall {
     memory: Arc<Memory>,
     /// Decodes ahead of readers, and whole files.
     pool: Pool,
-    /// One reader per object, for all handles. Held to look one up; chains are opened outside it.
-    readers: Mutex<HashMap<Id, Weak<Reader>>>,
     /// Why programs could not read files, by their objects. Taken for moments, last of all locks.
     failures: Mutex<HashMap<Id, String>>,
 }
@@ -59,8 +58,7 @@ impl Recall {
             .panic_handler(|_| log::error!("a task that read ahead panicked"));
         let pool = Pool::new(builder)?;
         let memory = Arc::new(Memory::new(memory));
-        let readers = Mutex::new(HashMap::new());
-        let recall = Arc::new(Recall { objects, cache, memory, pool, readers, failures: Mutex::default() });
+        let recall = Arc::new(Recall { objects, cache, memory, pool, failures: Mutex::default() });
         #[cfg(not(feature = "shuttle"))]
         leave_room(&recall)?;
         Ok(recall)
@@ -80,10 +78,11 @@ impl Recall {
 
     /// Opens the file of an object. Blocks on the device.
     pub fn reader(self: &Arc<Self>, id: Id) -> Result<Arc<Reader>, ReadError> {
-        let known = |readers: &HashMap<Id, Weak<Reader>>| readers.get(&id).and_then(Weak::upgrade);
-        if let Some(reader) = known(&self.readers.lock().unwrap_or_else(PoisonError::into_inner)) {
-            return Ok(reader);
-        }
+        self.reader_for(id, 0)
+    }
+
+    /// The same for an inode of a mount, which gets what was decoded for it before.
+    pub fn reader_for(self: &Arc<Self>, id: Id, owner: u64) -> Result<Arc<Reader>, ReadError> {
         // Of a large object on a remote, a read brings what it needs.
         let opened = self.objects.open_elsewhere(id).map_err(|error| ReadError::object(id, error))?;
         let is_far = opened.is_some();
@@ -92,14 +91,7 @@ impl Recall {
             None => self.chain(id)?,
         };
         let order = order(&chain)?;
-        let mut readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(reader) = known(&readers) {
-            return Ok(reader);
-        }
-        let reader = Reader::new(Arc::clone(self), chain, order, is_far);
-        readers.retain(|_, reader| reader.strong_count() > 0);
-        readers.insert(id, Arc::downgrade(&reader));
-        drop(readers);
+        let reader = Reader::new(Arc::clone(self), owner, chain, order, is_far);
         reader.start_skeleton();
         Ok(reader)
     }
@@ -108,7 +100,7 @@ impl Recall {
     pub fn part(self: &Arc<Self>, id: Id) -> Result<Arc<Reader>, ReadError> {
         let chain = Chain::open_part(&self.objects, id)?;
         let order = order(&chain)?;
-        Ok(Reader::new(Arc::clone(self), chain, order, false))
+        Ok(Reader::new(Arc::clone(self), 0, chain, order, false))
     }
 
     /// Passes the whole decoded file of an object to `put`, in pieces with their offsets.

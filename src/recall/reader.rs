@@ -10,6 +10,7 @@ use crate::store::durable::scratch;
 use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Condvar, Mutex};
 use formats::Order;
 
+use super::cache::{Decoded, Key};
 use super::layout::{Layout, Unit};
 use super::stream::{decode_unit, short};
 use super::{Chain, ReadError, Recall};
@@ -25,16 +26,20 @@ enum Progress {
     Present,
 }
 
-/// An open released file. It keeps all that it needs alive if names and objects change meanwhile.
+/// An open released file. It keeps all that it needs alive if names and objects change meanwhile. All handles of a file
+/// share one reader, and no other file has it.
 #[derive(Debug)]
 pub struct Reader {
     recall: Arc<Recall>,
+    key: Key,
     chain: Chain,
     layout: Layout,
     /// The order of the rows in its tables; the layout is that of the ordered file.
     order: Order,
     /// Decoded bytes, at their offsets. `None` if the cache has no room; each read decodes then.
-    file: Option<Arc<File>>,
+    file: Option<Arc<Decoded>>,
+    /// The decoded file became the file in the tree.
+    given: AtomicBool,
     /// One per unit. Held to claim or finish a unit, never during decoding.
     progress: Mutex<Vec<Progress>>,
     finished: Condvar,
@@ -52,16 +57,19 @@ pub struct Reader {
 }
 
 impl Reader {
-    pub(super) fn new(recall: Arc<Recall>, chain: Chain, order: Order, is_far: bool) -> Arc<Reader> {
+    pub(super) fn new(recall: Arc<Recall>, owner: u64, chain: Chain, order: Order, is_far: bool) -> Arc<Reader> {
         let layout = Layout::of(chain.leaf());
         let header = chain.leaf().header();
-        let whole = recall.cache.get(header.id);
+        let key = (header.id, owner);
+        let whole = recall.cache.take(&key);
         let progress = if whole.is_some() { Progress::Present } else { Progress::Missing };
         let missing = if whole.is_some() { 0 } else { layout.units.len() };
         let file = whole.or_else(|| recall.cache.begin(header.logical_len).map(Arc::new));
         Arc::new_cyclic(|me| Reader {
             recall,
+            key,
             file,
+            given: AtomicBool::new(false),
             progress: Mutex::new(vec![progress; layout.units.len()]),
             finished: Condvar::new(),
             missing: AtomicUsize::new(missing),
@@ -91,14 +99,19 @@ impl Reader {
         self.len() == 0
     }
 
-    /// The whole decoded file in the cache, if it is complete: passthrough serves it.
-    pub fn cached_file(&self) -> Option<Arc<File>> {
-        self.file.as_ref().filter(|_| self.missing.load(Ordering::Acquire) == 0).map(Arc::clone)
+    /// The decoded file, if it is whole: passthrough serves it.
+    pub fn whole(&self) -> Option<&Arc<Decoded>> {
+        self.file.as_ref().filter(|_| self.missing.load(Ordering::Acquire) == 0)
+    }
+
+    /// The whole file has become the one in the tree, so its bytes may change. The cache must not get it back.
+    pub fn give(&self) {
+        self.given.store(true, Ordering::Relaxed);
     }
 
     /// The file that holds these bytes at their offset, if all are decoded. Reading them then costs no more than with
     /// any plain file.
-    pub fn present(&self, offset: u64, len: u64) -> Option<&Arc<File>> {
+    pub fn present(&self, offset: u64, len: u64) -> Option<&Arc<Decoded>> {
         let file = self.file.as_ref()?;
         let end = self.len().min(offset.saturating_add(len));
         let segments = self.layout.covering(self.order.around(offset..end));
@@ -124,6 +137,7 @@ impl Reader {
         let Some(file) = self.file.as_ref().filter(|_| !self.no_room.load(Ordering::Relaxed)) else {
             return self.read_uncached(offset, buf);
         };
+        let file = file.file();
         // Decode the units of this read in parallel; for a sequential reader also the next ones.
         let ahead = if self.last_end.swap(end, Ordering::Relaxed) == offset { AHEAD } else { 0 };
         self.start(segments.start + 1..segments.end + ahead);
@@ -181,11 +195,7 @@ impl Reader {
             }
         }
         // Before any thread can see the unit: a reader of the whole file must find it complete.
-        if self.missing.fetch_sub(1, Ordering::AcqRel) == 1
-            && let Some(file) = &self.file
-        {
-            self.recall.cache.keep(self.chain.leaf().header().id, Arc::clone(file), self.len());
-        }
+        self.missing.fetch_sub(1, Ordering::AcqRel);
         claim.2 = Progress::Present;
         Ok(true)
     }
@@ -239,7 +249,7 @@ impl Reader {
             };
             self.recall.pool.spawn(move || {
                 if let Some(file) = &me.file {
-                    let _ = me.fill(file, unit);
+                    let _ = me.fill(file.file(), unit);
                 }
             });
         }
@@ -272,5 +282,16 @@ impl Reader {
             })?;
         }
         Ok(buf.len())
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        if self.missing.load(Ordering::Acquire) == 0
+            && !self.given.load(Ordering::Relaxed)
+            && let Some(file) = self.file.take()
+        {
+            self.recall.cache.keep(self.key, file, self.len());
+        }
     }
 }

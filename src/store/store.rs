@@ -39,7 +39,7 @@ pub struct Store {
     /// was told. The lock is held only briefly.
     failed: Mutex<HashMap<(u64, u64), i32>>,
     /// The kernel releases it when the process ends for any reason.
-    _lock: Option<File>,
+    lock: Option<File>,
 }
 
 impl Store {
@@ -60,7 +60,7 @@ impl Store {
             None => take_lock(&root)?,
         };
         make_directories(&io, &root)?;
-        let store = Store { root, settings, io, failed: Mutex::default(), _lock: Some(lock) };
+        let store = Store { root, settings, io, failed: Mutex::default(), lock: Some(lock) };
         release::recover(&store).map_err(Error::io(store.tmp()))?;
         store.io.empty(&store.tmp(), CrashPoint::TmpEmptied).map_err(Error::io(store.tmp()))?;
         guide::leave(&store.root, &store.tmp());
@@ -78,7 +78,7 @@ impl Store {
         let root = fs::canonicalize(root).map_err(Error::io(root))?;
         let settings = read_settings(&root)?;
         DIRECTORIES.iter().try_for_each(|name| real_directory(&root.join(name)))?;
-        Ok(Store { root, settings, io: Io::disk(), failed: Mutex::default(), _lock: None })
+        Ok(Store { root, settings, io: Io::disk(), failed: Mutex::default(), lock: None })
     }
 
     /// Removes a store without files and objects. One that holds anything stays.
@@ -125,7 +125,7 @@ impl Store {
 
     /// Where this open store is by now, if somebody has moved it. `None` if it is gone.
     pub fn place(&self) -> Option<PathBuf> {
-        let lock = fs::read_link(format!("/proc/self/fd/{}", self._lock.as_ref()?.as_raw_fd())).ok()?;
+        let lock = fs::read_link(format!("/proc/self/fd/{}", self.lock.as_ref()?.as_raw_fd())).ok()?;
         lock.parent().filter(|root| root.join(SETTINGS).exists()).map(Path::to_path_buf)
     }
 
@@ -226,12 +226,24 @@ impl Store {
 
     /// The directory of unfinished files; on the same device as all others.
     pub fn tmp(&self) -> PathBuf {
-        self.root.join("tmp")
+        self.made_again("tmp")
     }
 
     /// The directory of decoded files.
     pub fn cache(&self) -> PathBuf {
         self.root.join("cache")
+    }
+
+    /// A directory that is empty most of the time. Programs that clean up may have removed it, so it is made again.
+    fn made_again(&self, name: &str) -> PathBuf {
+        let directory = self.root.join(name);
+        if self.lock.is_some() && !directory.exists() {
+            match self.io.make_dir(&directory, 0o700, CrashPoint::StoreMade) {
+                Ok(()) => log::warn!("{} was removed; stepfs made it again", directory.display()),
+                Err(error) => log::error!("{} was removed, and cannot be made: {error}", directory.display()),
+            }
+        }
+        directory
     }
 }
 

@@ -1,11 +1,12 @@
 //! Files whose bytes are in the archive: they look and behave as before.
 
 use std::fs::{self, File};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::support::{Mounted, attribute, c, errno, state, wait_until};
+use super::support::{Mounted, Reading, attribute, c, errno, state, wait_until};
 use stepfs::remote::Local;
 
 /// Text that compresses, of a length that is no multiple of anything.
@@ -35,6 +36,10 @@ macro_rules! both {
         mod daemon { $( #[test] fn $name() { super::$name(super::released(false)); } )* }
         $( fn $name($args: (Mounted, PathBuf, Vec<u8>)) $body )*
     };
+}
+
+fn last_error() -> i32 {
+    std::io::Error::last_os_error().raw_os_error().unwrap_or(-1)
 }
 
 fn seen(path: &Path) -> (u64, u64, u32, u32, u32, i64, i64) {
@@ -106,26 +111,66 @@ both! {
         assert_eq!((after.0, after.2, after.3), (before.0, before.2, before.3));
     }
 
-    fn a_reader_keeps_its_bytes_or_sees_the_writers((_m, path, bytes)) {
-        // Decoded whole first, so that passthrough can serve the decoded file.
+    // Decoded whole before, so that the kernel serves the readers from the decoded file.
+    fn a_reader_sees_what_a_writer_writes((_m, path, bytes)) {
         assert!(fs::read(&path).unwrap() == bytes);
         let reader = File::open(&path).unwrap();
+        let mapping = Reading::new(&reader);
         let mut buf = vec![0; 4096];
         reader.read_exact_at(&mut buf, 0).unwrap();
+        assert!(*mapping.bytes() == bytes);
         let writer = File::options().write(true).open(&path).unwrap();
         writer.write_all_at(b"CHANGED", 0).unwrap();
-        reader.read_exact_at(&mut buf, 0).unwrap();
         let mut changed = bytes.clone();
         changed[..7].copy_from_slice(b"CHANGED");
-        assert!(buf == bytes[..4096] || buf == changed[..4096]);
+        reader.read_exact_at(&mut buf, 0).unwrap();
+        assert!(buf == changed[..4096] && *mapping.bytes() == changed);
         reader.read_exact_at(&mut buf, 200_000).unwrap();
         assert!(buf == bytes[200_000..204_096]);
         drop(writer);
         assert!(fs::read(&path).unwrap() == changed);
-        drop(reader);
+        drop((reader, mapping));
         assert!(fs::read(&path).unwrap() == changed);
     }
 
+    fn a_reader_and_a_writer_have_one_file((_m, path, bytes)) {
+        assert!(fs::read(&path).unwrap() == bytes);
+        let before = seen(&path);
+        let reader = File::open(&path).unwrap();
+        let lock = |file: &File, kind: libc::c_int| {
+            // SAFETY: no memory is passed; the descriptor is open.
+            if unsafe { libc::flock(file.as_raw_fd(), kind | libc::LOCK_NB) } == 0 { 0 } else { last_error() }
+        };
+        let lock_range = |file: &File, kind: libc::c_int| {
+            // SAFETY: all zeros are a valid value; 0 bytes from 0 on mean the whole file.
+            let mut range: libc::flock = unsafe { std::mem::zeroed() };
+            range.l_type = kind as libc::c_short;
+            // SAFETY: `range` outlives the call; the descriptor is open.
+            if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &range) } == 0 { 0 } else { last_error() }
+        };
+        assert_eq!((lock(&reader, libc::LOCK_EX), lock_range(&reader, libc::F_RDLCK)), (0, 0));
+        let writer = File::options().read(true).write(true).open(&path).unwrap();
+        assert_eq!(lock(&writer, libc::LOCK_EX), libc::EWOULDBLOCK);
+        assert_eq!(lock_range(&writer, libc::F_WRLCK), libc::EAGAIN);
+        assert_eq!(seen(&path), before);
+        for file in [&reader, &writer] {
+            let metadata = file.metadata().unwrap();
+            assert_eq!((metadata.ino(), metadata.nlink()), (before.0, 1));
+        }
+        // What is said of the reader's descriptor is said of the file.
+        reader.set_permissions(fs::Permissions::from_mode(0o600)).unwrap();
+        reader.set_times(fs::FileTimes::new().set_modified(std::time::UNIX_EPOCH)).unwrap();
+        xattr::FileExt::set_xattr(&reader, "user.note", b"x").unwrap();
+        reader.sync_all().unwrap();
+        let after = seen(&path);
+        assert_eq!((after.0, after.2 & 0o777, after.5), (before.0, 0o600, 0));
+        assert_eq!(attribute(&path, "user.note").as_deref(), Some("x"));
+        let again = File::open(format!("/proc/self/fd/{}", reader.as_raw_fd())).unwrap();
+        writer.set_len(100).unwrap();
+        assert_eq!((reader.metadata().unwrap().len(), again.metadata().unwrap().len()), (100, 100));
+    }
+
+    // A program empties it, which needs none of its bytes.
     fn a_reader_survives_truncation_and_removal((_m, path, bytes)) {
         assert!(fs::read(&path).unwrap() == bytes);
         let reader = File::open(&path).unwrap();
@@ -133,10 +178,49 @@ both! {
         assert_eq!(fs::read(&path).unwrap(), b"new");
         let mut buf = vec![0; 100];
         let len = reader.read_at(&mut buf, 0).unwrap();
-        assert!(buf[..len] == bytes[..len] || &buf[..len] == b"new");
+        assert_eq!(&buf[..len], b"new");
         fs::remove_file(&path).unwrap();
         assert_eq!(errno(File::open(&path)), libc::ENOENT);
         assert!(reader.metadata().is_ok());
+    }
+
+    fn what_is_recalled_while_it_is_read_stays_that_file((_m, path, bytes)) {
+        assert!(fs::read(&path).unwrap() == bytes);
+        let (reader, before) = (File::open(&path).unwrap(), seen(&path));
+        xattr::set(&path, "user.stepfs.recall", b"1").unwrap();
+        assert_eq!((seen(&path), reader.metadata().unwrap().ino()), (before, before.0));
+        assert!(fs::read(&path).unwrap() == bytes);
+    }
+
+    fn a_released_file_without_a_name_is_written((_m, path, mut bytes)) {
+        assert!(fs::read(&path).unwrap() == bytes);
+        let reader = File::open(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        let writer = File::options().write(true).open(format!("/proc/self/fd/{}", reader.as_raw_fd())).unwrap();
+        writer.write_all_at(b"CHANGED", 1000).unwrap();
+        bytes[1000..1007].copy_from_slice(b"CHANGED");
+        let mut all = vec![0; bytes.len()];
+        reader.read_exact_at(&mut all, 0).unwrap();
+        assert!(all == bytes);
+        assert_eq!(reader.metadata().unwrap().nlink(), 0);
+    }
+
+    // Both have one object, and must not have one decoded file.
+    fn a_copy_keeps_its_bytes_when_the_other_is_written((_m, path, bytes)) {
+        let copy = path.with_file_name("copy.txt");
+        fs::write(&copy, &bytes).unwrap();
+        wait_until("the copy is released", || state(&copy) == "released");
+        let read = |path: &Path| assert!(fs::read(path).unwrap() == bytes);
+        (0..2).for_each(|_| [&path, &copy].into_iter().for_each(|path| read(path)));
+        // A mapping may outlive all descriptors.
+        let (held, mapping) = (File::open(&path).unwrap(), Reading::new(&File::open(&copy).unwrap()));
+        let writer = File::options().read(true).write(true).open(&path).unwrap();
+        writer.write_all_at(&vec![b'#'; bytes.len()], 0).unwrap();
+        read(&copy);
+        assert!(*mapping.bytes() == bytes);
+        let mut all = vec![0; bytes.len()];
+        held.read_exact_at(&mut all, 0).unwrap();
+        assert!(all.iter().all(|byte| *byte == b'#'));
     }
 
     fn an_unlinked_released_file_is_read_to_its_end((_m, path, bytes)) {
@@ -209,6 +293,47 @@ both! {
         assert!(fs::read(&second).unwrap() == text(3));
         assert!(fs::read(&path).unwrap() == bytes);
         drop(m);
+    }
+
+    // `tar` fails if the ctime of a directory changes while it reads the files.
+    fn a_release_does_not_show_in_the_directorys_times((m, path, _)) {
+        let dir = path.parent().unwrap();
+        let times = |dir: &Path| {
+            let m = fs::metadata(dir).unwrap();
+            (m.mtime(), m.mtime_nsec(), m.ctime(), m.ctime_nsec())
+        };
+        let next = dir.join("step-3.txt");
+        // The next state is saved and renamed; until then nothing may be released.
+        let held = File::open(&next).unwrap();
+        fs::write(dir.join("step-4.txt"), text(4)).unwrap();
+        fs::write(dir.join("step-5.txt"), text(5)).unwrap();
+        let before = times(dir);
+        drop(held);
+        wait_until("it is released", || state(&next) == "released");
+        // Longer than the kernel keeps what it was told.
+        std::thread::sleep(Duration::from_millis(1100));
+        assert_eq!(times(dir), before);
+        assert_ne!(times(&m.tree().join("dir")), before, "this file system does not tell");
+        fs::set_permissions(dir, fs::Permissions::from_mode(0o700)).unwrap();
+        assert!(times(dir) > before);
+    }
+
+    // They are empty most of the time, so programs that clean up remove them.
+    fn directories_that_somebody_removes_are_made_again((m, path, mut bytes)) {
+        let step = |step: usize| path.with_file_name(format!("step-{step}.txt"));
+        wait_until("all is done", || m.archive.queue().queued == 0);
+        for name in ["tmp", "cache"] {
+            fs::remove_dir_all(m.dir.path().join("store").join(name)).unwrap();
+        }
+        assert!(fs::read(&path).unwrap() == bytes);
+        wait_until("what was read is kept", || m.archive.status().cache_bytes > 0);
+        File::options().write(true).open(&path).unwrap().write_all_at(b"HELLO", 9).unwrap();
+        bytes[9..14].copy_from_slice(b"HELLO");
+        assert!(fs::read(&path).unwrap() == bytes);
+        wait_until("all is done", || m.archive.queue().queued == 0);
+        fs::remove_dir_all(m.dir.path().join("store/tmp")).unwrap();
+        (4..6).for_each(|number| fs::write(step(number), text(number)).unwrap());
+        wait_until("it is released", || state(&step(4)) == "released");
     }
 
     // Found by the table of system calls: the archive opened it as the former directory, and waited for ever.

@@ -149,6 +149,42 @@ fn bits_that_an_open_file_gets_go_with_a_write() {
     m.unmount();
 }
 
+/// Without execution by the group, the bit goes with a write by another user, unless that is in the group.
+#[test]
+fn set_group_id_without_execution_goes_with_a_write_of_no_member() {
+    if !is_root() {
+        return;
+    }
+    for passthrough in [true, false] {
+        let m = furnished(passthrough);
+        for dir in [m.mnt(), m.plain()] {
+            for (name, gid) in [("member", 2000), ("other", 3000), ("none", 0)] {
+                for way in ["append", "cut", "empty", "allocated"] {
+                    let path = dir.join(format!("open/{name}-{way}"));
+                    fs::write(&path, "words\n").unwrap();
+                    give(&path, 1002, gid, 0o6666);
+                }
+            }
+        }
+        let said = same_as_user(
+            &m,
+            1001,
+            "cd open; for f in member other none; do stat -c %a $f-append; echo x >> $f-append; truncate -s 3 $f-cut; \
+             : > $f-empty; fallocate -l 100 $f-allocated; stat -c '%a %n' $f-*; done",
+        );
+        assert!(said.contains("2666 member-append") && said.contains("666 other-cut"), "{said}");
+        // Root's writes take nothing away.
+        m.same(|dir| {
+            let path = dir.join("open/root");
+            fs::write(&path, "words\n").unwrap();
+            give(&path, 1002, 3000, 0o6666);
+            File::options().append(true).open(&path).unwrap().write_all_at(b"x", 0).unwrap_or_default();
+            fs::metadata(&path).unwrap().mode()
+        });
+        m.unmount();
+    }
+}
+
 #[test]
 fn nothing_in_a_mount_gives_privileges() {
     if !is_root() {

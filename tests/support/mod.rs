@@ -163,8 +163,11 @@ pub struct Mapping {
 
 impl Mapping {
     pub fn new(file: &File) -> Self {
+        Self::with(file, libc::PROT_READ | libc::PROT_WRITE)
+    }
+
+    fn with(file: &File, protection: libc::c_int) -> Self {
         let len = file.metadata().unwrap().len() as usize;
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a fresh mapping of an open file; checked below.
         let at = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
         assert_ne!(at, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
@@ -181,6 +184,20 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: mapped in `new`, not used after.
         assert_eq!(unsafe { libc::munmap(self.at, self.len) }, 0);
+    }
+}
+
+/// A shared mapping of a whole file, to read.
+pub struct Reading(Mapping);
+
+impl Reading {
+    pub fn new(file: &File) -> Self {
+        Self(Mapping::with(file, libc::PROT_READ))
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the mapping is `len` bytes, as long as its file was, and borrowed as long as the slice.
+        unsafe { std::slice::from_raw_parts(self.0.at.cast(), self.0.len) }
     }
 }
 

@@ -104,9 +104,8 @@ mod tests {
 
     #[test]
     fn each_kind_has_its_own_word() {
-        assert!(KINDS.iter().enumerate().all(|(at, (kind, _))| *kind as usize == at));
-        let words = words(&vec![0; 300], 300).unwrap();
-        assert!(["torch zip", "keras", "elasticdl"].iter().all(|word| words.contains(word)), "{words}");
+        assert!(crate::KINDS.iter().enumerate().all(|(at, (kind, _))| *kind as usize == at));
+        assert!(words(&vec![0; 300], 300).unwrap().contains("docs/CONTAINERS.md"));
     }
 
     #[test]

@@ -62,7 +62,7 @@ points! {
     ReleaseSynced,
     /// If we die here, then recovery may carry out the note once more, which changes nothing.
     NoteRemoved,
-    /// If we die here, then a decoded file is in `tmp/` and is removed; the stub is untouched.
+    /// If we die here, then a decoded file is in `tmp/` or `cache/` and is removed; the stub is untouched.
     RecallWritten,
     /// If we die here, then the name has the stub or the decoded file, and the object exists for either.
     RecallInPlace,

@@ -5,6 +5,7 @@ caller gets a true error, nothing is lost, and readable files are served.
 import contextlib
 import ctypes
 import errno
+import json
 import os
 import re
 import select
@@ -346,6 +347,36 @@ def test_a_clock_that_jumps(mount, plain):
         assert all(bits_equal(exact[k], read[k]) or difference(exact[k], read[k]) <= limit for k in exact), name
     mount.umount()
     require_clean(mount.store)
+
+
+@pytest.mark.parametrize("passthrough", [True, False])
+def test_a_limit_of_the_length_of_files(mount, passthrough):
+    """A file beyond the daemon's limit is EFBIG at worst. The mount goes on, and says what it cannot do."""
+    mount.umount()
+    option = "" if passthrough else "--no-passthrough"
+    shell(f"ulimit -f 256; '{BIN}' mount {option} '{mount.store}' '{mount.dir}'")
+    mount.pid = mount.find_daemon()
+    try:
+        # A program with no limit. The kernel writes for it, or the daemon.
+        for step in (1, 2, 3):
+            (mount / f"step-{step}.bin").write_bytes(os.urandom(1 << 20).hex().encode())
+        assert passthrough
+    except OSError as error:
+        assert (error.errno, passthrough) == (errno.EFBIG, False)
+    (mount / "small").write_bytes(b"words")
+    subprocess.run([BIN, "sync", str(mount.dir)], timeout=60, capture_output=True)
+    assert (mount / "small").read_bytes() == b"words"
+    if passthrough:
+        status = mount.status()
+        assert "File too large" in json.dumps([status["stalled"], status["failed"]]), status
+    mount.umount()
+    # The soft limit alone does not bind it.
+    shell(f"ulimit -S -f 256; '{BIN}' mount {option} '{mount.store}' '{mount.dir}'")
+    mount.pid = mount.find_daemon()
+    for step in (4, 5, 6):
+        (mount / f"step-{step}.bin").write_bytes(os.urandom(1 << 20).hex().encode())
+    mount.sync()
+    assert mount.status()["stalled"] is None
 
 
 def test_hardly_any_memory(mount):

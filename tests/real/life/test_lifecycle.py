@@ -246,6 +246,17 @@ def test_killed_daemon_and_its_dead_mount(mount):
     assert {name: (mount / name).read_bytes() for name in names} == content
 
 
+def test_a_dead_mount_is_mounted_again_from_inside(mount):
+    (mount / "f").write_text("words")
+    command = 'read _; exec "$0" mount "$1" .'
+    inside = subprocess.Popen(["sh", "-c", command, BIN, mount.store], cwd=mount.dir, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    mount.kill(signal.SIGKILL)
+    _, said = inside.communicate("now\n", timeout=60)
+    assert inside.returncode == 0, said
+    mount.pid = mount.find_daemon()
+    assert (mount / "f").read_text() == "words"
+
+
 def test_umount_of_a_dead_mount(mount):
     mount.kill(signal.SIGKILL)
     run("umount", mount.dir)

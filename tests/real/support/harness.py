@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -74,6 +75,21 @@ def wait_until(condition, timeout, what):
         if time.monotonic() > end:
             raise AssertionError(f"not within {PATIENCE} times {timeout} s: {what}")
         time.sleep(0.02)
+
+
+def as_ordinary_user(base, command):
+    """Runs a shell command in `base` as a user without privileges, who has a /dev/fuse. Its mounts are seen by it alone."""
+    os.chmod(base, 0o777)
+    if os.geteuid() != 0:
+        return shell(command, cwd=base)
+    device = Path(base) / "fuse"
+    os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(10, 229))
+    os.chmod(device, 0o666)
+    script = f"mount --bind '{device}' /dev/fuse; cd '{base}'; exec setpriv --reuid 65534 --regid 65534 --clear-groups bash -euc \"$1\""
+    done = subprocess.run(["unshare", "--mount", "--propagation", "private", "bash", "-euc", script, "-", command],
+                          stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, f"{command}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
 
 
 def wait_dead(pid, timeout=30):

@@ -1,42 +1,55 @@
-//! Operations on names: lookup, create, remove, rename, link.
+//! The tree that the mount shows: names and attributes, without open files.
 //!
-//! Each runs under the table's lock from its first check to its last change, so there are no races. The archive hears
-//! of a change before the lock is released.
+//! Each operation on names runs under the table's lock from its first check to its last change, so there are no races.
+//! The archive hears of a change before the lock is released.
 
 use std::ffi::OsStr;
 use std::fs::{File, Metadata, Permissions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use fuser::{RenameFlags, Request};
-use rustix::fs::{CWD, FileType, Mode};
+use fuser::{FileAttr, FileType, Generation, RenameFlags, Request, TimeOrNow};
+use rustix::fs::{AtFlags, CWD, Mode, Timespec, Timestamps, UTIME_OMIT};
 
-use super::Core;
-use super::attr::{Attributes, device_number};
+use super::attr::{Attributes, Change, TTL, attributes, changed, device_number, requested, time};
 use super::errno::{Fault, Result};
 use super::inodes::Table;
-use super::node::Source;
-use super::open::{Access, Answer, Register};
-use super::privileges::unprivileged;
-use crate::store::durable::CrashPoint;
+use super::notify::Invalidations;
+use super::privileges::{Caller, has_privileges};
+use crate::archive::Archive;
+use crate::store::beneath;
+use crate::store::durable::{CrashPoint, Io};
+use crate::sync::{AtomicU64, Mutex, MutexGuard};
 
 /// The creator of something new, and its permissions.
 #[derive(Clone, Copy)]
 pub(super) struct Creator {
-    uid: u32,
-    gid: u32,
-    thread: u32,
+    caller: Caller,
     /// Type and permission bits; the kernel has applied the umask.
     mode: u32,
 }
 
 impl Creator {
     pub(super) fn new(request: &Request, mode: u32) -> Self {
-        Self { uid: request.uid(), gid: request.gid(), thread: request.pid(), mode }
+        Self { caller: Caller::of(request), mode }
+    }
+
+    /// The creator of a file that is open for writing, or not.
+    pub(super) fn of_a_file(self, writes: bool) -> Self {
+        let mode = match writes {
+            true => self.caller.leaves(self.permissions(), self.caller.gid),
+            false => self.permissions(),
+        };
+        Self { mode: mode | libc::S_IFREG, ..self }
+    }
+
+    /// The thread that creates it.
+    pub(super) fn thread(self) -> u32 {
+        self.caller.thread
     }
 
     fn permissions(self) -> u32 {
@@ -46,7 +59,7 @@ impl Creator {
     /// The same for a file made by a daemon of this user. A daemon that is not root cannot give it away, so other
     /// users must not be able to make programs that run as the daemon's user.
     fn granted(self, daemon: u32) -> u32 {
-        let own = daemon == 0 || self.uid == daemon;
+        let own = daemon == 0 || self.caller.uid == daemon;
         if own { self.permissions() } else { self.permissions() & !(libc::S_ISUID | libc::S_ISGID) }
     }
 }
@@ -56,7 +69,136 @@ fn unsupported(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS | libc::EOPNOTSUPP))
 }
 
-impl Core {
+/// The files and directories that the kernel knows.
+pub(super) struct Tree {
+    archive: Arc<Archive>,
+    /// The inode table. `inodes` says who takes it.
+    table: Mutex<Table>,
+    /// What the kernel has to forget.
+    pub(super) invalidations: Arc<Invalidations>,
+    /// The next handle number, also for other unique numbers.
+    next: AtomicU64,
+    /// The daemon's user. As root the daemon gives new files to their creator.
+    user: u32,
+}
+
+impl Tree {
+    pub(super) fn new(archive: Arc<Archive>) -> io::Result<Self> {
+        let table = Mutex::new(Table::new(&archive.store().tree())?);
+        let (next, user) = (AtomicU64::new(1), rustix::process::geteuid().as_raw());
+        Ok(Self { archive, table, invalidations: Arc::default(), next, user })
+    }
+
+    pub(super) fn archive(&self) -> &Archive {
+        &self.archive
+    }
+
+    /// The store's durable I/O.
+    pub(super) fn io(&self) -> &Io {
+        self.archive.store().io()
+    }
+
+    pub(super) fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A number that nothing else has.
+    pub(super) fn number(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Whether a user may see and do what concerns the whole store.
+    pub(super) fn is_owner(&self, uid: u32) -> bool {
+        [0, self.user].contains(&uid)
+    }
+
+    /// Attributes of a node whose file's metadata are at hand.
+    pub(super) fn shown(&self, table: &Table, ino: u64, metadata: &Metadata) -> Attributes {
+        let Ok(node) = table.node(ino) else {
+            return (Duration::ZERO, attributes(ino, metadata, 0), Generation(0));
+        };
+        let stored = node.stub.as_ref().map_or(0, |stub| self.archive.stored_bytes(stub));
+        // While somebody may write through a mapping, the kernel has to ask again: with passthrough it does not see
+        // that. All other writes it sees, but not which bits they will take away.
+        let privileged = node.kind == FileType::RegularFile && has_privileges(metadata.mode());
+        let ttl = if node.may_be_mapped() || privileged { Duration::ZERO } else { TTL };
+        let (seconds, nanoseconds) = node.shown_ctime(changed(metadata));
+        let shown = FileAttr { ctime: time(seconds, nanoseconds), ..attributes(ino, metadata, stored) };
+        (ttl, shown, node.generation)
+    }
+
+    pub(super) fn getattr(&self, ino: u64) -> Result<Attributes> {
+        let table = self.table();
+        let metadata = table.place(ino)?.metadata()?;
+        Ok(self.shown(&table, ino, &metadata))
+    }
+
+    /// Everything but the size.
+    pub(super) fn change(&self, ino: u64, change: &Change) -> Result<Attributes> {
+        let table = self.table();
+        let place = table.place(ino)?;
+        if change.uid.is_some() || change.gid.is_some() || change.is_empty() {
+            // Before the mode, because a change of owner may take bits from it. A chown without ids takes such bits
+            // too: it comes from a user, or from the kernel before another user's write.
+            if place.follow() {
+                std::os::unix::fs::chown(&place.path, change.uid, change.gid)?;
+            } else {
+                std::os::unix::fs::lchown(&place.path, change.uid, change.gid)?;
+            }
+        }
+        if let Some(mode) = change.mode {
+            if table.node(ino)?.kind == FileType::Symlink {
+                // chmod would follow the link, out of the tree.
+                return Err(libc::EOPNOTSUPP.into());
+            }
+            std::fs::set_permissions(&place.path, Permissions::from_mode(mode & 0o7777))?;
+        }
+        if change.atime.is_some() || change.mtime.is_some() {
+            const KEEP: Timespec = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
+            let time = |wanted: Option<TimeOrNow>| wanted.map_or(KEEP, requested);
+            let times = Timestamps { last_access: time(change.atime), last_modification: time(change.mtime) };
+            let flags = if place.follow() { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
+            rustix::fs::utimensat(CWD, &*place.path, &times, flags)?;
+        }
+        if change.mtime.is_some() && table.node(ino)?.kind == FileType::RegularFile {
+            table.paths(ino).iter().for_each(|path| self.archive.time_set(path));
+        }
+        let metadata = place.metadata()?;
+        Ok(self.shown(&table, ino, &metadata))
+    }
+
+    /// Finds out whether a file is released that could not be read when it was looked up. `file`: it, open for reading.
+    pub(super) fn find_out(&self, table: &mut Table, ino: u64, file: &File) -> Result<bool> {
+        let node = table.node(ino)?;
+        if node.unread && node.opened.is_none() {
+            let stub = self.archive.stub(&table.path(ino).unwrap_or_default(), file)?;
+            let node = table.node_mut(ino)?;
+            (node.unread, node.stub) = (false, stub);
+            return Ok(node.stub.is_some());
+        }
+        Ok(false)
+    }
+
+    /// Makes a node's file in the store durable.
+    pub(super) fn sync_node(&self, ino: u64, at: CrashPoint) -> Result<()> {
+        let (held, kind) = {
+            let table = self.table();
+            (table.place(ino)?.hold()?, table.node(ino)?.kind)
+        };
+        let own = beneath::by_descriptor(&held);
+        let synced = match kind {
+            FileType::Directory => self.io().sync_dir(&own, at),
+            _ => self.io().open(&own).and_then(|file| file.sync(at)),
+        };
+        match synced {
+            // The daemon's user owns the file but may not read it. A sync of the whole file system covers it.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                Ok(self.io().device().sync_all(&self.archive.store().tree(), at)?)
+            }
+            synced => Ok(synced?),
+        }
+    }
+
     pub(super) fn lookup(&self, parent: u64, name: &OsStr) -> Result<Attributes> {
         let mut table = self.table();
         let path = table.child(parent, name)?;
@@ -82,10 +224,10 @@ impl Core {
     fn hand_over(&self, path: &Path, parent: &Metadata, creator: Creator, mode: Option<u32>) -> io::Result<Metadata> {
         let made = path.symlink_metadata()?;
         // In a setgid directory the group is the directory's.
-        let gid = if parent.mode() & libc::S_ISGID != 0 { made.gid() } else { creator.gid };
-        let gives = self.user == 0 && (made.uid(), made.gid()) != (creator.uid, gid);
+        let gid = if parent.mode() & libc::S_ISGID != 0 { made.gid() } else { creator.caller.gid };
+        let gives = self.user == 0 && (made.uid(), made.gid()) != (creator.caller.uid, gid);
         if gives {
-            std::os::unix::fs::lchown(path, Some(creator.uid), Some(gid))?;
+            std::os::unix::fs::lchown(path, Some(creator.caller.uid), Some(gid))?;
         }
         // After the change of owner, which takes bits away; and whatever our own umask is.
         let mode = mode.filter(|mode| gives || made.mode() & 0o7777 != *mode);
@@ -97,7 +239,7 @@ impl Core {
 
     /// Makes something with `make`, which gets the path and the permission bits, hands it over and enters it; what cannot be
     /// handed over is removed again.
-    fn make_entry(
+    pub(super) fn make_entry(
         &self,
         table: &mut Table,
         parent: u64,
@@ -125,51 +267,6 @@ impl Core {
         }
     }
 
-    /// Creates and opens a file. ESTALE when it exists after all: the kernel then looks it up and opens it.
-    pub(super) fn create(
-        &self,
-        parent: u64,
-        name: &OsStr,
-        creator: Creator,
-        flags: i32,
-        register: Register<'_>,
-    ) -> Result<(Attributes, Answer)> {
-        let access =
-            Access { truncate: false, by: self.archive.restores().who_read(creator.thread), ..Access::of(flags) };
-        let mut table = self.table();
-        let mut made = None;
-        let permissions = match access.write {
-            true => unprivileged(creator.permissions(), creator.uid),
-            false => creator.permissions(),
-        };
-        let creator = Creator { mode: permissions | libc::S_IFREG, ..creator };
-        let entry = self.make_entry(&mut table, parent, name, creator, &mut |path, mode| {
-            made = Some(File::options().read(true).write(true).create_new(true).mode(mode).open(path)?);
-            Ok(())
-        });
-        let entry = match entry {
-            Err(Fault::Os(error)) if error.kind() == io::ErrorKind::AlreadyExists && flags & libc::O_EXCL == 0 => {
-                return Err(libc::ESTALE.into());
-            }
-            other => other?,
-        };
-        let ino = entry.1.ino.0;
-        let file = made.ok_or(Fault::Code(libc::EIO))?;
-        table.node_mut(ino)?.name_not_durable = true;
-        let source = Some((Source::File(Arc::new(file)), true, true));
-        match self.install(&mut table, ino, access, source, register) {
-            Ok((answer, _)) => {
-                // Through a mapping it is changed unseen, and it was not open when its attributes were taken.
-                let ttl = if table.node(ino)?.may_be_mapped() { Duration::ZERO } else { entry.0 };
-                Ok(((ttl, entry.1, entry.2), answer))
-            }
-            Err(fault) => {
-                table.forget(ino, 1);
-                Err(fault)
-            }
-        }
-    }
-
     pub(super) fn mknod(&self, parent: u64, name: &OsStr, creator: Creator, rdev: u32) -> Result<Attributes> {
         let mut table = self.table();
         let kind = match creator.mode & libc::S_IFMT {
@@ -178,7 +275,7 @@ impl Core {
             _ => return Err(libc::EINVAL.into()),
         };
         self.make_entry(&mut table, parent, name, creator, &mut |path, mode| {
-            let (kind, mode) = (FileType::from_raw_mode(kind), Mode::from_raw_mode(mode));
+            let (kind, mode) = (rustix::fs::FileType::from_raw_mode(kind), Mode::from_raw_mode(mode));
             Ok(rustix::fs::mknodat(CWD, path, kind, mode, device_number(rdev))?)
         })
     }
@@ -323,7 +420,7 @@ impl Core {
     /// crash in between leaves one of the two under a name of its own beside the other. It is not in `tmp/`, since a
     /// mount empties that.
     fn exchange_by_hand(&self, old: &Path, new: &Path) -> io::Result<()> {
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let number = self.number();
         let aside = new.with_file_name(format!(".stepfs-exchange-{}-{number}", std::process::id()));
         std::fs::rename(new, &aside)?;
         let back = |error| match std::fs::rename(&aside, new) {
@@ -344,7 +441,8 @@ mod tests {
 
     #[test]
     fn nobody_makes_programs_that_run_as_the_daemons_user() {
-        let granted = |uid, daemon| Creator { uid, gid: 7, thread: 1, mode: libc::S_IFREG | 0o6755 }.granted(daemon);
+        let caller = |uid| Caller { uid, gid: 7, thread: 1 };
+        let granted = |uid, daemon| Creator { caller: caller(uid), mode: libc::S_IFREG | 0o6755 }.granted(daemon);
         assert_eq!(granted(1001, 1000), 0o755);
         assert_eq!(granted(0, 1000), 0o755);
         assert_eq!(granted(1000, 1000), 0o6755);
