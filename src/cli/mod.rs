@@ -14,6 +14,7 @@ mod manual;
 mod mount;
 mod mount_helper;
 mod mount_options;
+mod passthrough;
 mod pin;
 mod profile;
 mod pull;

@@ -2,6 +2,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Read};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
@@ -19,7 +20,7 @@ use crate::store::{DAEMON_LOG, Error, Profile, Store};
 
 use super::format::parse_size;
 use super::mount_options::Options;
-use super::remote;
+use super::{passthrough, remote};
 
 /// A daemon's log above this size is truncated at the next mount.
 const LOG_BYTES: u64 = 16 << 20;
@@ -66,12 +67,16 @@ pub(super) struct Args {
     /// Log file of the daemon [default: STORE/daemon.log].
     #[arg(long)]
     log: Option<PathBuf>,
-    /// Options as in /etc/fstab, between commas: ro, noexec, noatime, allow_other, profile=NAME and others.
+    /// Options as in /etc/fstab, between commas: ro, noexec, noatime, allow_other, profile=NAME and others. As root,
+    /// user=NAME serves as that user, at the speed of the disk.
     #[arg(short, value_name = "OPTIONS", value_parser = Options::strict)]
     options: Vec<Options>,
     /// Started by `stepfs mount`.
     #[arg(long, hide = true)]
     child: bool,
+    /// Standard input is the socket of a passthrough helper.
+    #[arg(long, hide = true)]
+    helper: bool,
 }
 
 /// A store, its mount point and the options.
@@ -79,6 +84,8 @@ pub(super) struct Mounting {
     pub(super) store: PathBuf,
     pub(super) dir: PathBuf,
     pub(super) options: Options,
+    /// The socket of a helper for passthrough.
+    pub(super) helper: Option<OwnedFd>,
 }
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
@@ -91,13 +98,17 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         log: args.log,
         ..Options::default()
     });
-    let mounting = Mounting { store: args.store, dir: args.dir, options };
+    let mut helper = args.helper.then(|| io::stdin().as_fd().try_clone_to_owned()).transpose()?;
+    if let Some(user) = &options.user {
+        helper = passthrough::serve_as(user, !options.no_passthrough)?;
+    }
+    let mounting = Mounting { store: args.store, dir: args.dir, options, helper };
     clear_dead_mount(&mounting.dir).with_context(|| format!("{}", mounting.dir.display()))?;
     let created = Created::before(&mounting.store, &mounting.dir);
     let made = fs::create_dir_all(&mounting.dir).with_context(|| format!("{}", mounting.dir.display()));
     let done = made.and_then(|()| match (args.foreground, args.child) {
-        (false, false) => start(&mounting).map(|()| ExitCode::SUCCESS),
-        (_, child) => daemon(&mounting, child),
+        (false, false) => start(mounting).map(|()| ExitCode::SUCCESS),
+        (_, child) => daemon(mounting, child),
     });
     done.inspect_err(|_| created.remove())
 }
@@ -106,10 +117,10 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
 ///
 /// # Errors
 /// The daemon does not serve; the message gives the reason.
-pub(super) fn start(mounting: &Mounting) -> Result<()> {
-    let Mounting { store, dir, options } = mounting;
+pub(super) fn start(mounting: Mounting) -> Result<()> {
     // Open and close the store and its remote first: their errors appear here, and the log gets a directory.
-    remote::connect(&open(mounting)?, dir)?;
+    remote::connect(&open(&mounting)?, &mounting.dir)?;
+    let Mounting { store, dir, options, helper } = mounting;
     let log = options.log.clone().unwrap_or_else(|| store.join(DAEMON_LOG));
     // In a store that another user made, the default log may be a link to any file. A log that the user names may be a
     // link.
@@ -125,7 +136,7 @@ pub(super) fn start(mounting: &Mounting) -> Result<()> {
         .open(&log)
         .with_context(|| format!("{}", log.display()))?;
     let mut command = Command::new(std::env::current_exe()?);
-    command.arg("mount").arg(fs::canonicalize(store)?).arg(fs::canonicalize(dir)?).arg("--child");
+    command.arg("mount").arg(fs::canonicalize(&store)?).arg(fs::canonicalize(&dir)?).arg("--child");
     if options.allow_other {
         command.arg("--allow-other");
     }
@@ -138,7 +149,14 @@ pub(super) fn start(mounting: &Mounting) -> Result<()> {
     if !options.kernel.is_empty() {
         command.arg("-o").arg(options.kernel_list());
     }
-    let mut child = command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log_file).spawn()?;
+    let stdin = match helper {
+        Some(socket) => {
+            command.arg("--helper");
+            Stdio::from(socket)
+        }
+        None => Stdio::null(),
+    };
+    let mut child = command.current_dir("/").stdin(stdin).stdout(Stdio::piped()).stderr(log_file).spawn()?;
     let mut said = String::new();
     if let Some(mut pipe) = child.stdout.take() {
         let mut buf = [0; 512];
@@ -167,7 +185,7 @@ fn end_of(log: &Path) -> String {
 }
 
 /// Serves the mount until it is unmounted.
-fn daemon(mounting: &Mounting, child: bool) -> Result<ExitCode> {
+fn daemon(mounting: Mounting, child: bool) -> Result<ExitCode> {
     super::log_to_stderr("info");
     keep_few_buffers();
     if child {
@@ -234,15 +252,15 @@ fn open_after_the_last(path: &Path) -> Result<Store> {
     }
 }
 
-fn serve_store(mounting: &Mounting, ready: impl FnOnce(Option<String>) + Send + 'static) -> Result<()> {
-    let Mounting { dir, options, .. } = mounting;
-    let store = open(mounting)?;
+fn serve_store(mounting: Mounting, ready: impl FnOnce(Option<String>) + Send + 'static) -> Result<()> {
+    let store = open(&mounting)?;
+    let Mounting { dir, options, helper, .. } = mounting;
     let inside = |path: &Path| fs::canonicalize(path).is_ok_and(|path| path.starts_with(store.root()));
-    if inside(dir) {
+    if inside(&dir) {
         bail!("{} is inside the store; name a directory outside it", dir.display());
     }
     log::info!("store {} ({})", store.root().display(), store.id());
-    let remote = remote::connect(&store, dir)?;
+    let remote = remote::connect(&store, &dir)?;
     let archive = match options.memory {
         Some(memory) => Archive::open_with(store, memory)?,
         None => Archive::open(store)?,
@@ -250,7 +268,8 @@ fn serve_store(mounting: &Mounting, ready: impl FnOnce(Option<String>) + Send + 
     let options = MountOptions {
         allow_other: options.allow_other,
         no_passthrough: options.no_passthrough,
-        kernel: options.kernel.clone(),
+        helper: if options.no_passthrough { None } else { passthrough::client(helper) },
+        kernel: options.kernel,
         ..MountOptions::default()
     };
     let (connected, served) = (Arc::clone(&archive), Arc::clone(&archive));
@@ -259,7 +278,7 @@ fn serve_store(mounting: &Mounting, ready: impl FnOnce(Option<String>) + Send + 
         log::info!("remote {}, as node {}", settings.url, settings.node);
         connected.connect(place, settings)
     };
-    serve_with(archive, dir, &options, connect, || {
+    serve_with(archive, &dir, &options, connect, || {
         log::info!("mounted on {}", dir.display());
         // An unmount does not wait for the remote's names.
         std::thread::spawn(move || ready(served.wait_for_remote().map(|why| format!("the remote: {why}"))));

@@ -3,7 +3,6 @@
 use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::SystemTime;
 
 use fuser::{
@@ -42,11 +41,10 @@ impl Filesystem for FuseAdapter {
             // stepfs works without a capability that the kernel lacks.
             let _ = config.add_capabilities(flag);
         }
-        if self.core.passthrough.load(Ordering::Relaxed) {
+        if self.core.passthrough.is_on() {
             let offered = config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok();
             if !offered || config.set_max_stack_depth(self.stack_depth).is_err() {
-                log::warn!("this kernel has no FUSE passthrough (Linux 6.9): files are served by the daemon");
-                self.core.passthrough.store(false, Ordering::Relaxed);
+                self.core.passthrough.give_up("this kernel has none (Linux 6.9)");
             }
         }
         Ok(())
@@ -140,10 +138,9 @@ impl Filesystem for FuseAdapter {
     }
 
     fn create(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, flags: i32, reply: ReplyCreate) {
-        let register = |fd: std::os::fd::BorrowedFd<'_>| reply.open_backing(fd);
-        match self.core.create(parent.0, name, Creator::new(req, mode), flags, &register) {
-            Ok(((ttl, shown, generation), super::open::Answer { fh, flags, backing: Some(id) })) => {
-                reply.created_passthrough(&ttl, &shown, generation, fh, flags, &id);
+        match self.core.create(parent.0, name, Creator::new(req, mode), flags, &reply) {
+            Ok(((ttl, shown, generation), super::open::Answer { fh, flags, backing: Some(backing) })) => {
+                reply.created_passthrough(&ttl, &shown, generation, fh, flags, backing.id());
             }
             Ok(((ttl, shown, generation), super::open::Answer { fh, flags, backing: None })) => {
                 reply.created(&ttl, &shown, generation, fh, flags);

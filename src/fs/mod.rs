@@ -37,6 +37,7 @@ mod node;
 mod notify;
 mod numbers;
 mod open;
+mod passthrough;
 mod place;
 mod privileges;
 mod remote;
@@ -51,7 +52,8 @@ use std::sync::{Arc, PoisonError};
 
 use crate::archive::Archive;
 use crate::store::durable::Io;
-use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard};
+use crate::sync::{AtomicU64, Mutex, MutexGuard};
+use ::passthrough::Client;
 pub use error::MountError;
 use inodes::Table;
 pub use mapped::has_leases;
@@ -79,8 +81,7 @@ struct Core {
     leases: bool,
     /// The kernel has to send FLUSH at each close, since the store's file system may have an error to report.
     reports_at_close: bool,
-    /// The kernel still takes backing files; once it refused, it is not asked again.
-    passthrough: AtomicBool,
+    passthrough: Arc<passthrough::Passthrough>,
     /// The next handle number, also for other unique numbers.
     next: AtomicU64,
     /// The daemon's user. As root the daemon gives new files to their creator.
@@ -93,7 +94,7 @@ impl Core {
         self.archive.store().io()
     }
 
-    fn new(archive: Arc<Archive>, passthrough: bool) -> std::io::Result<Self> {
+    fn new(archive: Arc<Archive>, passthrough: bool, helper: Option<Arc<Client>>) -> std::io::Result<Self> {
         let table = Table::new(&archive.store().tree())?;
         let leases = mapped::has_leases(&archive.store().tmp()).unwrap_or(false);
         let reports_at_close = sys::reports_at_close(&archive.store().tree());
@@ -112,7 +113,7 @@ impl Core {
             early: early::Early::default(),
             leases,
             reports_at_close,
-            passthrough: AtomicBool::new(passthrough && leases),
+            passthrough: passthrough::Passthrough::new(passthrough && leases, helper),
             next: AtomicU64::new(1),
             user: rustix::process::geteuid().as_raw(),
         })

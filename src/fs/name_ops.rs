@@ -8,7 +8,6 @@ use std::fs::{File, Metadata, Permissions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -19,8 +18,7 @@ use super::Core;
 use super::attr::{Attributes, device_number};
 use super::errno::{Fault, Result};
 use super::inodes::Table;
-use super::node::Source;
-use super::open::{Access, Answer, Register};
+use super::open::{Access, Answer, Opening};
 use super::privileges::unprivileged;
 use crate::store::durable::CrashPoint;
 
@@ -132,7 +130,7 @@ impl Core {
         name: &OsStr,
         creator: Creator,
         flags: i32,
-        register: Register<'_>,
+        reply: &dyn super::passthrough::Reply,
     ) -> Result<(Attributes, Answer)> {
         let access = Access { truncate: false, by: self.archive.who_read(creator.thread), ..Access::of(flags) };
         let mut table = self.table();
@@ -155,8 +153,16 @@ impl Core {
         let ino = entry.1.ino.0;
         let file = made.ok_or(Fault::Code(libc::EIO))?;
         table.node_mut(ino)?.name_not_durable = true;
-        let source = Some((Source::File(Arc::new(file)), true, true));
-        match self.install(&mut table, ino, access, source, register) {
+        let mut opening = Opening::file(file, true, true);
+        drop(table);
+        opening.register(&self.passthrough, reply);
+        let mut table = self.table();
+        // In between it may have been released, at least in theory. The kernel then asks again.
+        let entered = match opening.is_of(table.node(ino)?) {
+            true => self.install(&mut table, ino, access, Some(opening)),
+            false => Err(libc::ESTALE.into()),
+        };
+        match entered {
             Ok((answer, _)) => {
                 // Through a mapping it is changed unseen, and it was not open when its attributes were taken.
                 let ttl = if table.node(ino)?.may_be_mapped() { Duration::ZERO } else { entry.0 };

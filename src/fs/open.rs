@@ -12,18 +12,21 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use fuser::{BackingId, FileHandle, FileType, FopenFlags, ReplyOpen};
+use fuser::{FileHandle, FileType, FopenFlags, ReplyOpen};
 
 use super::Core;
 use super::errno::{Fault, Result};
 use super::inodes::Table;
-use super::node::{Handle, Mode, Opened, Reading, Source};
+use super::node::{Handle, Mode, Node, Opened, Reading, Source};
+use super::passthrough::{self, Backing};
 use super::privileges::drop_privileges;
-use super::transition::{Prepared, RecallGoal, Step};
+use super::transition::{Prepared, RecallGoal};
+use crate::archive::FileId;
+use crate::recall::Reader;
+use crate::store::Stub;
 
 /// The access that an open asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,11 +64,60 @@ impl Access {
 pub(super) struct Answer {
     pub(super) fh: FileHandle,
     pub(super) flags: FopenFlags,
-    pub(super) backing: Option<Arc<BackingId>>,
+    pub(super) backing: Option<Arc<Backing>>,
 }
 
-/// Registers a file for passthrough.
-pub(super) type Register<'a> = &'a dyn Fn(BorrowedFd<'_>) -> io::Result<BackingId>;
+/// The file that a handle reads and writes.
+#[derive(Clone)]
+pub(super) struct Opening {
+    source: Source,
+    /// The stub whose object it reads.
+    stub: Option<Stub>,
+    readable: bool,
+    writable: bool,
+    /// Who serves it, if it becomes the node's first open. `None`: the kernel has not been asked.
+    mode: Option<Mode>,
+}
+
+impl Opening {
+    /// A plain file, and what it was opened for.
+    pub(super) fn file(file: File, readable: bool, writable: bool) -> Self {
+        Self { source: Source::File(Arc::new(file)), stub: None, readable, writable, mode: None }
+    }
+
+    fn reader(reader: Arc<Reader>, stub: Stub) -> Self {
+        Self { source: Source::Reader(reader), stub: Some(stub), readable: true, writable: false, mode: None }
+    }
+
+    /// Asks the kernel to serve the file by itself. Call it without the table's lock.
+    pub(super) fn register(&mut self, by: &Arc<passthrough::Passthrough>, reply: &dyn passthrough::Reply) {
+        let file = match &self.source {
+            Source::File(file) => Some(Arc::clone(file)),
+            Source::Reader(reader) => reader.cached_file(),
+        };
+        let backing = file.and_then(|file| by.register(&file, reply));
+        self.mode = Some(backing.map_or(Mode::Daemon, |backing| Mode::Passthrough(Arc::new(backing))));
+    }
+
+    /// It is what the node shows now.
+    pub(super) fn is_of(&self, node: &Node) -> bool {
+        let is_file = |file: &File| file.metadata().is_ok_and(|metadata| FileId::of(&metadata) == node.file);
+        self.stub == node.stub
+            && match &self.source {
+                Source::File(file) => is_file(file),
+                Source::Reader(_) => true,
+            }
+    }
+}
+
+/// What an open that is not done needs next.
+pub(super) enum Tried {
+    Done(Answer),
+    /// A released file: this step first.
+    Recall(RecallGoal),
+    /// The kernel is asked whether it serves this file.
+    Register(Opening),
+}
 
 /// Opens a node's file, read-write if that may be, so that later opens can share it.
 fn open_file(place: &super::place::Place, access: Access) -> io::Result<(File, bool, bool)> {
@@ -84,28 +136,37 @@ fn open_file(place: &super::place::Place, access: Access) -> io::Result<(File, b
 impl Core {
     /// Answers an OPEN, at once or from a worker.
     pub(super) fn open(self: &Arc<Self>, ino: u64, uid: u32, access: Access, reader: Prepared, reply: ReplyOpen) {
-        let register = |fd: BorrowedFd<'_>| reply.open_backing(fd);
-        match self.try_open(ino, uid, access, reader, &register) {
-            Ok(Step::Done(answer)) => match &answer.backing {
+        self.go_on(ino, uid, access, self.try_open(ino, uid, access, reader, None), reply);
+    }
+
+    fn go_on(self: &Arc<Self>, ino: u64, uid: u32, access: Access, tried: Result<Tried>, reply: ReplyOpen) {
+        match tried {
+            Ok(Tried::Done(answer)) => match &answer.backing {
                 Some(backing) => {
                     if access.read && access.write {
                         // Through a mapping it is changed unseen: what a look-up gave for a second holds no longer.
                         self.invalidations.attributes(ino);
                     }
-                    reply.opened_passthrough(answer.fh, answer.flags, backing);
+                    reply.opened_passthrough(answer.fh, answer.flags, backing.id());
                 }
                 None => reply.opened(answer.fh, answer.flags),
             },
-            Ok(Step::First(wanted)) => {
+            Ok(Tried::Recall(wanted)) => {
                 let core = Arc::clone(self);
                 self.make(ino, wanted, move |made| match made {
                     Ok(made) => core.open(ino, uid, access, made, reply),
                     Err(fault) => reply.error(fault.into()),
                 });
             }
+            Ok(Tried::Register(mut opening)) => {
+                opening.register(&self.passthrough, &reply);
+                self.go_on(ino, uid, access, self.try_open(ino, uid, access, None, Some(opening)), reply);
+            }
             Err(fault) => reply.error(fault.into()),
         }
     }
+
+    /// One attempt of an open. `opening` is what the last one asked to register.
 
     pub(super) fn try_open(
         &self,
@@ -113,8 +174,8 @@ impl Core {
         uid: u32,
         access: Access,
         reader: Prepared,
-        register: Register<'_>,
-    ) -> Result<Step<Answer>> {
+        opening: Option<Opening>,
+    ) -> Result<Tried> {
         let mut table = self.table();
         let node = table.node(ino)?;
         if node.kind != FileType::RegularFile {
@@ -126,17 +187,19 @@ impl Core {
             (false, false) => RecallGoal::Reader,
         };
         if node.waiting.is_some() {
-            return Ok(Step::First(wanted));
+            return Ok(Tried::Recall(wanted));
         }
         if node.superseded {
             return Err(libc::ESTALE.into());
         }
-        let source = match (&node.stub, &node.opened) {
-            (Some(_), _) if wanted != RecallGoal::Reader => return Ok(Step::First(wanted)),
+        let is_first = node.opened.is_none();
+        let opening = match (&node.stub, &node.opened) {
+            (Some(_), _) if wanted != RecallGoal::Reader => return Ok(Tried::Recall(wanted)),
             (Some(_), Some(_)) => None,
+            (_, None) if opening.as_ref().is_some_and(|opening| opening.is_of(node)) => opening,
             (Some(stub), None) => match reader {
-                Some((read, reader)) if read == *stub => Some((Source::Reader(reader), true, false)),
-                _ => return Ok(Step::First(RecallGoal::Reader)),
+                Some((read, reader)) if read == *stub => Some(Opening::reader(reader, read)),
+                _ => return Ok(Tried::Recall(RecallGoal::Reader)),
             },
             (None, Some(opened))
                 if (opened.readable || !access.read)
@@ -148,15 +211,20 @@ impl Core {
             (None, _) => {
                 let (file, readable, writable) = open_file(&table.place(ino)?, access)?;
                 if self.find_out(&mut table, ino, &file)? {
-                    return Ok(Step::First(wanted));
+                    return Ok(Tried::Recall(wanted));
                 }
-                Some((Source::File(Arc::new(file)), readable, writable))
+                Some(Opening::file(file, readable, writable))
             }
         };
+        if let Some(opening) = opening.as_ref().filter(|opening| is_first && opening.mode.is_none())
+            && self.passthrough.is_on()
+        {
+            return Ok(Tried::Register(opening.clone()));
+        }
         if access.changes() && drop_privileges(&table.place(ino)?, uid)? {
             self.invalidations.inode(ino);
         }
-        let (answer, handle) = self.install(&mut table, ino, access, source, register)?;
+        let (answer, handle) = self.install(&mut table, ino, access, opening)?;
         if access.truncate {
             table.node_mut(ino)?.version += 1;
             drop(table);
@@ -167,7 +235,7 @@ impl Core {
                 return Err(error.into());
             }
         }
-        Ok(Step::Done(answer))
+        Ok(Tried::Done(answer))
     }
 
     /// Finds out whether a file is released that could not be read when it was looked up. `file`: it, open for reading.
@@ -182,23 +250,22 @@ impl Core {
         Ok(false)
     }
 
-    /// Enters a handle. `source` is what was opened for it, if the node's own does not do.
+    /// Enters a handle. `opening` is what was opened for it, if the node's own does not do.
     pub(super) fn install(
         &self,
         table: &mut Table,
         ino: u64,
         access: Access,
-        source: Option<(Source, bool, bool)>,
-        register: Register<'_>,
+        opening: Option<Opening>,
     ) -> Result<(Answer, Arc<Handle>)> {
         let changes = access.changes();
         let paths = if changes { table.paths(ino) } else { Vec::new() };
         let node = table.node_mut(ino)?;
         let file_id = node.file;
-        let own = source.as_ref().map(|(source, ..)| source.clone());
+        let own = opening.as_ref().map(|opening| opening.source.clone());
         if node.opened.is_none() {
-            let (source, readable, writable) = source.ok_or(Fault::Code(libc::EIO))?;
-            let mode = self.first_mode(&source, register);
+            let Opening { source, readable, writable, mode, .. } = opening.ok_or(Fault::Code(libc::EIO))?;
+            let mode = mode.unwrap_or(Mode::Daemon);
             // A mapping that is left may still write to it.
             let left = std::mem::take(&mut node.mapped);
             let handles = Default::default();
@@ -260,33 +327,6 @@ impl Core {
         Ok((Answer { fh: FileHandle(fh), flags, backing }, handle))
     }
 
-    /// Passthrough if there is a whole file to pass through to and the kernel takes it.
-    fn first_mode(&self, source: &Source, register: Register<'_>) -> Mode {
-        if !self.passthrough.load(Ordering::Relaxed) {
-            return Mode::Daemon;
-        }
-        let file = match source {
-            Source::File(file) => Some(Arc::clone(file)),
-            Source::Reader(reader) => reader.cached_file(),
-        };
-        let Some(file) = file else {
-            return Mode::Daemon;
-        };
-        match register(std::os::fd::AsFd::as_fd(&*file)) {
-            Ok(id) => Mode::Passthrough(Arc::new(id)),
-            Err(error) => {
-                let code = error.raw_os_error().unwrap_or(0);
-                // Out of something for the moment; all other refusals are for ever.
-                if !matches!(code, libc::ENOMEM | libc::EMFILE | libc::ENFILE | libc::EAGAIN | libc::EINTR)
-                    && self.passthrough.swap(false, Ordering::Relaxed)
-                {
-                    log::warn!("{}", refusal(code, &error));
-                }
-                Mode::Daemon
-            }
-        }
-    }
-
     /// A handle and all mappings made through it are gone.
     pub(super) fn release(&self, ino: u64, fh: FileHandle) {
         let handle = self.handles().remove(&fh.0);
@@ -325,15 +365,4 @@ impl Core {
             self.rest_when_unmapped(ino);
         }
     }
-}
-
-/// Why reads and writes go through the daemon from now on, for the log.
-fn refusal(code: i32, error: &io::Error) -> String {
-    let why = match code {
-        libc::EPERM => "it needs CAP_SYS_ADMIN".to_string(),
-        libc::ELOOP => "the store lies on a stacked file system (such as overlayfs)".to_string(),
-        libc::ENOTTY | libc::ENOSYS | libc::EOPNOTSUPP => "the kernel or the store's file system has none".to_string(),
-        _ => error.to_string(),
-    };
-    format!("files are served without kernel passthrough, which is slower but just as safe: {why}")
 }
