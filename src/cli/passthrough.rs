@@ -83,21 +83,23 @@ fn fork_helper(caller: Caller) -> Result<OwnedFd> {
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()).context("cannot fork the passthrough helper"),
         0 => {
-            let code = match rustix::stdio::dup2_stdin(&theirs)
-                .map_err(io::Error::from)
-                .and_then(|()| helper::run(Some(caller)))
-            {
-                Ok(()) => 0,
-                Err(error) => {
-                    say_error!("stepfs: the passthrough helper: {error}");
-                    1
-                }
-            };
+            let code = i32::from(serve(&theirs, caller).is_err());
             // SAFETY: ends the process without the parent's clean-up.
             unsafe { libc::_exit(code) }
         }
         _ => Ok(ours),
     }
+}
+
+/// The forked helper. An error ends it, and the daemon finds its socket closed.
+fn serve(socket: &OwnedFd, caller: Caller) -> io::Result<()> {
+    rustix::process::setsid()?;
+    // Not those of the command, which ends: whoever reads its output waits for all that have them.
+    let null = std::fs::File::options().write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdout(&null)?;
+    rustix::stdio::dup2_stderr(&null)?;
+    rustix::stdio::dup2_stdin(socket)?;
+    helper::run(Some(caller))
 }
 
 /// The helper of a daemon: at the other end of `socket`, or the installed program. `None`: there is none, or none is
