@@ -20,7 +20,7 @@ run lints cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
 run build cargo test --workspace --locked --quiet --lib --no-run
 # An eighth of the random cases; scripts/test.sh tries all.
 run "the library's tests" env PROPTEST_CASES=32 cargo test --workspace --locked --quiet --lib
-run "the program" cargo build --locked --quiet
+run "the program" cargo build --workspace --locked --quiet --bins
 run "Python packages" python_is_there
 run "quick tests of real programs" real -m "not slow and not nightly and not alone" "${rooms[@]/#/tests/real/}"
 end_steps "checked in $((SECONDS - began)) s; scripts/test.sh runs everything"

@@ -82,5 +82,37 @@ else
     note "no dpkg-deb here, so there is no Debian package"
 fi
 
+section "package of the passthrough helper"
+if command -v dpkg-deb >/dev/null; then
+    cargo build --profile dist --locked --package stepfs-passthrough --bin stepfs-passthrough
+    root=$work/helper
+    install -D -m 750 target/dist/stepfs-passthrough "$root/usr/libexec/stepfs-passthrough"
+    mkdir -p "$root/DEBIAN"
+    cat >"$root/DEBIAN/control" <<END
+Package: stepfs-passthrough
+Version: $version
+Architecture: $(dpkg --print-architecture)
+Maintainer: The stepfs authors <https://github.com/stepfs/stepfs>
+Depends: stepfs (= $version), libc6 (>= $libc), libcap2-bin, adduser
+Section: utils
+Priority: optional
+Homepage: https://github.com/stepfs/stepfs
+Description: passthrough for stepfs mounts of ordinary users
+ A helper with CAP_SYS_ADMIN for the members of the group stepfs. The kernel
+ then reads and writes their checkpoints at the speed of the disk.
+END
+    cat >"$root/DEBIAN/postinst" <<'END'
+#!/bin/sh
+set -e
+getent group stepfs >/dev/null || addgroup --system stepfs
+chgrp stepfs /usr/libexec/stepfs-passthrough
+chmod 0750 /usr/libexec/stepfs-passthrough
+# A change of the owner takes capabilities away, so this comes last.
+setcap cap_sys_admin=ep /usr/libexec/stepfs-passthrough
+END
+    chmod 755 "$root/DEBIAN/postinst"
+    dpkg-deb --build --root-owner-group "$root" "$OUT/stepfs-passthrough_${version}_$(dpkg --print-architecture).deb" >/dev/null
+fi
+
 section "packages"
 (cd "$OUT" && ls -l)

@@ -28,6 +28,8 @@ need unzip unzip
 need rsync rsync
 need cc gcc libc6-dev
 need make make
+# tests/attacks of crates/passthrough give the helper its capability.
+need setcap libcap2-bin
 
 python=''
 for name in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do

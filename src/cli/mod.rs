@@ -15,6 +15,7 @@ mod manual;
 mod mount;
 mod mount_helper;
 mod mount_options;
+mod passthrough;
 mod pin;
 mod profile;
 mod pull;

@@ -2,6 +2,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Read};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
@@ -19,6 +20,7 @@ use crate::store::{DAEMON_LOG, Error, Profile, Store};
 
 use super::format::parse_size;
 use super::mount_options::Options;
+use super::passthrough;
 use super::remote;
 use super::umount::HELD;
 
@@ -67,12 +69,16 @@ pub(super) struct Args {
     /// Log file of the daemon [default: STORE/daemon.log].
     #[arg(long)]
     log: Option<PathBuf>,
-    /// Options as in /etc/fstab, between commas: ro, noexec, noatime, allow_other, profile=NAME and others.
+    /// Options as in /etc/fstab, between commas: ro, noexec, noatime, allow_other, profile=NAME and others. As root,
+    /// user=NAME serves as that user, at the speed of the disk.
     #[arg(short, value_name = "OPTIONS", value_parser = Options::strict)]
     options: Vec<Options>,
     /// Started by `stepfs mount`.
     #[arg(long, hide = true)]
     child: bool,
+    /// Standard input is the socket of a passthrough helper.
+    #[arg(long, hide = true)]
+    helper: bool,
 }
 
 /// A store, its mount point and the options.
@@ -80,6 +86,8 @@ pub(super) struct Mounting {
     pub(super) store: PathBuf,
     pub(super) dir: PathBuf,
     pub(super) options: Options,
+    /// The socket of a helper for passthrough.
+    pub(super) helper: Option<OwnedFd>,
 }
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
@@ -92,12 +100,17 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         log: args.log,
         ..Options::default()
     });
+    let mut helper = args.helper.then(|| io::stdin().as_fd().try_clone_to_owned()).transpose()?;
+    if let Some(user) = &options.user {
+        helper = passthrough::serve_as(user, !options.no_passthrough)?;
+    }
     // Absolute: a shell may stand in the dead mount that goes now.
     let dir = crate::fs::absolute(&args.dir).or_else(|_| std::path::absolute(&args.dir));
     let mounting = Mounting {
         dir: dir.with_context(|| format!("{}", args.dir.display()))?,
         store: std::path::absolute(args.store)?,
         options,
+        helper,
     };
     let is_inside = std::env::current_dir().is_ok_and(|at| at.starts_with(&mounting.dir));
     if clear_dead_mount(&mounting.dir)? && is_inside {
@@ -164,7 +177,7 @@ pub(super) fn tell_hidden(dir: &Path) {
 /// # Errors
 /// The daemon does not serve; the message gives the reason.
 pub(super) fn start(mounting: &Mounting) -> Result<()> {
-    let Mounting { store, dir, options } = mounting;
+    let Mounting { store, dir, options, helper } = mounting;
     // Open and close the store and its remote first: their errors appear here, and the log gets a directory.
     remote::connect(&open(mounting)?, dir)?;
     let log = options.log.clone().unwrap_or_else(|| store.join(DAEMON_LOG));
@@ -195,7 +208,14 @@ pub(super) fn start(mounting: &Mounting) -> Result<()> {
     if !options.kernel.is_empty() {
         command.arg("-o").arg(options.kernel_list());
     }
-    let mut child = command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log_file).spawn()?;
+    let stdin = match helper {
+        Some(socket) => {
+            command.arg("--helper");
+            Stdio::from(socket.try_clone()?)
+        }
+        None => Stdio::null(),
+    };
+    let mut child = command.current_dir("/").stdin(stdin).stdout(Stdio::piped()).stderr(log_file).spawn()?;
     let mut said = String::new();
     if let Some(mut pipe) = child.stdout.take() {
         let mut buf = [0; 512];
@@ -309,7 +329,7 @@ fn open_after_the_last(path: &Path) -> Result<Store> {
 }
 
 fn serve_store(mounting: &Mounting, ready: impl FnOnce(Option<String>) + Send + 'static) -> Result<()> {
-    let Mounting { dir, options, .. } = mounting;
+    let Mounting { dir, options, helper, .. } = mounting;
     let store = open(mounting)?;
     let inside = |path: &Path| fs::canonicalize(path).is_ok_and(|path| path.starts_with(store.root()));
     if inside(dir) {
@@ -324,6 +344,7 @@ fn serve_store(mounting: &Mounting, ready: impl FnOnce(Option<String>) + Send + 
     let options = MountOptions {
         allow_other: options.allow_other,
         no_passthrough: options.no_passthrough,
+        helper: if options.no_passthrough { None } else { passthrough::client(helper.as_ref()) },
         kernel: options.kernel.clone(),
         ..MountOptions::default()
     };

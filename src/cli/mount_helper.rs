@@ -11,6 +11,7 @@ use crate::store::Store;
 use super::format;
 use super::mount::{self, Created, Mounting};
 use super::mount_options::Options;
+use super::passthrough;
 
 /// Name of the link in /sbin to the program. It is also a subcommand of `stepfs`.
 pub(super) const NAME: &str = "mount.stepfs";
@@ -24,7 +25,7 @@ const FAILED: u8 = 32;
 
 /// Mount a store as mount(8) and /etc/fstab do: `mount -t stepfs STORE DIR -o OPTIONS`.
 ///
-/// Returns when the mount serves. Options of stepfs: allow_other, no_passthrough, profile=NAME, memory=SIZE, log=FILE,
+/// Returns when the mount serves. Options of stepfs: allow_other, no_passthrough, user=NAME, profile=NAME, memory=SIZE, log=FILE,
 /// and create to create a missing store. Exit codes are those of mount(8): 0 done, 1 wrong usage, 32 failed.
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -99,6 +100,10 @@ fn options(args: &Args) -> Result<Options, String> {
 fn mount(args: &Args, options: Options) -> Result<()> {
     // `stepfs mount` creates a missing mount point, this command does not: at boot, a missing one more often means that
     // the disk below is not mounted.
+    let helper = match &options.user {
+        Some(user) if !args.fake => passthrough::serve_as(user, !options.no_passthrough)?,
+        _ => None,
+    };
     crate::fs::clear_dead_mount(&args.dir).with_context(|| format!("{}", args.dir.display()))?;
     if !args.dir.is_dir() {
         bail!("the mount point {} is not a directory; create it with: mkdir -p {0}", args.dir.display());
@@ -116,7 +121,7 @@ fn mount(args: &Args, options: Options) -> Result<()> {
     }
     mount::tell_hidden(&args.dir);
     let created = Created::before(&args.store, &args.dir);
-    let mounting = Mounting { store: args.store.clone(), dir: args.dir.clone(), options };
+    let mounting = Mounting { store: args.store.clone(), dir: args.dir.clone(), options, helper };
     mount::start(&mounting).inspect_err(|_| created.remove())
 }
 

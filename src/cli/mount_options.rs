@@ -11,7 +11,7 @@ use super::format::{self, parse_size};
 /// mount is always `nosuid` and `nodev`. The store's file system handles access times.
 const WITHOUT_EFFECT: &str = "defaults rw suid nosuid dev nodev exec async atime diratime nodiratime relatime \
      norelatime strictatime nostrictatime lazytime nolazytime iversion noiversion mand nomand silent loud auto noauto \
-     user nouser users nousers owner noowner group nogroup fail nofail _netdev comment uhelper helper \
+     nouser users nousers owner noowner group nogroup fail nofail _netdev comment uhelper helper \
      default_permissions";
 /// Options without effect that cancel an earlier option.
 const OPPOSITES: [(&str, KernelOption); 4] = [
@@ -26,6 +26,8 @@ const OPPOSITES: [(&str, KernelOption); 4] = [
 pub(super) struct Options {
     pub(super) allow_other: bool,
     pub(super) no_passthrough: bool,
+    /// Serve as this user, if root mounts.
+    pub(super) user: Option<String>,
     /// Create the store if missing.
     pub(super) create: bool,
     pub(super) profile: Option<Profile>,
@@ -66,6 +68,7 @@ impl Options {
     pub(super) fn and(mut self, later: Options) -> Options {
         self.allow_other |= later.allow_other;
         self.no_passthrough |= later.no_passthrough;
+        self.user = later.user.or(self.user);
         self.create |= later.create;
         self.profile = later.profile.or(self.profile);
         self.memory = later.memory.or(self.memory);
@@ -104,6 +107,8 @@ impl Options {
             "allow_other" => self.allow_other = flag()?,
             "no_passthrough" => self.no_passthrough = flag()?,
             "create" => self.create = flag()?,
+            // Without a name it is mount(8)'s: any user may mount.
+            "user" => self.user = value.map(String::from),
             "profile" => {
                 self.profile = Some(wants("compact")?.parse().map_err(|error| format!("option profile: {error}"))?)
             }
@@ -144,7 +149,7 @@ fn unknown(word: &str) -> String {
             "option remount: stepfs cannot change a mount; unmount it and mount it again with the new options".into()
         }
         _ => format!(
-            "unknown option {word}; stepfs has allow_other, no_passthrough, create, profile=NAME, memory=SIZE, \
+            "unknown option {word}; stepfs has allow_other, no_passthrough, user=NAME, create, profile=NAME, memory=SIZE, \
              remote=URL and log=FILE, and those that mount(8) describes for all file systems"
         ),
     }

@@ -44,11 +44,11 @@ impl Filesystem for FuseAdapter {
             // stepfs works without a capability that the kernel lacks.
             let _ = config.add_capabilities(flag);
         }
-        if self.core.files.has_passthrough() {
+        let passthrough = &self.core.files.passthrough;
+        if passthrough.is_on() {
             let offered = config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok();
             if !offered || config.set_max_stack_depth(self.stack_depth).is_err() {
-                log::warn!("this kernel has no FUSE passthrough (Linux 6.9): files are served by the daemon");
-                self.core.files.without_passthrough();
+                passthrough.give_up("this kernel has none (Linux 6.9)");
             }
         }
         Ok(())
@@ -142,10 +142,9 @@ impl Filesystem for FuseAdapter {
     }
 
     fn create(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, flags: i32, reply: ReplyCreate) {
-        let register = |fd: std::os::fd::BorrowedFd<'_>| reply.open_backing(fd);
-        match self.core.files.create(parent.0, name, Creator::new(req, mode), flags, &register) {
-            Ok(((ttl, shown, generation), super::open::Answer { fh, flags, backing: Some(id) })) => {
-                reply.created_passthrough(&ttl, &shown, generation, fh, flags, &id);
+        match self.core.files.create(parent.0, name, Creator::new(req, mode), flags, &reply) {
+            Ok(((ttl, shown, generation), super::open::Answer { fh, flags, backing: Some(backing) })) => {
+                reply.created_passthrough(&ttl, &shown, generation, fh, flags, backing.id());
             }
             Ok(((ttl, shown, generation), super::open::Answer { fh, flags, backing: None })) => {
                 reply.created(&ttl, &shown, generation, fh, flags);

@@ -13,9 +13,8 @@ use super::archive_hooks::Served;
 use super::errno::Result;
 use super::node::Source;
 use super::numbers::ROOT;
-use super::open::Access;
+use super::open::{Access, Tried};
 use super::privileges::Caller;
-use super::transition::Step;
 use super::*;
 use crate::store::Store;
 use crate::sync::{Condvar, Mutex, in_many_orders, thread};
@@ -68,19 +67,19 @@ impl Fixture {
         }
         // No states in memory: threads that decode would take its lock, and the scheduler does not know of them.
         let archive = Archive::open_with(store, 0).unwrap();
-        let core = Arc::new(Core::new(Arc::clone(&archive), false).unwrap());
+        let core = Arc::new(Core::new(Arc::clone(&archive), false, None).unwrap());
         archive.start(Arc::new(Served(Arc::downgrade(&core.files))));
         Arc::new(Fixture { core, seen: Mutex::default(), _dir: dir })
     }
 
     /// OPEN, as the kernel asks for it; the answer may come from a worker.
     fn open(&self, ino: u64, access: Access) -> Result<FileHandle> {
-        let refuse = |_: std::os::fd::BorrowedFd<'_>| Err(std::io::Error::from_raw_os_error(libc::EPERM));
         let mut made = None;
         loop {
-            let wanted = match self.core.files.try_open(ino, ROOT_USER, access, made.take(), &refuse)? {
-                Step::Done(answer) => return Ok(answer.fh),
-                Step::First(wanted) => wanted,
+            let wanted = match self.core.files.try_open(ino, ROOT_USER, access, made.take(), None)? {
+                Tried::Done(answer) => return Ok(answer.fh),
+                Tried::Recall(wanted) => wanted,
+                Tried::Register(_) => unreachable!("passthrough is off"),
             };
             let answer = Arc::new((Mutex::new(None), Condvar::new()));
             let told = Arc::clone(&answer);

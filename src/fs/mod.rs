@@ -34,6 +34,7 @@ mod node;
 mod notify;
 mod numbers;
 mod open;
+mod passthrough;
 mod place;
 mod privileges;
 mod remote;
@@ -47,6 +48,7 @@ mod xattr;
 use std::sync::Arc;
 
 use crate::archive::Archive;
+use ::passthrough::Client;
 pub use error::MountError;
 pub use mapped::{has_leases, has_leases_of_others};
 pub use mount::{KernelOption, MountOptions, serve, serve_with, try_mount};
@@ -66,9 +68,9 @@ struct Core {
 }
 
 impl Core {
-    fn new(archive: Arc<Archive>, passthrough: bool) -> std::io::Result<Self> {
+    fn new(archive: Arc<Archive>, passthrough: bool, helper: Option<Arc<Client>>) -> std::io::Result<Self> {
         let tree = Arc::new(tree::Tree::new(archive)?);
-        let files = Arc::new(open::OpenFiles::new(Arc::clone(&tree), passthrough));
+        let files = Arc::new(open::OpenFiles::new(Arc::clone(&tree), passthrough, helper));
         let transition::Recalls { workers, far_workers, .. } = files.recalls.clone();
         let bytes = io::Bytes::new(Arc::clone(&files), Arc::clone(&workers), far_workers);
         let directories = dir::Directories::new(Arc::clone(&tree), workers);

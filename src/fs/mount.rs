@@ -2,6 +2,7 @@
 
 use std::io;
 use std::mem::ManuallyDrop;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -74,6 +75,8 @@ pub struct MountOptions {
     pub allow_other: bool,
     /// Serve all reads and writes from the daemon, as happens by itself where the kernel refuses passthrough.
     pub no_passthrough: bool,
+    /// Registers files for a daemon without CAP_SYS_ADMIN.
+    pub helper: Option<Arc<passthrough::Client>>,
     /// Read-ahead of files that the daemon serves, in KiB; set where permitted (root).
     pub read_ahead_kib: u32,
     /// Unmount on SIGTERM, SIGINT and SIGHUP. Off for tests that mount in their own process.
@@ -87,6 +90,7 @@ impl Default for MountOptions {
         Self {
             allow_other: false,
             no_passthrough: false,
+            helper: None,
             read_ahead_kib: READ_AHEAD_KIB,
             signals: true,
             kernel: Vec::new(),
@@ -167,10 +171,12 @@ pub fn serve_with(
         }
     }
     raise_limits();
-    let core = Arc::new(Core::new(Arc::clone(&archive), !options.no_passthrough).map_err(MountError::Tree)?);
+    let core = Core::new(Arc::clone(&archive), !options.no_passthrough, options.helper.clone());
+    let core = Arc::new(core.map_err(MountError::Tree)?);
     let stacked = rustix::fs::statfs(archive.store().tree()).is_ok_and(|found| STACKED.contains(&found.f_type));
     let face = FuseAdapter { core: Arc::clone(&core), stack_depth: if stacked { 2 } else { 1 } };
     let session = Session::new(face, &point, &config(options, &store)).map_err(refused)?;
+    core.files.passthrough.connect(session.as_fd()).map_err(MountError::Mount)?;
     let notify = core.tree.invalidations.start(session.notifier()).map_err(MountError::Mount)?;
     let mappings = core.files.mappings.start().map_err(MountError::Mount)?;
     let early = core.files.early.start(&archive).map_err(MountError::Mount)?;

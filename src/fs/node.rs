@@ -6,8 +6,9 @@ use std::fs::File;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
-use fuser::{BackingId, FileType, Generation};
+use fuser::{FileType, Generation};
 
+use super::passthrough::Backing;
 use super::workers::Job;
 use crate::archive::FileId;
 use crate::recall::Reader;
@@ -130,7 +131,7 @@ impl Opened {
 #[derive(Clone)]
 pub(super) enum Mode {
     /// The kernel, from this file of the store.
-    Passthrough(Arc<BackingId>),
+    Passthrough(Arc<Backing>),
     /// The daemon.
     Daemon,
 }

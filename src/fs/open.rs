@@ -14,25 +14,29 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
-use std::os::fd::BorrowedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use fuser::{BackingId, FileHandle, FileType, FopenFlags, ReplyAttr, ReplyOpen};
+use fuser::{FileHandle, FileType, FopenFlags, ReplyAttr, ReplyOpen};
+use passthrough::Client;
 
 use super::attr::{Attributes, Change};
 use super::early::Early;
 use super::errno::{Fault, Result};
 use super::inodes::Table;
 use super::mapped::Mappings;
-use super::node::{Handle, Mode, Opened, Reading, Source};
+use super::node::{Handle, Mode, Node, Opened, Reading, Source};
+use super::passthrough::{Backing, Passthrough, Reply};
 use super::privileges::Caller;
 use super::sys;
 use super::transition::{Prepared, RecallGoal, Recalls, Step};
 use super::tree::{Creator, Tree};
-use crate::sync::{AtomicBool, Mutex, MutexGuard};
+use crate::archive::FileId;
+use crate::recall::Reader;
+use crate::store::Stub;
+use crate::sync::{Mutex, MutexGuard};
 
 /// The access that an open asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,11 +74,59 @@ impl Access {
 pub(super) struct Answer {
     pub(super) fh: FileHandle,
     pub(super) flags: FopenFlags,
-    pub(super) backing: Option<Arc<BackingId>>,
+    pub(super) backing: Option<Arc<Backing>>,
 }
 
-/// Registers a file for passthrough.
-pub(super) type Register<'a> = &'a dyn Fn(BorrowedFd<'_>) -> io::Result<BackingId>;
+/// The file that a handle reads and writes.
+#[derive(Clone)]
+pub(super) struct Opening {
+    source: Source,
+    /// The stub whose object it reads.
+    stub: Option<Stub>,
+    readable: bool,
+    writable: bool,
+    /// Who serves it, if it becomes the node's first open. `None`: the kernel has not been asked.
+    mode: Option<Mode>,
+}
+
+impl Opening {
+    /// A plain file, and what it was opened for.
+    fn file(file: File, readable: bool, writable: bool) -> Self {
+        Self { source: Source::File(Arc::new(file)), stub: None, readable, writable, mode: None }
+    }
+
+    fn reader(reader: Arc<Reader>, stub: Stub) -> Self {
+        Self { source: Source::Reader(reader), stub: Some(stub), readable: true, writable: false, mode: None }
+    }
+
+    /// Asks the kernel to serve the file by itself, if there is a whole one. Call it without the table's lock.
+    fn register(&mut self, by: &Arc<Passthrough>, reply: &dyn Reply) {
+        let backing = match &self.source {
+            Source::File(file) => by.register(file, reply),
+            Source::Reader(reader) => reader.whole().and_then(|decoded| by.register(decoded.file(), reply)),
+        };
+        self.mode = Some(backing.map_or(Mode::Daemon, |backing| Mode::Passthrough(Arc::new(backing))));
+    }
+
+    /// It is what the node shows now.
+    fn is_of(&self, node: &Node) -> bool {
+        let is_file = |file: &File| file.metadata().is_ok_and(|metadata| FileId::of(&metadata) == node.file);
+        self.stub == node.stub
+            && match &self.source {
+                Source::File(file) => is_file(file),
+                Source::Reader(_) => true,
+            }
+    }
+}
+
+/// What an open that is not done needs next.
+pub(super) enum Tried {
+    Done(Answer),
+    /// A released file: this step first.
+    Recall(RecallGoal),
+    /// The kernel is asked whether it serves this file.
+    Register(Opening),
+}
 
 /// Opens a node's file, read-write if that may be, so that later opens can share it.
 fn open_file(place: &super::place::Place, access: Access) -> io::Result<(File, bool, bool)> {
@@ -100,28 +152,19 @@ pub(super) struct OpenFiles {
     handles: Mutex<HashMap<u64, Arc<Handle>>>,
     /// The kernel has to send FLUSH at each close, since the store's file system may have an error to report.
     reports_at_close: bool,
-    /// The kernel still takes backing files; once it refused, it is not asked again.
-    passthrough: AtomicBool,
+    pub(super) passthrough: Arc<Passthrough>,
 }
 
 impl OpenFiles {
-    pub(super) fn new(tree: Arc<Tree>, passthrough: bool) -> Self {
+    pub(super) fn new(tree: Arc<Tree>, passthrough: bool, helper: Option<Arc<Client>>) -> Self {
         let reports_at_close = sys::reports_at_close(&tree.archive().store().tree());
         let mappings = Arc::new(Mappings::new(Arc::clone(&tree)));
         if passthrough && !mappings.has_leases() {
             log::warn!("files are served without kernel passthrough: the store's file system has no leases");
         }
-        let passthrough = AtomicBool::new(passthrough && mappings.has_leases());
+        let passthrough = Passthrough::new(passthrough && mappings.has_leases(), helper);
         let (recalls, early) = (Recalls::new(Arc::clone(&tree)), Arc::default());
         Self { tree, recalls, mappings, early, handles: Mutex::default(), reports_at_close, passthrough }
-    }
-
-    pub(super) fn has_passthrough(&self) -> bool {
-        self.passthrough.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn without_passthrough(&self) {
-        self.passthrough.store(false, Ordering::Relaxed);
     }
 
     fn handles(&self) -> MutexGuard<'_, HashMap<u64, Arc<Handle>>> {
@@ -135,19 +178,26 @@ impl OpenFiles {
 
     /// Answers an OPEN, at once or from a worker.
     pub(super) fn open(self: &Arc<Self>, ino: u64, caller: Caller, access: Access, reader: Prepared, reply: ReplyOpen) {
-        let register = |fd: BorrowedFd<'_>| reply.open_backing(fd);
-        match self.try_open(ino, caller, access, reader, &register) {
-            Ok(Step::Done(answer)) => match &answer.backing {
+        self.go_on(ino, caller, access, self.try_open(ino, caller, access, reader, None), reply);
+    }
+
+    fn go_on(self: &Arc<Self>, ino: u64, caller: Caller, access: Access, tried: Result<Tried>, reply: ReplyOpen) {
+        match tried {
+            Ok(Tried::Done(answer)) => match &answer.backing {
                 Some(backing) => {
                     if access.read && access.write {
                         // Through a mapping it is changed unseen: what a look-up gave for a second holds no longer.
                         self.tree.invalidations.attributes(ino);
                     }
-                    reply.opened_passthrough(answer.fh, answer.flags, backing);
+                    reply.opened_passthrough(answer.fh, answer.flags, backing.id());
                 }
                 None => reply.opened(answer.fh, answer.flags),
             },
-            Ok(Step::First(wanted)) => {
+            Ok(Tried::Register(mut opening)) => {
+                opening.register(&self.passthrough, &reply);
+                self.go_on(ino, caller, access, self.try_open(ino, caller, access, None, Some(opening)), reply);
+            }
+            Ok(Tried::Recall(wanted)) => {
                 let files = Arc::clone(self);
                 self.recalls.make(ino, wanted, move |made| match made {
                     Ok(made) => files.open(ino, caller, access, made, reply),
@@ -158,14 +208,15 @@ impl OpenFiles {
         }
     }
 
+    /// One attempt of an open. `opening` is what the last one asked to register.
     pub(super) fn try_open(
         &self,
         ino: u64,
         caller: Caller,
         access: Access,
         reader: Prepared,
-        register: Register<'_>,
-    ) -> Result<Step<Answer>> {
+        opening: Option<Opening>,
+    ) -> Result<Tried> {
         let mut table = self.tree.table();
         let node = table.node(ino)?;
         if node.kind != FileType::RegularFile {
@@ -177,14 +228,16 @@ impl OpenFiles {
             (false, false) => RecallGoal::Reader,
         };
         if node.waiting.is_some() {
-            return Ok(Step::First(wanted));
+            return Ok(Tried::Recall(wanted));
         }
-        let source = match (&node.stub, &node.opened) {
-            (Some(_), _) if wanted != RecallGoal::Reader => return Ok(Step::First(wanted)),
+        let is_first = node.opened.is_none();
+        let opening = match (&node.stub, &node.opened) {
+            (Some(_), _) if wanted != RecallGoal::Reader => return Ok(Tried::Recall(wanted)),
             (Some(_), Some(_)) => None,
+            (_, None) if opening.as_ref().is_some_and(|opening| opening.is_of(node)) => opening,
             (Some(stub), None) => match reader {
-                Some((read, reader)) if read == *stub => Some((Source::Reader(reader), true, false)),
-                _ => return Ok(Step::First(RecallGoal::Reader)),
+                Some((read, reader)) if read == *stub => Some(Opening::reader(reader, read)),
+                _ => return Ok(Tried::Recall(RecallGoal::Reader)),
             },
             (None, Some(opened))
                 if (opened.readable || !access.read)
@@ -196,15 +249,20 @@ impl OpenFiles {
             (None, _) => {
                 let (file, readable, writable) = open_file(&table.place(ino)?, access)?;
                 if self.tree.find_out(&mut table, ino, &file)? {
-                    return Ok(Step::First(wanted));
+                    return Ok(Tried::Recall(wanted));
                 }
-                Some((Source::File(Arc::new(file)), readable, writable))
+                Some(Opening::file(file, readable, writable))
             }
         };
+        if let Some(opening) = opening.as_ref().filter(|opening| is_first && opening.mode.is_none())
+            && self.passthrough.is_on()
+        {
+            return Ok(Tried::Register(opening.clone()));
+        }
         if access.changes() && caller.drop_privileges(&table.place(ino)?)? {
             self.tree.invalidations.inode(ino);
         }
-        let (answer, handle) = self.install(&mut table, ino, access, source, register)?;
+        let (answer, handle) = self.install(&mut table, ino, access, opening)?;
         if access.truncate {
             table.node_mut(ino)?.version += 1;
             drop(table);
@@ -215,7 +273,7 @@ impl OpenFiles {
                 return Err(error.into());
             }
         }
-        Ok(Step::Done(answer))
+        Ok(Tried::Done(answer))
     }
 
     /// Creates and opens a file. ESTALE when it exists after all: the kernel then looks it up and opens it.
@@ -225,7 +283,7 @@ impl OpenFiles {
         name: &OsStr,
         creator: Creator,
         flags: i32,
-        register: Register<'_>,
+        reply: &dyn Reply,
     ) -> Result<(Attributes, Answer)> {
         let access = Access {
             truncate: false,
@@ -248,8 +306,16 @@ impl OpenFiles {
         let ino = entry.1.ino.0;
         let file = made.ok_or(Fault::Code(libc::EIO))?;
         table.node_mut(ino)?.name_not_durable = true;
-        let source = Some((Source::File(Arc::new(file)), true, true));
-        match self.install(&mut table, ino, access, source, register) {
+        let mut opening = Opening::file(file, true, true);
+        drop(table);
+        opening.register(&self.passthrough, reply);
+        let mut table = self.tree.table();
+        // In between it may have been released, at least in theory. The kernel then asks again.
+        let entered = match opening.is_of(table.node(ino)?) {
+            true => self.install(&mut table, ino, access, Some(opening)),
+            false => Err(libc::ESTALE.into()),
+        };
+        match entered {
             Ok((answer, _)) => {
                 // Through a mapping it is changed unseen, and it was not open when its attributes were taken.
                 let ttl = if table.node(ino)?.may_be_mapped() { Duration::ZERO } else { entry.0 };
@@ -262,23 +328,22 @@ impl OpenFiles {
         }
     }
 
-    /// Enters a handle. `source` is what was opened for it, if the node's own does not do.
+    /// Enters a handle. `opening` is what was opened for it, if the node's own does not do.
     pub(super) fn install(
         &self,
         table: &mut Table,
         ino: u64,
         access: Access,
-        source: Option<(Source, bool, bool)>,
-        register: Register<'_>,
+        opening: Option<Opening>,
     ) -> Result<(Answer, Arc<Handle>)> {
         let changes = access.changes();
         let paths = if changes { table.paths(ino) } else { Vec::new() };
         let node = table.node_mut(ino)?;
         let file_id = node.file;
-        let own = source.as_ref().map(|(source, ..)| source.clone());
+        let own = opening.as_ref().map(|opening| opening.source.clone());
         if node.opened.is_none() {
-            let (source, readable, writable) = source.ok_or(Fault::Code(libc::EIO))?;
-            let mode = self.first_mode(&source, register);
+            let Opening { source, readable, writable, mode, .. } = opening.ok_or(Fault::Code(libc::EIO))?;
+            let mode = mode.unwrap_or(Mode::Daemon);
             // A mapping that is left may still write to it.
             let left = std::mem::take(&mut node.mapped);
             let (handles, has_pages) = Default::default();
@@ -340,33 +405,6 @@ impl OpenFiles {
         }
         read.into_iter().for_each(|(object, by)| self.tree.archive().restores().read_by(object, by));
         Ok((Answer { fh: FileHandle(fh), flags, backing }, handle))
-    }
-
-    /// Passthrough if there is a whole file to pass through to and the kernel takes it.
-    fn first_mode(&self, source: &Source, register: Register<'_>) -> Mode {
-        if !self.has_passthrough() {
-            return Mode::Daemon;
-        }
-        let file: &File = match source {
-            Source::File(file) => file,
-            Source::Reader(reader) => match reader.whole() {
-                Some(decoded) => decoded.file(),
-                None => return Mode::Daemon,
-            },
-        };
-        match register(std::os::fd::AsFd::as_fd(file)) {
-            Ok(id) => Mode::Passthrough(Arc::new(id)),
-            Err(error) => {
-                let code = error.raw_os_error().unwrap_or(0);
-                // Out of something for the moment; all other refusals are for ever.
-                if !matches!(code, libc::ENOMEM | libc::EMFILE | libc::ENFILE | libc::EAGAIN | libc::EINTR)
-                    && self.passthrough.swap(false, Ordering::Relaxed)
-                {
-                    log::warn!("{}", refusal(code, &error));
-                }
-                Mode::Daemon
-            }
-        }
     }
 
     /// A handle and all mappings made through it are gone.
@@ -475,15 +513,4 @@ impl OpenFiles {
         done?;
         Ok(Step::Done(()))
     }
-}
-
-/// Why reads and writes go through the daemon from now on, for the log.
-fn refusal(code: i32, error: &io::Error) -> String {
-    let why = match code {
-        libc::EPERM => "it needs CAP_SYS_ADMIN".to_string(),
-        libc::ELOOP => "the store lies on a stacked file system (such as overlayfs)".to_string(),
-        libc::ENOTTY | libc::ENOSYS | libc::EOPNOTSUPP => "the kernel or the store's file system has none".to_string(),
-        _ => error.to_string(),
-    };
-    format!("files are served without kernel passthrough, which is slower but just as safe: {why}")
 }

@@ -1,0 +1,170 @@
+"""An ordinary user's mount: the kernel reads and writes by itself where a helper registers files, and the daemon where none does."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from harness import BIN, ROOT, is_alive, run, wait_dead, wait_until
+
+NOBODY = 65534
+HELPER = Path(os.environ.get("STEPFS_PASSTHROUGH", Path(BIN).parent / "stepfs-passthrough"))
+pytestmark = [
+    pytest.mark.stepfs,
+    pytest.mark.skipif(os.geteuid() != 0, reason="makes a mount namespace, and becomes another user"),
+    pytest.mark.skipif(shutil.which("setcap") is None, reason="setcap gives the helper its capability"),
+]
+
+# Opens a file, stops the daemon, and reads past the page cache. Prints "kernel" if that works without the daemon.
+WHO_SERVES = """
+import mmap, os, signal, sys, threading
+path, daemon = sys.argv[1], int(sys.argv[2])
+fd = os.open(path, os.O_RDWR | os.O_DIRECT)
+aligned = mmap.mmap(-1, 4096)
+got = []
+reader = threading.Thread(target=lambda: got.append(os.preadv(fd, [aligned], 1 << 20)), daemon=True)
+os.kill(daemon, signal.SIGSTOP)
+try:
+    reader.start()
+    reader.join(3)
+    print("kernel" if got else "daemon", flush=True)
+finally:
+    os.kill(daemon, signal.SIGCONT)
+reader.join()
+assert got == [4096]
+os.close(fd)
+"""
+
+
+class Ordinary:
+    """A mount namespace in which all users may open /dev/fuse, and a user's store, mount and programs in it."""
+
+    def __init__(self, base):
+        self.base = base
+        base.chmod(0o755)
+        node = base / "fuse"
+        begin = f"mknod -m 666 '{node}' c 10 229 && mount --bind '{node}' /dev/fuse && echo ready && exec sleep infinity"
+        self.holder = subprocess.Popen(["unshare", "-m", "sh", "-c", begin], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
+        assert self.holder.stdout.readline() == b"ready\n"
+        self.own = base / "nobody"
+        self.own.mkdir()
+        os.chown(self.own, NOBODY, NOBODY)
+        self.store, self.dir = self.own / "store", self.own / "mnt"
+        self.helper = base / "stepfs-passthrough"
+        shutil.copy(HELPER, self.helper)
+        subprocess.run(["setcap", "cap_sys_admin=ep", self.helper], check=True)
+
+    def run(self, *command, user=NOBODY, helper=True, check=True):
+        become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"] if user else []
+        environment = {**os.environ, "STEPFS_PASSTHROUGH": str(self.helper if helper else self.base / "none")}
+        done = subprocess.run(["nsenter", "-m", "-t", str(self.holder.pid), "--", *become, *map(str, command)], env=environment,
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
+        assert not check or done.returncode == 0, (command, done.stdout, done.stderr)
+        return done
+
+    def processes(self, name):
+        """Processes of this name that work for this store, or have this helper."""
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    words = (entry / "cmdline").read_bytes().split(b"\0")
+                    exe = os.readlink(entry / "exe")
+                except OSError:
+                    continue
+                if Path(exe).name == name and (exe == str(self.helper) or str(self.store).encode() in words):
+                    yield int(entry.name)
+
+    def daemon(self):
+        [pid] = [pid for pid in self.processes("stepfs") if b"--child" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return pid
+
+    def who_serves(self, path):
+        return self.run(sys.executable, "-c", WHO_SERVES, path, self.daemon()).stdout.strip()
+
+    def write(self, name, count=2 << 20):
+        content = os.urandom(count)
+        (self.base / "content").write_bytes(content)
+        self.run("cp", self.base / "content", self.dir / name)
+        return content
+
+    def log(self):
+        return (self.store / "daemon.log").read_text()
+
+    def close(self):
+        if list(self.processes("stepfs")):
+            daemon = self.daemon()
+            self.run(BIN, "umount", self.dir)
+            wait_dead(daemon)
+        self.holder.kill()
+        self.holder.wait()
+
+
+@pytest.fixture
+def ordinary(plain):
+    made = Ordinary(plain)
+    yield made
+    made.close()
+
+
+def test_with_a_helper_the_kernel_reads_and_writes_a_users_files(ordinary):
+    ordinary.run(BIN, "mount", ordinary.store, ordinary.dir)
+    content = ordinary.write("file")
+    assert ordinary.who_serves(ordinary.dir / "file") == "kernel", ordinary.log()
+    assert ordinary.run("cmp", ordinary.base / "content", ordinary.dir / "file").returncode == 0
+    assert "without kernel passthrough" not in ordinary.log()
+    # A file that is open for reading only is served by the daemon; others go on.
+    ordinary.run("sh", "-c", f"cp '{ordinary.base}/content' '{ordinary.dir}/closed' && chmod 444 '{ordinary.dir}/closed'")
+    assert ordinary.run("cmp", ordinary.base / "content", ordinary.dir / "closed").returncode == 0
+    assert ordinary.who_serves(ordinary.dir / "file") == "kernel"
+    assert len(content) == 2 << 20
+
+
+def test_without_a_helper_the_daemon_does(ordinary):
+    ordinary.run(BIN, "mount", ordinary.store, ordinary.dir, helper=False)
+    ordinary.write("file")
+    assert ordinary.who_serves(ordinary.dir / "file") == "daemon"
+    assert ordinary.log().count("without kernel passthrough") == 1
+
+
+def test_a_killed_helper_costs_speed_and_nothing_else(ordinary):
+    ordinary.run(BIN, "mount", ordinary.store, ordinary.dir)
+    ordinary.write("file")
+    read = "import sys; f = open(sys.argv[1], 'r+b'); print('open', flush=True); sys.stdin.read(); sys.stdout.buffer.write(f.read())"
+    inside = ["nsenter", "-m", "-t", str(ordinary.holder.pid), "--", "setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+    program = subprocess.Popen([*inside, sys.executable, "-c", read, ordinary.dir / "file"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert program.stdout.readline() == b"open\n"
+    [helper] = ordinary.processes("stepfs-passthrough")
+    os.kill(helper, signal.SIGKILL)
+    after = ordinary.write("after")
+    assert ordinary.run("cmp", ordinary.base / "content", ordinary.dir / "after").returncode == 0 and after
+    out, _ = program.communicate(b"")
+    assert len(out) == 2 << 20
+    assert ordinary.log().count("without kernel passthrough") == 1
+    wait_until(lambda: ordinary.who_serves(ordinary.dir / "after") == "daemon", 10, "the daemon serves")
+
+
+def test_root_mounts_for_a_user_at_the_disks_speed(ordinary):
+    ordinary.dir.mkdir()
+    os.chown(ordinary.dir, NOBODY, NOBODY)
+    ordinary.run(BIN, "mount", ordinary.store, ordinary.dir, "-o", "user=nobody", user=0, helper=False)
+    daemon = ordinary.daemon()
+    status = Path(f"/proc/{daemon}/status").read_text()
+    assert f"Uid:\t{NOBODY}\t{NOBODY}\t{NOBODY}\t{NOBODY}" in status and "CapPrm:\t0000000000000000" in status
+    assert ordinary.store.stat().st_uid == NOBODY
+    ordinary.write("file")
+    assert ordinary.who_serves(ordinary.dir / "file") == "kernel", ordinary.log()
+    helpers = [pid for pid in ordinary.processes("stepfs") if pid != daemon]
+    ordinary.run(BIN, "umount", ordinary.dir)
+    wait_dead(daemon)
+    wait_until(lambda: not any(map(is_alive, helpers)), 10, "the helper ends with its daemon")
+
+
+def test_only_root_mounts_for_another_user_and_only_for_one_that_there_is(ordinary):
+    done = ordinary.run(BIN, "mount", ordinary.store, ordinary.dir, "-o", "user=root", check=False)
+    assert done.returncode == 1 and "only root can mount for another user" in done.stderr
+    done = ordinary.run(BIN, "mount", ordinary.store, ordinary.dir, "-o", "user=nosuch", user=0, check=False)
+    assert done.returncode == 1 and "user=nosuch: there is no such user" in done.stderr
+    assert not ordinary.store.exists()
