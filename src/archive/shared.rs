@@ -134,7 +134,7 @@ pub(super) struct Shared {
     pub(super) objects: Arc<Objects>,
     pub(super) recall: Arc<Recall>,
     /// Taken by the archive's threads for single look-ups and changes, and by the file system where it asks for
-    /// something; no I/O under it, and no other locks but those of `objects`, `inbox` and those said to be last.
+    /// something. No I/O under it, and no other locks but those of `objects`, of `inbox`, and those said to be last.
     catalog: Mutex<Catalog>,
     /// What the file system has told.
     inbox: Inbox,
