@@ -234,7 +234,7 @@ pub(super) struct RuleText {
 impl RuleText {
     /// Whether it counts restores of files that are exact anyway.
     pub(super) fn has_restores_of_exact(&self) -> bool {
-        self.profile == Profile::Exact && self.expected_restores.is_some()
+        self.profile == Profile::Exact && self.role.is_none() && self.expected_restores.is_some()
     }
 }
 
