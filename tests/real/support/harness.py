@@ -277,7 +277,8 @@ def remove_base(base):
 
 
 def compare_readers(mount, most=1 << 40):
-    """The bytes of tools/read_store.py are those of the mount, for each released file of at most so many bytes."""
+    """The bytes of tools/read_store.py are those of the mount, for each released file of at most so many bytes, and neither reads the
+    damaged ones as a whole."""
     import read_store
 
     store = read_store.Store(str(mount.store))
@@ -285,7 +286,16 @@ def compare_readers(mount, most=1 << 40):
         if (mount.dir / name).stat().st_size > most:
             continue
         out = mount.base / "second-reader"
-        assert read_store.get(store, name, str(out)) == 0, f"the second reader misses parts of {name}"
+        try:
+            missing = read_store.get(store, name, str(out))
+        except read_store.Damage:
+            missing = -1
+        if missing:
+            # A test has damaged it.
+            damaged = subprocess.run(["cat", str(mount.dir / name)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            assert damaged.returncode != 0, f"the second reader misses parts of {name}"
+            out.unlink(missing_ok=True)
+            continue
         same = subprocess.run(["cmp", str(out), str(mount.dir / name)], capture_output=True, text=True)
         assert same.returncode == 0, f"the second reader gives other bytes: {same.stdout}{same.stderr}"
         out.unlink()
