@@ -5,7 +5,6 @@ use std::io;
 
 use crate::recall::ReadError;
 
-/// The result of a step.
 pub(crate) type StepResult<T> = Result<T, StepError>;
 
 /// Why a step of a file's life ended without its result. The file stays as it was.

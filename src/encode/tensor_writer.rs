@@ -12,7 +12,6 @@ use formats::{ChangedTensor, Checksum, ReadAt};
 
 use super::plan::{Job, tiles};
 
-/// An encoded tile.
 pub(super) struct EncodedTile {
     pub(super) payload: Vec<u8>,
     /// The comparison of the bytes that it decodes to with the file's.

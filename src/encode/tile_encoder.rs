@@ -132,8 +132,7 @@ impl Encoder<'_> {
         let (factors, row_step, outward, keep) = (way.factors, plan.row_step, plan.outward, plan.keep());
         let around = Around { parent, factors, companion, row_step, outward, keep };
         let mut check = self.check(way, around, number);
-        let quantized =
-            tile::quantize(plan::spec(&plan.tensor, way.coding, number), data, around, Some(&mut check));
+        let quantized = tile::quantize(plan::spec(&plan.tensor, way.coding, number), data, around, Some(&mut check));
         Ok(quantized.zip(check.finish()).map(|((state, decoded), checked)| (state, decoded, checked)))
     }
 

@@ -5,9 +5,9 @@
 
 use super::exception::{Exception, apply_exceptions, take_exceptions};
 use super::float::{Float, Real, for_float};
+use super::lattice::in_single;
 use super::log::Grid;
 use super::moment::Rule;
-use super::lattice::in_single;
 use super::narrow::{LARGEST, Sums, Width};
 use super::{Corrupt, Dtype, Integers, lattice, log, moment};
 use crate::entropy::ints::{BLOCK, Symbol, Symbols};

@@ -10,7 +10,6 @@ use std::path::Path;
 use super::ReadAt;
 use super::pickle::{Graph, Item};
 
-/// Trainer's state.
 const TRAINER_STATE: &str = "trainer_state.json";
 /// Endings of the names of Lightning's checkpoints.
 const LIGHTNING: [&str; 3] = ["ckpt", "pt", "pth"];

@@ -9,7 +9,7 @@
 //! Beyond a bound a file is opaque.
 
 use super::input::Input;
-use super::read::{Fail, bad, bytes};
+use super::read::{Fail, bad, bytes, start, unless_bad};
 use super::role::{self, Context};
 use super::view::dtype_named;
 use super::{Description, Kind, ReadAt, Role, Tensor, named, optax, path};
@@ -51,19 +51,11 @@ enum Value {
 
 /// Describes the file, or `None` if it is no such mapping.
 pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description>, Fail> {
-    let mut start = [0];
-    if size < 1 {
+    if !matches!(start(src, size)?, Some([0x81..=0x8f | 0xde | 0xdf])) {
         return Ok(None);
     }
-    src.read_exact_at(&mut start, 0)?;
-    if !matches!(start[0], 0x81..=0x8f | 0xde | 0xdf) {
-        return Ok(None);
-    }
-    let (mut tensors, others) = match arrays(&mut Input::new("msgpack", src, 0, size), size) {
-        Ok(found) => found,
-        Err(Fail::Bad(_) | Fail::CutShort(_)) => return Ok(None),
-        Err(error) => return Err(error),
-    };
+    let found = unless_bad(arrays(&mut Input::new("msgpack", src, 0, size), size))?;
+    let Some((mut tensors, others)) = found else { return Ok(None) };
     if tensors.is_empty() || Description::has_twins(&tensors) {
         return Ok(None);
     }

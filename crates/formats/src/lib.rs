@@ -108,7 +108,7 @@ pub enum Kind {
 }
 
 /// The word of each kind, in the order of the enum.
-const KINDS: [(Kind, &str); 15] = [
+const KINDS: &[(Kind, &str)] = &[
     (Kind::TorchZip, "torch zip"),
     (Kind::Nested, "zip of torch zips"),
     (Kind::Dcp, "distributed checkpoint"),
@@ -381,17 +381,13 @@ pub fn cut_short(path: &Path, src: &dyn ReadAt, description: &Description) -> io
 fn read(src: &dyn ReadAt) -> Result<Description, read::Fail> {
     let size = src.size();
     if zip::Zip::is_zip(src, size)? {
-        let mut zips = zip::Zip::read_chain(src, size)?;
-        return match zips.pop() {
-            Some(zip) if zips.is_empty() && !torch::is_torch(&zip) && hdf5::is_keras(&zip) => {
-                hdf5::describe_keras(src, zip)
-            }
-            Some(zip) if zips.is_empty() && !torch::is_torch(&zip) && npy::is_npz(&zip) => npy::describe_zip(src, zip),
-            Some(zip) if zips.is_empty() && !torch::is_torch(&zip) && nested::is_nested(src, &zip)? => {
-                nested::describe(src, zip)
-            }
-            Some(zip) if zips.is_empty() => torch::describe(src, zip),
-            last => dcp::describe(src, zips.into_iter().chain(last).collect()),
+        return match <[zip::Zip; 1]>::try_from(zip::Zip::read_chain(src, size)?) {
+            Err(several) => dcp::describe(src, several),
+            Ok([zip]) if torch::is_torch(&zip) => torch::describe(src, zip),
+            Ok([zip]) if hdf5::is_keras(&zip) => hdf5::describe_keras(src, zip),
+            Ok([zip]) if npy::is_npz(&zip) => npy::describe_zip(src, zip),
+            Ok([zip]) if nested::is_nested(src, &zip)? => nested::describe(src, zip),
+            Ok([zip]) => read::bad(zip.foreign()),
         };
     }
     let readers = [

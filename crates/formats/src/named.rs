@@ -32,7 +32,9 @@ pub(super) fn describe(kind: Kind, size: u64, arrays: Vec<Array>, weight: &'stat
         }
         let len = extent.end - extent.start;
         let (elements, role) = match dtype {
-            Some(dtype) if bytes(&shape, dtype.size() as u64) != Some(len) => return bad(format!("{name}: a shape does not fit its bytes")),
+            Some(dtype) if bytes(&shape, dtype.size() as u64) != Some(len) => {
+                return bad(format!("{name}: a shape does not fit its bytes"));
+            }
             Some(dtype) => ((dtype, shape), role(&path, dtype, weight)),
             None => ((Dtype::U8, vec![len]), UNKNOWN),
         };

@@ -6,7 +6,7 @@
 
 use super::patch::Checksums;
 use super::proof::Training;
-use super::read::{Fail, bad};
+use super::read::{Fail, bad, unless_bad};
 use super::torch::{self, Contents, is_torch};
 use super::zip::{MAX_DIRECTORY, Record, Zip};
 use super::{Description, Kind, ReadAt, path};
@@ -51,13 +51,10 @@ pub(super) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fail> 
         if members > MAX_MEMBERS {
             return bad("zip: more than 64 zips in one zip");
         }
-        let (member, Contents { stored, id, .. }) = match member(src, record, zip.name(record)) {
-            Ok(member) => member,
-            Err(Fail::Io(error)) => return Err(error.into()),
-            Err(Fail::Bad(_) | Fail::CutShort(_)) => {
-                odd += 1;
-                continue;
-            }
+        let found = unless_bad(member(src, record, zip.name(record)))?;
+        let Some((member, Contents { stored, id, .. })) = found else {
+            odd += 1;
+            continue;
         };
         directories += member.directory_len();
         if directories > MAX_DIRECTORY {

@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::named::{self, UNKNOWN};
 use super::patch::Checksums;
 use super::proof::Training;
-use super::read::{Fail, bad, begins_with, bytes};
+use super::read::{Fail, bad, begins_with, bytes, left_out, unless_bad};
 use super::zip::Zip;
 use super::{Description, Kind, ReadAt, Role, Tensor};
 use codec::Dtype;
@@ -147,25 +147,29 @@ pub(super) fn element(descr: &str) -> Result<(Option<Dtype>, u64), Fail> {
         'U' => 4 * u64::from(size),
         _ => return unknown(),
     };
-    let dtype = match (kind, size) {
-        _ if order == '>' && size > 1 => None,
-        ('b', 1) => Some(Dtype::Bool),
-        ('i', 1) => Some(Dtype::I8),
-        ('i', 2) => Some(Dtype::I16),
-        ('i', 4) => Some(Dtype::I32),
-        ('i', 8) => Some(Dtype::I64),
-        ('u', 1) => Some(Dtype::U8),
-        ('u', 2) => Some(Dtype::U16),
-        ('u', 4) => Some(Dtype::U32),
-        ('u', 8) => Some(Dtype::U64),
-        ('f', 2) => Some(Dtype::F16),
-        ('f', 4) => Some(Dtype::F32),
-        ('f', 8) => Some(Dtype::F64),
-        ('c', 8) => Some(Dtype::C64),
-        ('c', 16) => Some(Dtype::C128),
-        _ => None,
-    };
+    let dtype = number(kind, size).filter(|_| order != '>' || size == 1);
     Ok((dtype, unit))
+}
+
+/// The type of numbers of this kind, as numpy writes it, and of so many bytes.
+pub(super) fn number(kind: char, size: u32) -> Option<Dtype> {
+    Some(match (kind, size) {
+        ('b', 1) => Dtype::Bool,
+        ('i', 1) => Dtype::I8,
+        ('i', 2) => Dtype::I16,
+        ('i', 4) => Dtype::I32,
+        ('i', 8) => Dtype::I64,
+        ('u', 1) => Dtype::U8,
+        ('u', 2) => Dtype::U16,
+        ('u', 4) => Dtype::U32,
+        ('u', 8) => Dtype::U64,
+        ('f', 2) => Dtype::F16,
+        ('f', 4) => Dtype::F32,
+        ('f', 8) => Dtype::F64,
+        ('c', 8) => Dtype::C64,
+        ('c', 16) => Dtype::C128,
+        _ => return None,
+    })
 }
 
 /// The fields of a header.
@@ -263,22 +267,19 @@ pub(super) fn describe_zip(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fa
             *(if name.is_some() { &mut compressed } else { &mut others }) += 1;
             continue;
         };
-        match read(src, &record.payload) {
-            Ok(Array { dtype, shape, extent }) => {
+        match unless_bad(read(src, &record.payload))? {
+            Some(Array { dtype, shape, extent }) => {
                 arrays.push(named::Array { name: name.to_string(), dtype, shape, extent });
             }
-            Err(Fail::Io(error)) => return Err(error.into()),
-            Err(Fail::Bad(_) | Fail::CutShort(_)) => others += 1,
+            None => others += 1,
         }
     }
     let odd = [
         (compressed, "arrays are compressed (save with numpy.savez to shrink them)"),
         (others, "records are no array that stepfs looks into"),
     ];
-    let odd: Vec<String> = odd.into_iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
-    let note = (!odd.is_empty()).then(|| format!("npz: {}", odd.join(", ")));
     let description = named::describe(Kind::Npz, src.size(), arrays, "floating point, in an npz file")?;
-    match note {
+    match left_out("npz", &odd) {
         Some(note) if description.tensors.is_empty() => bad(note),
         note => Ok(Description { note, checksums: Some(Checksums::of([(zip, None)])), ..description }),
     }

@@ -140,10 +140,7 @@ fn optimizers(tensors: &[Tensor], standings: &[Option<Standing>], optimizers: &O
 fn shape_of(slots: &[(&str, &Tensor)]) -> Option<Vec<u64>> {
     let get = |name: &str| slots.iter().find(|(slot, _)| *slot == name).map(|(_, tensor)| &tensor.shape);
     // Also in a mapping or an object that is a slot (bitsandbytes, torchao).
-    let full = slots
-        .iter()
-        .filter(|(slot, _)| slot.split('/').any(is_full))
-        .max_by_key(|(_, tensor)| tensor.bytes());
+    let full = slots.iter().filter(|(slot, _)| slot.split('/').any(is_full)).max_by_key(|(_, tensor)| tensor.bytes());
     if let Some((_, tensor)) = full {
         return Some(tensor.shape.clone());
     }

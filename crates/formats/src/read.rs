@@ -83,14 +83,34 @@ pub(super) fn cut_short<T>(why: impl Into<String>) -> Result<T, Fail> {
     Err(Fail::CutShort(why.into()))
 }
 
-/// Whether the file of this size begins with these bytes.
-pub(super) fn begins_with<const N: usize>(src: &dyn ReadAt, size: u64, magic: &[u8; N]) -> io::Result<bool> {
+/// What a reader has found; `None` where the bytes violate the format.
+pub(super) fn unless_bad<T>(found: Result<T, Fail>) -> io::Result<Option<T>> {
+    match found {
+        Ok(found) => Ok(Some(found)),
+        Err(Fail::Bad(_) | Fail::CutShort(_)) => Ok(None),
+        Err(Fail::Io(error)) => Err(error),
+    }
+}
+
+/// A note on what was left out, in words for each number that is not 0.
+pub(super) fn left_out(format: &str, odd: &[(u64, &str)]) -> Option<String> {
+    let odd: Vec<String> = odd.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
+    (!odd.is_empty()).then(|| format!("{format}: {}", odd.join(", ")))
+}
+
+/// The first bytes of a file of this size; `None` if it has fewer.
+pub(super) fn start<const N: usize>(src: &dyn ReadAt, size: u64) -> io::Result<Option<[u8; N]>> {
     if size < N as u64 {
-        return Ok(false);
+        return Ok(None);
     }
     let mut start = [0; N];
     src.read_exact_at(&mut start, 0)?;
-    Ok(start == *magic)
+    Ok(Some(start))
+}
+
+/// Whether the file of this size begins with these bytes.
+pub(super) fn begins_with<const N: usize>(src: &dyn ReadAt, size: u64, magic: &[u8; N]) -> io::Result<bool> {
+    Ok(start(src, size)? == Some(*magic))
 }
 
 /// Bytes of elements of `unit` bytes in this shape, if a u64 can count them.

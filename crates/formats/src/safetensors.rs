@@ -5,7 +5,7 @@ use std::fmt;
 use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::named::{self, Array};
-use super::read::{Fail, bad, cut_short};
+use super::read::{Fail, bad, cut_short, start};
 use super::{Description, Kind, ReadAt};
 use codec::Dtype;
 
@@ -17,16 +17,7 @@ const MAX_DIMS: usize = 64;
 
 /// Describes the file. `None` if it does not begin like a safetensors file.
 pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description>, Fail> {
-    let mut start = [0; 9];
-    if size < 10 {
-        return Ok(None);
-    }
-    src.read_exact_at(&mut start, 0)?;
-    if start[8] != b'{' {
-        return Ok(None);
-    }
-    let mut len = [0; 8];
-    len.copy_from_slice(&start[..8]);
+    let Some([len @ .., b'{', _]) = start::<10>(src, size)? else { return Ok(None) };
     let len = u64::from_le_bytes(len);
     // Many a file of another format has this brace there, but no such length.
     if len > MAX_HEADER {

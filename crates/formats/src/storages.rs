@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use super::proof::Training;
-use super::read::{Fail, bad};
+use super::read::{Fail, bad, left_out};
 use super::slots::{Flat, Optimizers, Standing};
 use super::view::View;
 use super::{Role, Tensor, pairing};
@@ -116,8 +116,7 @@ impl<'r> Storages<'r> {
             (self.misfits.len() as u64, "storages do not fit their records"),
             (self.too_deep, "values are nested too deeply to name"),
         ];
-        let odd: Vec<String> = odd.into_iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
-        let note = (!odd.is_empty()).then(|| format!("torch: {}", odd.join(", ")));
+        let note = left_out("torch", &odd);
         let mut found: Vec<(u32, Found)> = self.found.into_iter().collect();
         found.sort_by_key(|(number, _)| *number);
         let mut numbers: Vec<u32> = found.iter().map(|&(number, _)| number).collect();

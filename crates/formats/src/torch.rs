@@ -54,18 +54,6 @@ pub(super) fn is_torch(zip: &Zip) -> bool {
     zip.records.iter().any(|record| split(zip.name(record)).is_some_and(|(_, name)| name == b"data.pkl"))
 }
 
-/// What is said of a zip that no library wrote that stepfs knows.
-fn foreign(zip: &Zip) -> String {
-    let compressed = zip.records.iter().filter(|record| !record.stored).count();
-    let how = match compressed {
-        0 => String::new(),
-        n => format!(" ({n} of {} members compressed)", zip.records.len()),
-    };
-    format!(
-        "a zip that neither torch, numpy nor Keras wrote{how}: kept as it is; save the files in it by themselves to shrink them"
-    )
-}
-
 /// The first directory of a record's name, and the rest.
 fn split(name: &[u8]) -> Option<(&[u8], &[u8])> {
     let slash = name.iter().position(|&b| b == b'/')?;
@@ -97,12 +85,9 @@ impl<'a> Layout<'a> {
             let (prefix, name) = split(zip.name(r))?;
             (name == b"data.pkl").then_some((i, prefix))
         });
-        let Some((pickle, prefix)) = pickles.next() else {
-            return bad(foreign(zip));
+        let (Some((pickle, prefix)), None) = (pickles.next(), pickles.next()) else {
+            return bad("torch: a zip with no data.pkl, or with several");
         };
-        if pickles.next().is_some() {
-            return bad("zip: more than one data.pkl");
-        }
         let mut layout = Layout { zip, pickle, byteorder: None, id: None, data: HashMap::new() };
         for (i, record) in zip.records.iter().enumerate() {
             let Some((_, name)) = split(zip.name(record)).filter(|(first, _)| *first == prefix) else { continue };

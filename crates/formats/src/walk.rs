@@ -136,9 +136,7 @@ impl Walk<'_> {
         if let Some(view) = tensor.or_else(|| View::of_all(view::storage(graph, item)?)) {
             let standing = parent.filter(|_| !is_bare).and_then(|p| self.standing(p, key));
             let role = match context {
-                _ if !is_bare => {
-                    role::tensor(context, listed || view.parameter, key, view.dtype.unwrap_or(Dtype::U8))
-                }
+                _ if !is_bare => role::tensor(context, listed || view.parameter, key, view.dtype.unwrap_or(Dtype::U8)),
                 Context::Closed(Role::Optimizer, why) => (Role::Optimizer, why),
                 _ => (Role::Other, "a storage without a tensor that stepfs knows"),
             };

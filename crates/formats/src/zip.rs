@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use super::ReadAt;
-use super::read::{Fail, bad, cut_short, u16_at, u32_at, u64_at};
+use super::read::{Fail, bad, begins_with, cut_short, u16_at, u32_at, u64_at};
 
 /// Largest central directory looked at, or all of a file's together: 800,000 records of torch.save, which writes
 /// about 80 bytes for each. The records held in memory are then below 128 MiB.
@@ -66,6 +66,17 @@ impl Zip {
         &self.directory[record.name.start as usize..record.name.end as usize]
     }
 
+    /// What is said of a zip that no library wrote that stepfs knows.
+    pub(super) fn foreign(&self) -> String {
+        let how = match self.records.iter().filter(|record| !record.stored).count() {
+            0 => String::new(),
+            n => format!(" ({n} of {} members compressed)", self.records.len()),
+        };
+        format!(
+            "a zip that neither torch, numpy nor Keras wrote{how}: kept as it is; save the files in it by themselves to shrink them"
+        )
+    }
+
     /// Bytes of the central directory.
     pub(super) fn directory_len(&self) -> u64 {
         self.directory.len() as u64
@@ -73,12 +84,7 @@ impl Zip {
 
     /// Whether the first bytes are those of a zip.
     pub(super) fn is_zip(src: &dyn ReadAt, size: u64) -> Result<bool, Fail> {
-        let mut magic = [0; 4];
-        if size < 4 {
-            return Ok(false);
-        }
-        src.read_exact_at(&mut magic, 0)?;
-        Ok(u32::from_le_bytes(magic) == LOCAL)
+        Ok(begins_with(src, size, &LOCAL.to_le_bytes())?)
     }
 
     /// Reads the zips that a file is made of, one right behind the other, in file order. A zip does not say at its

@@ -29,7 +29,6 @@ pub(super) struct Look {
     pub(super) constraint: Option<&'static str>,
 }
 
-/// The limits of a tensor.
 pub(super) fn limits(source: &dyn ReadAt, tensor: &Tensor) -> io::Result<Limits> {
     let mut limits = Limits::OF_NONE;
     in_pieces(source, tensor, PIECE, |piece| limits.add(tensor.dtype, piece))?;

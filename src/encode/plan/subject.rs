@@ -138,7 +138,6 @@ pub(in super::super) fn tiles(tensor: &Tensor) -> usize {
     tensor.bytes().div_ceil(TILE_BYTES as u64) as usize
 }
 
-/// Number of the first element of a tile in its tensor.
 fn first_element(tensor: &Tensor, tile: usize) -> u64 {
     object::first_element(&tensor.shape, tensor.dtype, tensor.bytes(), tile)
 }

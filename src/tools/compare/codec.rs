@@ -24,7 +24,6 @@ pub(super) enum Codec {
     Planes,
 }
 
-/// Levels that zstd has.
 const LEVELS: std::ops::RangeInclusive<u8> = 1..=22;
 /// zstd's own default. Its highest levels save a few percent of floating-point numbers, at a hundredth of the speed.
 /// So they run only by name.

@@ -21,7 +21,6 @@ const ROWS: usize = 32;
 /// The words of a unit; width w uses the first w rows.
 type Words = [[u32; LANES]; MOST_WIDTH as usize];
 
-/// Bytes of a unit.
 fn unit_bytes(width: u32) -> usize {
     width as usize * LANES * size_of::<u32>()
 }

@@ -321,14 +321,15 @@ fn pairs(odd: Vec<i32>) -> impl Strategy<Value = Vec<(i32, i32)>> {
     let one = (-300..300, -15..16).prop_map(|(before, step)| (before + step, before));
     let odd = prop::sample::select(odd);
     let other = (odd.clone(), odd).prop_map(|(now, before)| (now, before));
-    (prop::collection::vec(one, 1..5000), prop::collection::vec((any::<prop::sample::Index>(), other), 0..4))
-        .prop_map(|(mut pairs, odd)| {
+    (prop::collection::vec(one, 1..5000), prop::collection::vec((any::<prop::sample::Index>(), other), 0..4)).prop_map(
+        |(mut pairs, odd)| {
             odd.into_iter().for_each(|(at, pair)| {
                 let at = at.index(pairs.len());
                 pairs[at] = pair;
             });
             pairs
-        })
+        },
+    )
 }
 
 proptest! {

@@ -23,9 +23,8 @@ struct Node<'a> {
 #[derive(Debug, PartialEq)]
 pub(super) struct Slot<'a> {
     pub(super) key: &'a str,
-    /// The key of the parameter that it is state of, and its slot as `container/optimizers.rs` knows it.
+    /// The key of the parameter that it is state of, and its slot as `optimizers.rs` knows it.
     pub(super) of: Option<(&'a str, &'static str)>,
-    /// Number of its optimizer.
     pub(super) optimizer: usize,
 }
 
@@ -34,7 +33,6 @@ pub(super) struct Slot<'a> {
 pub(super) struct Graph<'a> {
     /// The names of variables by key. Several may have one name.
     pub(super) names: HashMap<&'a str, &'a str>,
-    /// The optimizers' variables.
     pub(super) slots: Vec<Slot<'a>>,
     /// Keys of the variables that optimizers train.
     pub(super) trained: HashSet<&'a str>,

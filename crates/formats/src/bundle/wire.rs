@@ -1,4 +1,4 @@
-//! Messages of Protocol Buffers in memory, small ones. `container/protobuf.rs` reads large ones in a file.
+//! Messages of Protocol Buffers in memory, small ones. `protobuf.rs` reads large ones in a file.
 
 use super::super::read::{Fail, bad, u32_at};
 

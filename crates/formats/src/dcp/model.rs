@@ -83,7 +83,8 @@ impl Model {
         let places = places(&metadata)?;
         let graph = state_dict(&metadata)?;
         let Stored { tensors, training, numbers, .. } = walk::tensors(&graph, &places)?;
-        let of_name: HashMap<u32, usize> = numbers.into_iter().enumerate().map(|(tensor, name)| (name, tensor)).collect();
+        let of_name: HashMap<u32, usize> =
+            numbers.into_iter().enumerate().map(|(tensor, name)| (name, tensor)).collect();
         let of_fqn = metadata.names.iter().enumerate().map(|(name, named)| (named.fqn.as_str(), name as u32));
         let of_fqn: HashMap<&str, usize> = of_fqn.filter_map(|(fqn, name)| Some((fqn, *of_name.get(&name)?))).collect();
         let mut files: HashMap<String, Listed> = HashMap::new();

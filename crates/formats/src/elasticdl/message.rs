@@ -16,7 +16,6 @@ use codec::Dtype;
 const MAX_TENSORS: usize = 1 << 18;
 /// Bytes of a name: real ones have some dozens.
 const MAX_NAME: u64 = 4 << 10;
-/// Bytes of all names.
 const MAX_NAMES: usize = 64 << 20;
 /// Rows of all embedding tables in one file: 20 bytes of memory each while they are described, 0.7 GB. A file has at
 /// most 2 GiB, the limit of Protocol Buffers: so many rows of 16 floats.
@@ -38,7 +37,6 @@ pub(super) struct Model {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Info {
     pub(super) name: String,
-    /// Its message.
     pub(super) message: Range<u64>,
 }
 

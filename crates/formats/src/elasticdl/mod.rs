@@ -17,7 +17,7 @@ pub use reshard::{Refusal, Reshard, Source};
 use std::collections::HashSet;
 
 use super::proof::{self, Training};
-use super::read::Fail;
+use super::read::{Fail, start, unless_bad};
 use super::role::{self, Context};
 use super::table::Table;
 use super::{Description, Kind, ReadAt, Role, Tensor};
@@ -39,18 +39,9 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
 }
 
 fn read(src: &dyn ReadAt, size: u64) -> Result<Option<Model>, Fail> {
-    let mut first = [0];
-    if size == 0 {
-        return Ok(None);
-    }
-    src.read_exact_at(&mut first, 0)?;
-    if !FIRST.contains(&first[0]) {
-        return Ok(None);
-    }
-    match message::read(src, size) {
-        Ok(model) => Ok(Some(model)),
-        Err(Fail::Bad(_) | Fail::CutShort(_)) => Ok(None),
-        Err(error) => Err(error),
+    match start(src, size)? {
+        Some([first]) if FIRST.contains(&first) => Ok(unless_bad(message::read(src, size))?),
+        _ => Ok(None),
     }
 }
 

@@ -1,6 +1,6 @@
 //! An attribute that is one text.
 
-use super::super::read::{Fail, bad, u16_at, u32_at, u64_at};
+use super::super::read::{Fail, bad, u16_at, u32_at, u64_at, unless_bad};
 use super::header::{ATTRIBUTE, Header};
 use super::source::Source;
 
@@ -14,11 +14,10 @@ pub(super) fn text(source: &mut Source, header: &Header, name: &str, max: usize)
         let Some(value) = value(&message.body, name) else { continue };
         return match value {
             Value::Here(text) => Ok(utf8(text)),
-            Value::Heap { collection, number, len } => match object(source, collection, number) {
-                Ok(text) => Ok(text.get(..len).and_then(utf8)),
-                Err(Fail::Bad(_) | Fail::CutShort(_)) => Ok(None),
-                Err(error) => Err(error),
-            },
+            Value::Heap { collection, number, len } => {
+                let text = unless_bad(object(source, collection, number))?;
+                Ok(text.and_then(|text| text.get(..len).and_then(utf8)))
+            }
         };
     }
     Ok(None)

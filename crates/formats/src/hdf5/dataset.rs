@@ -1,5 +1,6 @@
 //! Type, shape and place of a dataset.
 
+use super::super::npy::number;
 use super::super::read::{Fail, bytes, u16_at, u32_at, u64_at, uint};
 use super::chunks::{self, Index, Part};
 use super::header::{DATASPACE, DATATYPE, EXTERNAL, FILTERS, Header, LAYOUT};
@@ -115,17 +116,7 @@ fn element(body: &[u8]) -> Option<Dtype> {
         return None;
     }
     match (class, bits) {
-        (0, [0 | 8, 0, 0]) => match (size, bits[0] == 8) {
-            (1, true) => Some(Dtype::I8),
-            (2, true) => Some(Dtype::I16),
-            (4, true) => Some(Dtype::I32),
-            (8, true) => Some(Dtype::I64),
-            (1, false) => Some(Dtype::U8),
-            (2, false) => Some(Dtype::U16),
-            (4, false) => Some(Dtype::U32),
-            (8, false) => Some(Dtype::U64),
-            _ => None,
-        },
+        (0, [sign @ (0 | 8), 0, 0]) => number(if *sign == 8 { 'i' } else { 'u' }, size),
         // A leading one that is not written, zeros as padding, and the sign's place.
         (1, [0x20, sign, 0]) if u32::from(*sign) + 1 == precision => {
             let properties = body.get(12..20)?;

@@ -47,7 +47,6 @@ impl Header {
         (all.next().is_none() && !message.shared).then_some(&message.body)
     }
 
-    /// Reads the header at an address.
     pub(super) fn read(source: &mut Source, address: u64) -> Result<Header, Fail> {
         let prefix = source.peek_most(address, 34)?;
         let (form, first) = match &*prefix {

@@ -34,7 +34,6 @@ pub(super) use keras::{describe as describe_keras, is_keras};
 
 /// Most groups in each other.
 const MAX_DEPTH: usize = 64;
-/// Longest path.
 const MAX_PATH: usize = 4096;
 /// Longest name of an optimizer, in bytes.
 const MAX_NAME: usize = 256;

@@ -78,7 +78,6 @@ pub(super) enum Node {
 /// A list's elements. Scalars are only counted: nothing can be below them, and lists of numbers are long.
 #[derive(Debug, Default)]
 pub(super) struct Elements {
-    /// Number of elements.
     pub(super) len: u64,
     /// The elements that are nodes, each with its index in the list.
     pub(super) nodes: Vec<(u64, u32)>,
@@ -121,7 +120,6 @@ pub(super) struct Graph {
 }
 
 impl Graph {
-    /// The node with this index.
     pub(super) fn node(&self, index: u32) -> &Node {
         &self.nodes[index as usize]
     }
@@ -131,7 +129,6 @@ impl Graph {
         &mut self.nodes[index as usize]
     }
 
-    /// Number of nodes.
     pub(super) fn len(&self) -> usize {
         self.nodes.len()
     }
@@ -242,7 +239,6 @@ impl Graph {
         }
     }
 
-    /// Adds a node.
     pub(super) fn add(&mut self, node: Node) -> Item {
         // The graph's maker bounds it.
         self.nodes.push(node);
@@ -259,7 +255,6 @@ impl Graph {
         Item::Str(Text { start, len: text.len() as u32 })
     }
 
-    /// Adds a tuple.
     pub(super) fn add_tuple(&mut self, items: &[Item]) -> Item {
         let start = self.items.len() as u32;
         self.items.extend_from_slice(items);

@@ -13,7 +13,7 @@ use super::made::{self, Places};
 use super::npy::{self, Array};
 use super::pickle::{self, Graph, Item, element, is_wrapper};
 use super::progress::Progress;
-use super::read::{Fail, bad, bytes};
+use super::read::{Fail, bad, bytes, start};
 use super::storages::Stored;
 use super::view::{sizes, type_name};
 use super::{Description, Kind, ReadAt, walk};
@@ -24,12 +24,7 @@ const MAX_ARRAYS: usize = 1 << 18;
 /// Describes the file, or `None` if its beginning is not that of a binary pickle, or if no array is in it. A pickle of
 /// protocol 0 or 1 has no magic number.
 pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description>, Fail> {
-    let mut start = [0; 2];
-    if size < 2 {
-        return Ok(None);
-    }
-    src.read_exact_at(&mut start, 0)?;
-    if !matches!(start, [0x80, 2..=5]) {
+    if !matches!(start(src, size)?, Some([0x80, 2..=5])) {
         return Ok(None);
     }
     let mut graph = pickle::load_arrays(src, 0, size)?;

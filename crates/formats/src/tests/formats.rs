@@ -151,7 +151,7 @@ fn legacy_files_that_lie_are_opaque() {
     let missing = check(&legacy(SYSTEM, &tensors(&[7, 8]), &["7"], &[FOUR]));
     assert_eq!((missing.kind, missing.tensors.len(), missing.note.is_some()), (Kind::TorchLegacy, 1, true));
     let big = check(&legacy(b"}(U\x0dlittle_endian\x89u", &one, &["7"], &[FOUR]));
-    assert_eq!((big.kind, big.tensors.len(), big.note.is_some()), (Kind::TorchLegacy, 0, true));
+    assert_eq!((big.kind, big.tensors.len(), big.note.is_some()), (Kind::Opaque, 0, true));
 }
 
 #[test]

@@ -24,7 +24,6 @@ pub(super) const STREAMS_FROM: usize = 2048;
 
 /// The symbols of each word: `k` symbols (1 to 8), first symbol in the lowest byte.
 pub(super) struct Expansion {
-    /// The symbols of each word.
     pub(super) symbols: [u64; 256],
     /// Symbols per word.
     pub(super) k: usize,
