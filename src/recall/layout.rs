@@ -12,10 +12,14 @@ pub enum Unit {
     Tile {
         /// Index of the tensor.
         tensor: u32,
+        /// Number of the tile in it.
         tile: u32,
     },
     /// A chunk of the skeleton: scattered over the gaps between tensors.
-    Skeleton { chunk: u32 },
+    Skeleton {
+        /// Number of the chunk.
+        chunk: u32,
+    },
 }
 
 /// A run of bytes of the file that comes from one unit.

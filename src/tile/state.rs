@@ -57,6 +57,7 @@ pub enum State {
     /// A published system's tile whose next difference needs more than its bytes. Every other codec sees only the
     /// bytes.
     External {
+        /// The bytes.
         bytes: Bytes,
         /// The bin of each element.
         bins: Arc<Vec<u16>>,
