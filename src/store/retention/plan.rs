@@ -13,6 +13,7 @@
 //! - a file beside the newest complete file of another series with the same step: together they may be a checkpoint.
 
 use std::borrow::Cow;
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
@@ -355,11 +356,13 @@ impl Fullness {
         Fullness { files, bytes: if rule.keep_checkpoint_max.is_none() { unit.bytes } else { 0 } }
     }
 
-    /// What this one lacks that the other has. Files with tensors count before files.
+    /// What this one lacks that the other has. Files with tensors count before files, and more of them before bytes:
+    /// else a full checkpoint would stop being complete once one between the two is gone.
     fn lack(self, other: Fullness) -> Option<Lack> {
-        match self.files < other.files {
-            true => Some(Lack::Files),
-            false => (!self.has_bytes_of(other)).then_some(Lack::Bytes),
+        match self.files.cmp(&other.files) {
+            Ordering::Less => Some(Lack::Files),
+            Ordering::Equal => (!self.has_bytes_of(other)).then_some(Lack::Bytes),
+            Ordering::Greater => None,
         }
     }
 

@@ -223,6 +223,13 @@ fn weights_alone_take_no_whole_state_with_them() {
 
 /// A version may have fewer shards than the one before, but not one that is cut.
 #[test]
+fn a_full_one_stays_complete_when_one_before_it_goes() {
+    let of = |step, (files, with_tensors, bytes)| Unit { files, with_tensors, bytes, ..unit(step) };
+    let some = [of(0, (1, 0, 1000)), of(7, (1, 0, 900)), of(11, (2, 1, 700)), of(17, (1, 0, 900))];
+    assert_eq!(gone(&some, "keep_every = 2"), [7]);
+}
+
+#[test]
 fn a_cut_version_takes_no_whole_one_with_it() {
     let version = |step, with_tensors| Unit { files: 2, with_tensors, ..unit(step) };
     let keys = "keep_checkpoint_max = 1";
