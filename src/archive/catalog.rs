@@ -347,6 +347,16 @@ impl Catalog {
         (self.next, self.opened, oldest.into_iter().chain(self.claims.opened()).min())
     }
 
+    /// Lets the mirror look at what is at and below a path.
+    pub(super) fn touch(&mut self, path: &Path) {
+        self.files.touch(path);
+    }
+
+    /// The names that changed since the last call, or all.
+    pub(super) fn take_touched(&mut self, all: bool) -> BTreeSet<Arc<Path>> {
+        self.files.take_touched(all)
+    }
+
     /// Grows with every change of an entry.
     pub(super) fn changes(&self) -> u64 {
         self.files.changes()

@@ -143,6 +143,7 @@ impl Archive {
         self.note(move |archive, catalog| {
             [&from, &to].iter().for_each(|path| archive.not_durable_in(path));
             catalog.renamed(&from, &to, &archive.objects);
+            [&from, &to].iter().for_each(|path| catalog.touch(path));
             archive.a_name_went(catalog);
         });
     }
@@ -150,7 +151,10 @@ impl Archive {
     /// Two names were exchanged (files or directories).
     pub fn exchanged(&self, a: &Path, b: &Path) {
         let (a, b) = (a.to_path_buf(), b.to_path_buf());
-        self.note(move |archive, catalog| catalog.exchanged(&a, &b, &archive.objects));
+        self.note(move |archive, catalog| {
+            catalog.exchanged(&a, &b, &archive.objects);
+            [&a, &b].iter().for_each(|path| catalog.touch(path));
+        });
     }
 
     /// A name of a file is gone (rmdir needs no note).
@@ -188,7 +192,10 @@ impl Archive {
 
     /// A link was made or removed.
     pub fn link_changed(&self, path: &Path) {
-        self.tell(path, |catalog, path, _| catalog.link_changed(path));
+        self.tell(path, |catalog, path, _| {
+            catalog.link_changed(path);
+            catalog.touch(path);
+        });
     }
 
     /// A file got a second name.

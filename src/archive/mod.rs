@@ -18,10 +18,9 @@ mod housekeeper;
 mod lineage;
 mod lossy;
 mod merge;
-mod moves;
+mod mirror;
 mod namespace;
 mod release;
-mod remote;
 pub mod repair;
 mod reparent;
 mod resident;
@@ -43,8 +42,8 @@ use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
 use crate::encode::Workers;
+use crate::mirror::Daemon;
 use crate::recall::{Cache, Recall, usual_memory};
-use crate::remote::Daemon;
 use crate::store::durable::{DeviceFile, Io};
 use crate::store::{Error, Id, Objects, Store};
 use crate::sync::{AtomicBool, AtomicU64, Mutex, thread};
@@ -52,7 +51,6 @@ use crate::sync::{AtomicBool, AtomicU64, Mutex, thread};
 use catalog::{Catalog, State};
 use events::Inbox;
 use merge::Merges;
-use moves::Moves;
 use resident::ResidentReason;
 use threads::Wake;
 use twins::Twins;
@@ -105,15 +103,11 @@ pub struct Archive {
     /// The file that proved an archived one to be an earlier state of its run, by the object. Taken for moments, also
     /// under the file system's lock; no other lock under it.
     provers: Mutex<HashMap<Id, (PathBuf, FileId)>>,
-    /// The remote, while mounted with one. Taken for moments.
-    remote: Mutex<Option<Arc<Daemon>>>,
+    /// The mirror, while mounted with one. Taken for moments.
+    mirror: Mutex<Option<Arc<Daemon>>>,
     before_ahead: ahead::Before,
     /// Notes from the file system so far.
     notes: AtomicU64,
-    /// A program looked for a name since the remote's names were read.
-    looked: AtomicBool,
-    /// Names that move.
-    moves: Moves,
 }
 
 impl Archive {
@@ -156,7 +150,6 @@ impl Archive {
             return Err(Error::Settings(why.into()));
         }
         scan::enter(found, &objects, &mut catalog);
-        let before_ahead = ahead::Before::of(&objects);
         Ok(Arc::new(Archive {
             objects,
             recall,
@@ -176,11 +169,9 @@ impl Archive {
             models: distributed::Models::default(),
             noticed: restores::Noticed::load(&store),
             provers: Mutex::default(),
-            remote: Mutex::default(),
-            before_ahead,
+            mirror: Mutex::default(),
+            before_ahead: ahead::Before::default(),
             notes: AtomicU64::new(0),
-            looked: AtomicBool::new(false),
-            moves: Moves::default(),
             store,
         }))
     }
@@ -208,11 +199,6 @@ impl Archive {
     /// The store.
     pub fn store(&self) -> &Store {
         &self.store
-    }
-
-    /// Whoever gives a name of the tree to something else says so here.
-    pub fn moves(&self) -> &Moves {
-        &self.moves
     }
 
     fn io(&self) -> &Io {

@@ -10,8 +10,8 @@ use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
 
+use crate::mirror::Progress;
 use crate::recall::MemoryStatus;
-use crate::remote::Progress;
 use crate::store::durable::CrashPoint;
 use crate::store::{STUB_BYTES, Stub, is_recalled, profile_mark};
 
@@ -61,9 +61,9 @@ pub struct Status {
     /// Lineages from whose lossy files training went on.
     #[serde(default)]
     pub restored: Vec<Restored>,
-    /// The remote, if the store is mounted with one.
+    /// The mirror, if the store is mounted with one.
     #[serde(default)]
-    pub remote: Option<Progress>,
+    pub mirror: Option<Progress>,
     /// Process number of the daemon; none when the store is not mounted.
     pub daemon: Option<u32>,
 }
@@ -109,7 +109,7 @@ impl Archive {
             memory: self.recall.memory().status(),
             frozen: self.objects.frozen().map(String::from),
             restored: self.restored_lineages(),
-            remote: self.remote_progress(),
+            mirror: self.mirror_progress(),
             ..Status::default()
         };
         let entries: Vec<_> = {
@@ -237,15 +237,10 @@ impl Archive {
         Ok(reader)
     }
 
-    /// Whether a read of a file waits for a remote.
-    pub fn is_far(&self, stub: &Stub) -> bool {
-        self.objects.is_elsewhere(stub.object)
-    }
-
     /// The value of a `user.stepfs.*` attribute (name without the prefix) of the file or directory at `path`.
     ///
     /// - Every path has `store`, `status` and `gc` (JSON, the last for a run of retention), and `queue` (the quick
-    ///   part of the status). `remote` is JSON too: how far pushing has come.
+    ///   part of the status). `mirror` is JSON too: how far it has come.
     /// - Files have `state`, `profile`, `why` (it is exact, lossy, or as it was written), `release` (the obstacle),
     ///   `generations` (lossy restores behind it), `lossy` ([`super::lossy_words`]) and `best` (the file that names
     ///   it). Archived ones also have `object` and `original` (SHA-256).
@@ -256,7 +251,7 @@ impl Archive {
             "status" => return serde_json::to_vec(&self.status()).ok(),
             "queue" => return serde_json::to_vec(&self.queue()).ok(),
             "gc" => return serde_json::to_vec(&self.gc_report().0).ok(),
-            "remote" => return serde_json::to_vec(&self.remote_progress()?).ok(),
+            "mirror" => return serde_json::to_vec(&self.mirror_progress()?).ok(),
             "profile" => return self.profile_attribute(path),
             "lossy" => return self.lossy_words(path).map(String::into_bytes),
             "why" => return self.why(path).map(String::into_bytes),
@@ -312,7 +307,7 @@ impl Archive {
             }
             "sync" => {
                 self.retry();
-                self.hasten_remote();
+                self.hasten_mirror();
                 Ok(())
             }
             "gc" => {

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::archive::lossy_words;
 use crate::store::object::{Id, Object};
-use crate::store::{MAX_CHAIN, STUB_BYTES, Store, is_of_remote, is_pinned, name_bytes, recalled_from};
+use crate::store::{MAX_CHAIN, STUB_BYTES, Store, is_pinned, name_bytes, recalled_from};
 use codec::hash::hex;
 
 use super::source::{Local, Tree};
@@ -23,7 +23,7 @@ pub(super) struct Entry {
     /// In hexadecimal, if it is not UTF-8.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) path_bytes: Option<String>,
-    /// `staged`, `sealed`, `archived`, `released`, or `remote` if only the remote has its object.
+    /// `staged`, `sealed`, `archived` or `released`.
     pub(super) state: String,
     /// True if the file, or a directory above it, is pinned.
     pub(super) pinned: bool,
@@ -95,9 +95,6 @@ pub(super) fn survey(local: &Local) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// Whether a file that only the remote has is lossy, in a store that is not mounted.
-pub(super) const UNKNOWN: &str = "unknown";
-
 /// Parents of the objects seen so far: most files of a run share most ancestors.
 type Parents = HashMap<Id, Option<Id>>;
 
@@ -145,13 +142,6 @@ fn entry(tree: &Tree, parents: &mut Parents, local: &Local, path: &Path) -> Resu
         entry.state = "released".into();
         entry.stored_bytes = STUB_BYTES as u64;
         add_object(store, parents, stub.object, &mut entry);
-        // It comes from the remote when it is read.
-        let is_away = entry.damage.is_some() && Object::header_of(store.io(), &store.objects(), stub.object).is_err();
-        if is_away && is_of_remote(&store.tree(), path)? {
-            (entry.state, entry.damage) = ("remote".into(), None);
-            // The daemon knows from the remote's journal.
-            entry.lossy = word("lossy").unwrap_or_else(|| UNKNOWN.into());
-        }
     } else if local.mount.is_some() {
         // Only the daemon knows about open handles.
         entry.state = word("state").unwrap_or(entry.state);

@@ -3,14 +3,15 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
 use super::format::{name, percent, size, table};
-use super::listing::{UNKNOWN, survey};
+use super::listing::survey;
+use super::mirror::At;
 use super::say_json;
 use super::source::Source;
 
-/// List files and their size in the store, or on a remote.
+/// List files and their size in the store, or on a mirror.
 ///
 /// States: staged (being written), sealed (closed, durable, exact as written), archived (its object is durable, but a
 /// handle is still open), released (kept as an object and decoded on read). Pinned files never change state.
@@ -27,8 +28,11 @@ use super::source::Source;
 /// tensor, and `original` is the SHA-256 of the file as written.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// A store, a mount, a path in a mount, or the URL of a remote.
+    /// A store, a mount, a path in a mount, or the URL of a mirror.
     path: PathBuf,
+    /// Of a mirror: as it was then. An age such as 3h or 2d, or @ and seconds since 1970.
+    #[arg(long, value_name = "TIME")]
+    at: Option<At>,
     /// Print a JSON array, one object per file.
     #[arg(long)]
     json: bool,
@@ -36,7 +40,8 @@ pub(super) struct Args {
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     let entries = match Source::of(&args.path)? {
-        Source::Remote(remote) => return remote.list(args.json),
+        Source::Mirror(mirror) => return mirror.at(args.at).list(args.json),
+        Source::Local(_) if args.at.is_some() => bail!("--at belongs to the URL of a mirror"),
         Source::Local(local) => survey(&local)?,
     };
     if args.json {
@@ -53,8 +58,6 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         let error = match &entry.damage {
             Some(_) => "DAMAGED".into(),
             None if entry.lossy == "0" => "exact".into(),
-            None if entry.lossy == UNKNOWN => "unknown".into(),
-            None if entry.state == "remote" => "lossy".into(),
             None if entry.chain_len == 0 => "as read".into(),
             None => entry.error_updates.map_or_else(|| "lossy".into(), in_updates),
         };

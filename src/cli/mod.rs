@@ -11,16 +11,15 @@ mod inspect;
 mod listing;
 mod ls;
 mod manual;
+mod mirror;
 mod mount;
 mod mount_helper;
 mod mount_options;
 mod pin;
 mod profile;
 mod pull;
-mod push;
 mod recall;
 mod release;
-mod remote;
 mod reshard;
 mod source;
 mod status;
@@ -81,7 +80,6 @@ commands! {
     MountHelper(mount_helper::Args) => mount_helper::run,
     Umount(umount::Args) => umount::run,
     Sync(sync::Args) => sync::run,
-    Push(push::Args) => push::run,
     Pull(pull::Args) => pull::run,
     Pin(pin::PinArgs) => pin::pin,
     Unpin(pin::UnpinArgs) => pin::unpin,

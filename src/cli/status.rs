@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use crate::archive::{Restored, Status};
-use crate::remote::Progress;
+use crate::mirror::Progress;
 use crate::store::{Objects, Restores, STUB_BYTES};
 
 use super::format::{name, percent, size};
@@ -17,7 +17,7 @@ use super::source::{Local, Source};
 /// Show the contents of a store, its size, and the work left to do.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// A store, a mount, a path in a mount, or the URL of a remote.
+    /// A store, a mount, a path in a mount, or the URL of a mirror.
     path: PathBuf,
     /// Print a JSON object.
     #[arg(long)]
@@ -26,7 +26,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     let local = match Source::of(&args.path)? {
-        Source::Remote(remote) => return remote.status(args.json),
+        Source::Mirror(mirror) => return mirror.status(args.json),
         Source::Local(local) => local,
     };
     let status: Status = match &local.mount {
@@ -70,8 +70,8 @@ fn show(local: &Local, status: &Status) {
     if let Some(why) = &status.frozen {
         say!("kept       nothing is removed: {why}; `stepfs verify` names it");
     }
-    if let Some(remote) = &status.remote {
-        show_remote(remote);
+    if let Some(mirror) = &status.mirror {
+        show_mirror(mirror);
     }
     for lineage in &status.restored {
         let expected = lineage.expected_restores.map_or(String::new(), |count| format!(", {count} expected"));
@@ -85,20 +85,13 @@ fn show(local: &Local, status: &Status) {
     }
 }
 
-fn show_remote(remote: &Progress) {
-    say!("remote     {} as node {}, {} files there", remote.url, remote.node, remote.names);
-    if remote.came > 0 {
-        say!("           {} read from it since the mount", size(remote.came));
-    }
-    if remote.files > 0 {
-        let age = remote.oldest_seconds.map_or(String::new(), |age| format!(", the oldest {age} s old"));
-        say!("           {} files ({}) not pushed yet{age}", remote.files, size(remote.bytes));
-    }
-    if let Some(why) = &remote.failing {
+fn show_mirror(mirror: &Progress) {
+    let lag = mirror.lag_seconds.map_or("it has everything".into(), |lag| {
+        format!("{} files ({}) are not there yet, one for {lag} s", mirror.files, size(mirror.bytes))
+    });
+    say!("mirror     {}, {lag}", mirror.url);
+    for why in mirror.failing.iter().chain(&mirror.failed) {
         say!("           {}; stepfs tries again by itself", name(why));
-    }
-    for why in &remote.broken {
-        say!("           node {}", name(why));
     }
 }
 

@@ -128,7 +128,7 @@ impl Core {
             None => Ok(Step::Done(())),
         };
         let result = match resized {
-            Ok(Step::Done(())) => self.change(ino, &change).inspect(|_| self.archive.attributes_changed()),
+            Ok(Step::Done(())) => self.change(ino, &change),
             Ok(Step::First(wanted)) => {
                 let core = Arc::clone(self);
                 self.make(ino, wanted, move |made| match made {
@@ -178,6 +178,7 @@ impl Core {
         if change.mtime.is_some() && table.node(ino)?.kind == FileType::RegularFile {
             table.paths(ino).iter().for_each(|path| self.archive.time_set(path));
         }
+        table.paths(ino).iter().for_each(|path| self.archive.touched(path));
         let metadata = place.metadata()?;
         Ok(self.shown(&table, ino, &metadata))
     }

@@ -15,8 +15,6 @@ use super::node::{Handle, Source};
 use super::privileges::drop_bits;
 use super::reply::done;
 use super::sys;
-use super::workers::Workers;
-use crate::recall::Reader;
 use crate::store::beneath;
 use crate::store::durable::CrashPoint;
 
@@ -81,11 +79,6 @@ impl Core {
         self.handle(fh)?.file().ok_or(Fault::Code(libc::EBADF))
     }
 
-    /// The threads that answer a decoded read: a fsync never waits behind reads that wait for a remote.
-    fn workers_of(&self, reader: &Reader) -> &Workers {
-        if reader.is_far() { &self.far_workers } else { &self.workers }
-    }
-
     pub(super) fn read(self: &Arc<Self>, fh: FileHandle, offset: u64, size: u32, reply: ReplyData) {
         let handle = self.handle(fh);
         if let Ok(Some(reading)) = handle.as_ref().map(|handle| &handle.reading)
@@ -100,7 +93,7 @@ impl Core {
         };
         match decoded.map_or(source, |file| Ok(Source::File(file))) {
             Ok(Source::File(file)) => answer(size, reply, |buffer| read_full(&file, buffer, offset)),
-            Ok(Source::Reader(reader)) => self.workers_of(&reader).submit(Box::new(move || {
+            Ok(Source::Reader(reader)) => self.workers.submit(Box::new(move || {
                 answer(size, reply, |buffer| reader.read_at(offset, buffer).map_err(Fault::from));
             })),
             Err(fault) => reply.error(fault.into()),
@@ -142,15 +135,14 @@ impl Core {
 
     /// A descriptor of the file is closed. Network file systems report late errors then.
     pub(super) fn flush(self: &Arc<Self>, fh: FileHandle, reply: ReplyEmpty) {
-        match self.handle(fh).map(|handle| (handle.node, handle.file())) {
-            Ok((node, Some(file))) => {
-                let core = Arc::clone(self);
+        match self.handle(fh).map(|handle| handle.file()) {
+            Ok(Some(file)) => {
                 self.workers.submit(Box::new(move || {
                     let flushed = sys::flush(&file).map_err(Fault::from);
-                    core.done_when_pushed(node, flushed, reply);
+                    done(reply, flushed);
                 }));
             }
-            Ok((_, None)) => reply.ok(),
+            Ok(None) => reply.ok(),
             Err(fault) => reply.error(fault.into()),
         }
     }
@@ -158,11 +150,7 @@ impl Core {
     pub(super) fn fsync(self: &Arc<Self>, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
         let core = Arc::clone(self);
         self.workers.submit(Box::new(move || {
-            let node = core.handle(fh).map(|handle| handle.node);
-            match (core.sync(fh, datasync), node) {
-                (synced, Ok(node)) => core.done_when_pushed(node, synced, reply),
-                (synced, Err(_)) => done(reply, synced),
-            }
+            done(reply, core.sync(fh, datasync));
         }));
     }
 

@@ -39,7 +39,6 @@ mod numbers;
 mod open;
 mod place;
 mod privileges;
-mod remote;
 mod reply;
 mod sys;
 mod transition;
@@ -70,8 +69,6 @@ struct Core {
     /// Open directories by handle number. Taken for moments only.
     directories: Mutex<HashMap<u64, Arc<dir::Directory>>>,
     workers: workers::Workers,
-    /// For reads that may wait for a remote.
-    far_workers: workers::Workers,
     invalidations: Arc<notify::Invalidations>,
     mappings: mapped::Mappings,
     early: early::Early,
@@ -106,7 +103,6 @@ impl Core {
             handles: Mutex::default(),
             directories: Mutex::default(),
             workers: workers::Workers::default(),
-            far_workers: workers::Workers::default(),
             invalidations: Arc::default(),
             mappings: mapped::Mappings::default(),
             early: early::Early::default(),

@@ -201,7 +201,6 @@ pub fn serve_with(
         let _ = thread.join();
     }
     // No program waits for the workers' replies any more, but their work (an fsync, a recall) is finished.
-    core.far_workers.abandon();
     core.workers.stop();
     core.invalidations.stop();
     core.mappings.stop();

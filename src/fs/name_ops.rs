@@ -188,6 +188,7 @@ impl Core {
         self.make_entry(&mut table, parent, name, creator, &mut |path, mode| {
             std::fs::DirBuilder::new().mode(mode).create(path)
         })
+        .inspect(|_| self.archive.touched(&table.child(parent, name).unwrap_or_default()))
     }
 
     pub(super) fn symlink(&self, parent: u64, name: &OsStr, creator: Creator, target: &Path) -> Result<Attributes> {
@@ -249,6 +250,8 @@ impl Core {
             self.archive.removed(path);
         } else if metadata.is_symlink() {
             self.archive.link_changed(path);
+        } else {
+            self.archive.touched(path);
         }
         Ok(())
     }
@@ -280,7 +283,6 @@ impl Core {
         }
         let ino = table.admit(&self.archive, from.0, from.1, &moved)?;
         let removal = there.as_ref().map(|there| table.before_removal(&target, there));
-        let _moving = self.archive.moves().begin(&target);
         self.io().device().rename(&old, &new, CrashPoint::NameRemoved)?;
         if let Some(removal) = removal {
             table.removed(to.0, to.1, removal);
@@ -302,7 +304,6 @@ impl Core {
         let second = table.admit(&self.archive, b.0.0, b.0.1, b.2)?;
         let (old, new) = (table.reach(a.1)?, table.reach(b.1)?);
         let exchange = rustix::fs::RenameFlags::EXCHANGE;
-        let _moving = (self.archive.moves().begin(a.1), self.archive.moves().begin(b.1));
         match rustix::fs::renameat_with(CWD, &*old, CWD, &*new, exchange).map_err(io::Error::from) {
             // EINVAL is also the answer when one would become its own parent; three renames say so too.
             Err(error) if unsupported(&error) => self.exchange_by_hand(&old, &new)?,

@@ -16,7 +16,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use fuser::{BackingId, FileHandle, FileType, FopenFlags, ReplyOpen};
+use fuser::{BackingId, FileHandle, FileType, FopenFlags, ReplyOpen, Request};
 
 use super::Core;
 use super::errno::{Fault, Result};
@@ -24,6 +24,7 @@ use super::inodes::Table;
 use super::node::{Handle, Mode, Opened, Reading, Source};
 use super::privileges::drop_privileges;
 use super::transition::{Prepared, RecallGoal, Step};
+use crate::archive::Archive;
 
 /// The access that an open asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,8 +83,21 @@ fn open_file(place: &super::place::Place, access: Access) -> io::Result<(File, b
 }
 
 impl Core {
+    /// Answers an OPEN.
+    pub(super) fn answer_open(self: &Arc<Self>, ino: u64, request: &Request, flags: i32, reply: ReplyOpen) {
+        let access = Access::of(flags);
+        let is_stub = || self.table().node(ino).is_ok_and(|node| node.stub.is_some());
+        // Now, since the thread waits for the answer: later it may be gone.
+        let by = match access.changes() {
+            true => self.archive.who_read(request.pid()),
+            false if is_stub() => Archive::process(request.pid()),
+            false => None,
+        };
+        self.open(ino, request.uid(), Access { by, ..access }, None, reply);
+    }
+
     /// Answers an OPEN, at once or from a worker.
-    pub(super) fn open(self: &Arc<Self>, ino: u64, uid: u32, access: Access, reader: Prepared, reply: ReplyOpen) {
+    fn open(self: &Arc<Self>, ino: u64, uid: u32, access: Access, reader: Prepared, reply: ReplyOpen) {
         let register = |fd: BorrowedFd<'_>| reply.open_backing(fd);
         match self.try_open(ino, uid, access, reader, &register) {
             Ok(Step::Done(answer)) => match &answer.backing {
@@ -218,7 +232,7 @@ impl Core {
         opened.wrote |= changes;
         // With pages of its own the kernel writes what a mapping has changed before it sends FLUSH.
         let has_pages = !direct && !opened.passes_through();
-        if !changes || !(self.reports_at_close || has_pages || self.archive.is_remote_waited_for()) {
+        if !changes || !(self.reports_at_close || has_pages) {
             // There is nothing that close could report. FLUSH would make it wait for a thread of ours.
             flags |= FopenFlags::FOPEN_NOFLUSH;
         }

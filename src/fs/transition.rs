@@ -145,19 +145,9 @@ impl Core {
         let core = Arc::clone(self);
         let transition = Transition { core: Arc::clone(self), ino };
         self.workers.submit(Box::new(move || {
-            let finish = move |made| {
-                drop(transition);
-                again(made);
-            };
-            if !core.archive.is_far(&stub) {
-                return finish(core.prepare(ino, stub, wanted));
-            }
-            // A fsync never waits behind opens that wait for a remote.
-            let far = Arc::clone(&core);
-            core.far_workers.submit(Box::new(move || {
-                let made = far.prepare(ino, stub, wanted);
-                far.workers.submit(Box::new(move || finish(made)));
-            }));
+            let made = core.prepare(ino, stub, wanted);
+            drop(transition);
+            again(made);
         }));
     }
 

@@ -87,9 +87,9 @@ impl Core {
         match classify(name) {
             // The archive looks for a pin under the same lock before it changes a file.
             Name::Own("pin") => {
-                drop(self.mark(ino, PIN, b"1", flags)?);
-                // The remote may have an object that a pinned file does not become any more.
-                self.archive.attributes_changed();
+                let table = self.mark(ino, PIN, b"1", flags)?;
+                // The mirror may have an object that a pinned file does not become any more.
+                table.paths(ino).iter().for_each(|path| self.archive.touched(path));
                 Ok(())
             }
             Name::Own("profile") => {
@@ -156,7 +156,7 @@ impl Core {
         if self.is_kept_from(uid, name) {
             return reply.error(Errno::EPERM);
         }
-        if let Name::Own("status" | "remote" | "generations" | "lossy" | "original" | "profile" | "why") =
+        if let Name::Own("status" | "mirror" | "generations" | "lossy" | "original" | "profile" | "why") =
             classify(name)
         {
             // The first reads the size of every file, the others read an object.

@@ -65,7 +65,6 @@ impl Recall {
 
     /// Opens an object and its ancestors, to be decoded with states in memory.
     pub fn chain(&self, id: Id) -> Result<Chain, ReadError> {
-        self.objects.bring(id).map_err(|error| ReadError::object(id, error))?;
         let chain = Chain::open(&self.objects, id)?;
         Ok(chain.with_memory(&self.memory))
     }
@@ -81,19 +80,13 @@ impl Recall {
         if let Some(reader) = known(&self.readers.lock().unwrap_or_else(PoisonError::into_inner)) {
             return Ok(reader);
         }
-        // Of a large object on a remote, a read brings what it needs.
-        let opened = self.objects.open_elsewhere(id).map_err(|error| ReadError::object(id, error))?;
-        let is_far = opened.is_some();
-        let chain = match opened {
-            Some(objects) => Chain::of_opened(objects).with_memory(&self.memory),
-            None => self.chain(id)?,
-        };
+        let chain = self.chain(id)?;
         let order = order(&chain)?;
         let mut readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(reader) = known(&readers) {
             return Ok(reader);
         }
-        let reader = Reader::new(Arc::clone(self), chain, order, is_far);
+        let reader = Reader::new(Arc::clone(self), chain, order);
         readers.retain(|_, reader| reader.strong_count() > 0);
         readers.insert(id, Arc::downgrade(&reader));
         drop(readers);
@@ -105,7 +98,7 @@ impl Recall {
     pub fn part(self: &Arc<Self>, id: Id) -> Result<Arc<Reader>, ReadError> {
         let chain = Chain::open_part(&self.objects, id)?;
         let order = order(&chain)?;
-        Ok(Reader::new(Arc::clone(self), chain, order, false))
+        Ok(Reader::new(Arc::clone(self), chain, order))
     }
 
     /// Passes the whole decoded file of an object to `put`, in pieces with their offsets.

@@ -9,7 +9,7 @@ use crate::archive::resident::ResidentReason;
 use crate::archive::{Archive, lossy_words};
 use crate::store::object::Object;
 use crate::store::{
-    Id, MIN_RELEASE_BYTES, PROFILE, Profile, Store, Stub, beneath, is_of_remote, is_pinned, recalled_from, step_pattern,
+    Id, MIN_RELEASE_BYTES, PROFILE, Profile, Store, Stub, beneath, is_pinned, recalled_from, step_pattern,
 };
 use formats::Kind;
 
@@ -54,7 +54,6 @@ impl Archive {
             Ok(kept) => kept.why() + &self.reconstructed(path),
             Err(id) => match self.objects.open(id) {
                 Ok(object) => of_object(&self.store, path, &object),
-                Err(_) if self.objects.is_elsewhere(id) => of_remote(self.objects.is_lossy(id).then_some("lossy")),
                 Err(error) => of_damage(id, &error),
             },
         })
@@ -78,7 +77,6 @@ impl Archive {
         match Stub::read_on(&file, store.id()) {
             Ok(Some(stub)) => match Object::open_on(store.io(), &store.objects(), stub.object) {
                 Ok(object) => return Ok(of_object(store, path, &object)),
-                Err(_) if is_of_remote(&store.tree(), path)? => return Ok(of_remote(None)),
                 Err(error) => return Ok(of_damage(stub.object, &error)),
             },
             Err(error) if error.kind() == io::ErrorKind::InvalidData => return resident(ResidentReason::DamagedStub),
@@ -201,11 +199,6 @@ fn at_most(words: &str) -> String {
         Some(errors) => format!("with errors of at most {errors}"),
         None => "with errors that its object states".into(),
     }
-}
-
-fn of_remote(lossy: Option<&str>) -> String {
-    let values = lossy.map_or(String::new(), |lossy| format!(", and it is {lossy}"));
-    format!("only the remote has its object{values}; a read in a mount, or `stepfs pull`, brings it")
 }
 
 fn of_damage(id: Id, error: &io::Error) -> String {
