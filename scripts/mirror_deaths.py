@@ -65,10 +65,9 @@ class Job(threading.Thread):
                     self.note(gone, None)
                     os.remove(self.mount / gone)
                 if self.draw.random() < 0.3:
-                    now = dict(self.now)
-                    self.changed.clear()
                     self.mount.mirrored()
-                    self.acknowledged = now
+                    self.acknowledged = dict(self.now)
+                    self.changed.clear()
         except (OSError, AssertionError):
             pass
 

@@ -10,17 +10,12 @@ use serde::Serialize;
 
 use crate::clock::wall_ns;
 use crate::mirror::tree::{Content, Node, chain};
-use crate::mirror::{Missing, Place, Reader, Settings, check, claim, directory_of, open, pull};
+use crate::mirror::{Missing, Place, Reader, Settings, check, claim, directory_of, open};
 use crate::store::retention::duration;
 use crate::store::{MirrorSettings, Store, name_bytes};
 
 use super::format::{name, size, table};
-use super::interrupt::Temporary;
-use super::source::{Brought, Local};
 use super::{DAMAGED, say_json};
-
-/// Begins the name of a store that a mirror is copied into.
-const COPY: &str = "stepfs-mirror-";
 
 /// Opens the mirror of a store that is about to be mounted on `dir`. It need not answer yet.
 ///
@@ -105,7 +100,7 @@ impl std::str::FromStr for At {
 
 /// A mirror by its URL, of whatever kind: errors then say which kinds there are.
 pub(super) struct Mirror {
-    url: String,
+    pub(super) url: String,
     at: Option<At>,
 }
 
@@ -147,17 +142,6 @@ impl Mirror {
     pub(super) fn read(&self, wanted: &Path) -> Result<Reader> {
         let place = open(&self.url)?;
         Reader::open(&place, self.at.map(|at| at.0), wanted).with_context(|| self.url.clone())
-    }
-
-    /// A new store with the names at and below `wanted`, and their objects.
-    pub(super) fn bring(&self, wanted: &Path) -> Result<Brought> {
-        // It may be large.
-        let (copy, temporary) = Temporary::directory(COPY)?;
-        let root = copy.path().join("store");
-        let local = Local { store: root.clone(), mount: None, path: PathBuf::new() };
-        let path = local.wanted(Path::new(&self.url), wanted)?;
-        let missing = pull(&self.read(&path)?, &Store::open(&root)?, &path, &|_| true)?;
-        Ok(Brought { root, path, missing, _copy: Some((copy, temporary)) })
     }
 
     /// `stepfs ls URL`
@@ -229,7 +213,8 @@ impl Mirror {
 fn utc(seconds: u64) -> String {
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
     let (mut year, mut day) = (1970, days);
-    let length = |year: u64| 365 + u64::from(year % 4 == 0 && (year % 100 != 0 || year % 400 == 0));
+    let is = |year: u64, of| year.is_multiple_of(of);
+    let length = |year| 365 + u64::from(is(year, 4) && (!is(year, 100) || is(year, 400)));
     while day >= length(year) {
         day -= length(year);
         year += 1;

@@ -92,7 +92,7 @@ impl Version {
         if inside.components().any(|part| !matches!(part, std::path::Component::Normal(_))) {
             bail!("{}: name a directory inside the store, without `..`", inside.display());
         }
-        let brought = Mirror::of(place).map(|mirror| mirror.bring(inside)).transpose()?;
+        let brought = Mirror::of(place).map(|mirror| Brought::of(&mirror, inside)).transpose()?;
         if brought.as_ref().is_some_and(|brought| tell(&brought.missing)) {
             bail!("{text} is not complete");
         }

@@ -16,13 +16,16 @@ use serde::de::DeserializeOwned;
 
 use crate::archive::repair::lost_stub;
 use crate::fs::mount_of;
-use crate::mirror::Missing;
+use crate::mirror::{Missing, pull};
 use crate::recall::{self, Chain, Layout, ReadError, order, stream};
 use crate::store::durable::scratch;
 use crate::store::{Objects, Store, Stub, beneath, files_below, natural};
 
 use super::interrupt::Temporary;
 use super::mirror::Mirror;
+
+/// Begins the name of a store that a mirror is copied into.
+const COPY: &str = "stepfs-mirror-";
 
 /// The thing that a path or URL names.
 pub(super) enum Source {
@@ -47,7 +50,7 @@ impl Source {
     /// objects.
     pub(super) fn bring(path: &Path, wanted: &Path) -> Result<Brought> {
         if let Some(mirror) = Mirror::of(path) {
-            return mirror.bring(wanted);
+            return Brought::of(&mirror, wanted);
         }
         let local = Local::in_some_mount(path)?;
         let local = local.unwrap_or_else(|| Local { store: path.to_path_buf(), mount: None, path: PathBuf::new() });
@@ -225,6 +228,19 @@ pub(super) struct Brought {
     /// The names that could not be brought.
     pub(super) missing: Missing,
     pub(super) _copy: Option<(tempfile::TempDir, Temporary)>,
+}
+
+impl Brought {
+    /// A new store with the names of a mirror at and below `wanted`, and their objects.
+    pub(super) fn of(mirror: &Mirror, wanted: &Path) -> Result<Brought> {
+        // It may be large.
+        let (copy, temporary) = Temporary::directory(COPY)?;
+        let root = copy.path().join("store");
+        let local = Local { store: root.clone(), mount: None, path: PathBuf::new() };
+        let path = local.wanted(Path::new(&mirror.url), wanted)?;
+        let missing = pull(&mirror.read(&path)?, &Store::open(&root)?, &path, &|_| true)?;
+        Ok(Brought { root, path, missing, _copy: Some((copy, temporary)) })
+    }
 }
 
 /// The files of a store, read without its daemon.

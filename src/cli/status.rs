@@ -86,9 +86,11 @@ fn show(local: &Local, status: &Status) {
 }
 
 fn show_mirror(mirror: &Progress) {
-    let lag = mirror.lag_seconds.map_or("it has everything".into(), |lag| {
-        format!("{} files ({}) are not there yet, one for {lag} s", mirror.files, size(mirror.bytes))
-    });
+    let lag = match mirror.lag_seconds {
+        Some(lag) => format!("{} files ({}) are not there yet, one for {lag} s", mirror.files, size(mirror.bytes)),
+        None if mirror.done == mirror.changes => "it has everything".into(),
+        None => "the last changes are on their way".into(),
+    };
     say!("mirror     {}, {lag}", mirror.url);
     for why in mirror.failing.iter().chain(&mirror.failed) {
         say!("           {}; stepfs tries again by itself", name(why));

@@ -103,9 +103,10 @@ impl Blobs {
     }
 
     /// Deletes these, side by side. Some may be gone in spite of an error, because only its answer was lost.
-    pub(super) fn delete(&mut self, garbage: &[Id]) -> Result<()> {
-        garbage.iter().for_each(|hash| drop(self.there.take(hash).is_some()));
-        let deleted = in_parallel(garbage, |hash| self.place.delete(&Blob { hash: *hash, len: 0 }.name()));
+    pub(super) fn delete(&mut self, garbage: &HashSet<Id>) -> Result<()> {
+        self.there.retain(|hash| !garbage.contains(hash));
+        let garbage: Vec<&Id> = garbage.iter().collect();
+        let deleted = in_parallel(&garbage, |hash| self.place.delete(&Blob { hash: **hash, len: 0 }.name()));
         deleted.into_iter().collect()
     }
 }

@@ -148,7 +148,7 @@ impl Pull<'_> {
         match (hold, failed) {
             (_, Some(error)) => Err(error),
             // Nothing is collected in a store that nobody has mounted.
-            (hold, None) => Ok(drop(hold?)),
+            (hold, None) => Ok(hold.map(drop)?),
         }
     }
 

@@ -176,16 +176,21 @@ pub struct Directory {
 impl Directory {
     /// What is at a path that is not empty.
     pub fn get(&self, path: &Path) -> Option<&Node> {
-        let mut names = path.iter();
-        let last = names.next_back()?;
-        names.try_fold(self, |directory, name| directory.below(name))?.entries.get(last)
+        self.at(path.parent()?)?.entries.get(path.file_name()?)
     }
 
-    fn below(&self, name: &OsStr) -> Option<&Directory> {
-        match self.entries.get(name) {
-            Some(Node::Directory(_, directory)) => Some(directory),
+    /// The directory at a path.
+    fn at(&self, path: &Path) -> Option<&Directory> {
+        path.iter().try_fold(self, |directory, name| match directory.entries.get(name) {
+            Some(Node::Directory(_, below)) => Some(below),
             _ => None,
-        }
+        })
+    }
+
+    /// The links and directories in the directory at a path. `None` if there is no such directory.
+    pub(super) fn others(&self, path: &Path) -> Option<impl Iterator<Item = PathBuf>> {
+        let others = self.at(path)?.entries.iter().filter(|(_, node)| !matches!(node, Node::File(_)));
+        Some(others.map(move |(name, _)| path.join(name)))
     }
 
     /// Puts something at a path, or takes away what is there. A directory stays what it is, but for its attributes.

@@ -200,21 +200,22 @@ impl Writer {
         self.again.extend(failed.map(|(path, _)| path.clone()));
         let mut changed = source.changed(is_new, std::mem::take(&mut self.again));
         if is_new {
-            changed.extend(self.others_in(&tree, Path::new("")));
+            changed.push((PathBuf::new(), None));
         }
         // The earlier ones are looked at first, from the end.
         changed.append(&mut self.noted);
         // A name that comes or goes changes the time of its directory.
         let above: BTreeSet<PathBuf> =
             changed.iter().filter_map(|(path, _)| Some(path.parent()?.to_path_buf())).collect();
-        changed.extend(above.into_iter().map(|path| (path, None)));
+        let (known, new): (Vec<_>, Vec<_>) = above.into_iter().partition(|path| self.tree.others(path).is_some());
+        known.iter().for_each(|path| drop(self.look_at(source, path, None)));
+        changed.extend(new.into_iter().map(|path| (path, None)));
+        let mut listed = HashSet::new();
         while let Some((path, shape)) = changed.pop() {
-            if path.as_os_str().is_empty() {
-                continue;
-            }
             match self.look_at(source, &path, shape) {
-                Ok(true) => changed.extend(self.others_in(&tree, &path)),
-                Ok(false) => {}
+                // Another directory may have its place, and nobody tells of what is in it but files.
+                Ok(true) if listed.insert(path.clone()) => changed.extend(self.others_in(&tree, &path)),
+                Ok(_) => {}
                 Err(error) => {
                     let (attributes, witness) = Default::default();
                     self.await_bytes(&path, Found { shape: Shape::Stuck, attributes, len: 0, witness });
@@ -224,24 +225,29 @@ impl Writer {
         }
     }
 
-    /// Links and directories in a directory. Of files the archive tells.
+    /// The links and directories that are in a directory, here and on the mirror. Of files the archive tells.
     fn others_in(&self, tree: &Path, path: &Path) -> Vec<(PathBuf, Option<Shape>)> {
-        let list = || -> io::Result<Vec<PathBuf>> {
-            let (opened, mut others) = (beneath::open_dir(tree, path)?, Vec::new());
+        let mut others: Vec<PathBuf> = self.tree.others(path).into_iter().flatten().collect();
+        let mut list = || -> io::Result<()> {
+            let opened = beneath::open_dir(tree, path)?;
             for entry in fs::read_dir(beneath::by_descriptor(&opened))? {
                 let entry = entry?;
                 if !entry.file_type()?.is_file() {
                     others.push(path.join(entry.file_name()));
                 }
             }
-            Ok(others)
+            Ok(())
         };
         // If it has gone, the note of that is on its way.
-        list().unwrap_or_default().into_iter().map(|path| (path, None)).collect()
+        let _ = list();
+        others.into_iter().map(|path| (path, None)).collect()
     }
 
-    /// Looks at a name. True for a directory that the mirror does not have yet.
+    /// Looks at a name. True for a directory.
     fn look_at(&mut self, source: &dyn Source, path: &Path, shape: Option<Shape>) -> io::Result<bool> {
+        if path.as_os_str().is_empty() {
+            return Ok(true);
+        }
         let tree = source.store().tree();
         let Some(metadata) = found_at(&tree, path)? else {
             self.pending.remove(path);
@@ -250,7 +256,6 @@ impl Writer {
         };
         let attributes = attributes_of(&metadata);
         let kind = metadata.file_type();
-        let mut is_new = false;
         if kind.is_file() {
             match shape {
                 Some(shape) => self.want(source, path, Found::of(shape, &metadata))?,
@@ -261,7 +266,6 @@ impl Writer {
             let target = fs::read_link(beneath::reach(&tree, path)?)?;
             self.set(source, path, Node::Link(attributes, target.as_os_str().as_bytes().to_vec()));
         } else if kind.is_dir() {
-            is_new = !matches!(self.tree.get(path), Some(Node::Directory(..)));
             self.set(source, path, Node::Directory(attributes, Directory::default()));
         } else {
             self.gone.insert(path.to_path_buf());
@@ -271,7 +275,7 @@ impl Writer {
             self.pending.remove(path);
         }
         self.gone.remove(path);
-        Ok(is_new)
+        Ok(kind.is_dir())
     }
 
     fn set(&mut self, source: &dyn Source, path: &Path, node: Node) {
@@ -481,7 +485,7 @@ impl Writer {
         let newest = listed.iter().map(|(_, put_ns)| *put_ns).max().unwrap_or_default();
         let grace = self.keep.min(manifest::ALL_FOR).as_nanos() as i64;
         let is_garbage = |(hash, put_ns): &&(Id, i64)| !needed.contains(hash) && newest - put_ns >= grace;
-        let garbage: Vec<Id> = listed.iter().filter(is_garbage).map(|(hash, _)| *hash).collect();
+        let garbage: HashSet<Id> = listed.iter().filter(is_garbage).map(|(hash, _)| *hash).collect();
         let deleted = self.blobs.delete(&garbage);
         let blobs = &self.blobs;
         self.objects.retain(|_, object| blobs.has_all(object));

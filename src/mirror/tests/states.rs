@@ -136,6 +136,14 @@ fn a_directory_in_the_place_of_a_name_and_back() {
     check(&machine);
     machine.rename("run", "other");
     check(&machine);
+    // Another directory takes the place of an empty one.
+    fs::create_dir(machine.at("other/a/b/c")).unwrap();
+    machine.touch("other/a/b/c");
+    fs::create_dir(machine.at("place")).unwrap();
+    machine.touch("place");
+    check(&machine);
+    machine.rename("other/a/b", "place");
+    check(&machine);
     machine.rename("other/a", "a");
     machine.rename("other/newest.pt", "a/newest.pt");
     machine.remove("other");

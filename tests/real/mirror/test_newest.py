@@ -63,8 +63,8 @@ def test_the_newest_travels_quantized_once_and_for_good(mirror, mounts):
     before, there = read(other / newest), put_bytes(mirror)
     # Once it is history, it is what travelled, here too.
     torch.save(states[7], mount / "run/step_0007.pt")
-    mount.require_released(newest)
     mount.sync()
+    mount.require_released(newest)
     mount.mirrored()
     assert read(mount / newest) == before
     assert put_bytes(mirror) - there < 1.2 * os.path.getsize(mount / newest)
