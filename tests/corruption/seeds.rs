@@ -138,9 +138,9 @@ fn seeds_are_made_of_real_files() {
     // Two rows, a file and a link, and one object, without the record around them.
     let row = |name: &str, rest: &[u8]| [&[name.len() as u8][..], name.as_bytes(), rest].concat();
     let attributes = [0xa4, 0x03, 0, 0, 10];
-    let file = [&[0][..], &attributes, &[5, 1, 16], &[3; 16], &[7, 9]].concat();
+    let file = [&[0][..], &attributes, &[5, 1], &[3; 16], &[7, 9]].concat();
     let link = [&[1][..], &attributes, &[1, b'x']].concat();
-    let object = [&[16][..], &[3; 16], &[0, 100, 0, 1, 16], &[4; 16]].concat();
+    let object = [&[3; 16][..], &[0, 100, 0, 1], &[4; 16]].concat();
     put("directory", "some", &[&[2][..], &row("a.pt", &file), &row("latest", &link), &[1], &object].concat());
     let mut restores = stepfs::store::Restores::default();
     (0..20).for_each(|at| restores.restored(at % 3, at as i64 * 1000, at as u32 / 2, "run/step_1.pt"));
