@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tests with a real Ceph on this machine: all tests of tests/real/remote, with radosgw as S3 and CephFS as directory.
+# Tests with a real Ceph on this machine: all tests of tests/real/mirror, with radosgw as S3 and CephFS as directory.
 # CephFS has two clients. Nodes take them in turn, so what one client writes another reads. The script needs root, and
 # installs Debian's packages; where it cannot, it exits with 4. The data take 6 GB at most.
 #   scripts/ceph.sh                    the tests
@@ -137,5 +137,5 @@ if [ $# -gt 0 ]; then
     "$@"
 else
     export STEPFS_BIN=${STEPFS_BIN:-$STEPFS}
-    real tests/real/remote
+    real tests/real/mirror
 fi

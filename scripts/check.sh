@@ -6,9 +6,9 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$ROOT"
 rooms=("$@")
-[ $# -gt 0 ] || rooms=(frameworks life faults quality remote tools)
+[ $# -gt 0 ] || rooms=(frameworks life faults quality mirror tools)
 for room in "${rooms[@]}"; do
-    [ -e "tests/real/$room/" ] || die "no room $room; there are: frameworks life faults quality remote tools study"
+    [ -e "tests/real/$room/" ] || die "no room $room; there are: frameworks life faults quality mirror tools study"
 done
 begin_steps
 run setup scripts/setup.sh machine

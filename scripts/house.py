@@ -185,7 +185,7 @@ def main():
             of_types[part(base, path), name] += n
     for name, n in sorted(parts.items()):
         print(f"{n:7,}  {name}")
-    print(f"{sum(parts.values()):7,}  in {len(files)} files; {sum(parts.values()) - parts['src/remote']:,} without src/remote")
+    print(f"{sum(parts.values()):7,}  in {len(files)} files; {sum(parts.values()) - parts['src/mirror']:,} without src/mirror")
     if args.files:
         for path, n in sorted(sizes.items(), key=lambda item: -item[1])[:25]:
             print(f"{n:7,}  {path.relative_to(ROOT)}")

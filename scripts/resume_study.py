@@ -15,7 +15,7 @@ study fails. --raw keeps series and finished runs. They are computed again only 
     (docs/study/held_out.md)
 
 With --judge, chains of nine restores begin at three places of each run, and a chain is judged 20 to 60 iterations after each
-of its restores. `--seeds balanced=3,ahead-balanced=3` also restores the newest state from a remote, where it is quantized, after
+of its restores. `--seeds balanced=3,ahead-balanced=3` also restores the newest state from a mirror, where it is quantized, after
 its machine died. Several processes may share one --raw: each takes work that no other is busy with.
 """
 

@@ -15,11 +15,6 @@ pub(crate) fn stamp_ns() -> i64 {
     nanoseconds(read(ClockId::RealtimeCoarse))
 }
 
-/// Time since the machine started, with the time that it slept.
-pub(crate) fn since_boot() -> Duration {
-    read(ClockId::Boottime)
-}
-
 /// Processor time of the calling thread so far. It measures the cost of work on a core, independent of other load.
 pub fn of_thread() -> Duration {
     read(ClockId::ThreadCPUTime)

@@ -6,7 +6,7 @@
 //! - [`fs`]: the interface to the kernel: operations, handles, errno. The only user of `fuser`.
 //! - [`tools`]: compares ways of storing a series of checkpoints, and reshards one. Nothing but [`cli`] uses it.
 //! - [`archive`]: the life of a file after the last close: seal, choose a base, archive, release, remove.
-//! - [`remote`]: keeps a store and a bucket, or a shared directory, in step.
+//! - [`mirror`]: a bucket or directory follows a store.
 //! - [`encode`]: from a file to its object: plans, encodes, reads back, compares.
 //! - [`recall`]: finds the objects and tiles that a read needs, decodes them, and caches decoded files.
 //! - [`store`]: tree, objects, stubs, recovery, lock; all durable I/O.
@@ -34,8 +34,8 @@ pub mod cli;
 pub mod clock;
 pub mod encode;
 pub mod fs;
+pub mod mirror;
 pub mod recall;
-pub mod remote;
 pub mod store;
 mod sync;
 pub mod tile;

@@ -5,8 +5,8 @@ lost too. A run saves checkpoint n, continues to n + 1 and saves it, and n is re
 from the mount, repeats the iterations from n to n + 1, and saves over the old file. All later checkpoints descend from the
 restored state, so the losses of restores add up along the run.
 
-With `ahead-` before the profile, a crash loses the whole store instead, and n is the newest that the remote has: quantized by
-the update before it. The run goes on in a fresh store on the same remote.
+With `ahead-` before the profile, a crash loses the whole store instead, and n is the newest that the mirror has: quantized by
+the update before it. The run goes on in a store that is pulled from there.
 
 Until the first crash an interrupted run is the uninterrupted one, so those checkpoints are copied, not computed again.
 """
@@ -22,13 +22,13 @@ from pathlib import Path
 import torch
 
 import harness
-import remotes
+import mirrors
 from . import sizes
 from .tasks import HISTORY
 from .training import digest, nudge
 
 ULP = "ulp"  # not a profile: exact restores, then weights moved by one unit in the last place
-AHEAD = "ahead-"  # before a profile: restores of the newest state from a remote, where it is quantized
+AHEAD = "ahead-"  # before a profile: restores of the newest state from a mirror, where it is quantized
 
 
 def folder(raw, task, seed):
@@ -161,29 +161,40 @@ class Store:
 
 
 class Newest:
-    """Machines that die, one after the other, each with its store. The next one has a fresh store on the same remote, and what
-    came there of the newest state when the machine died.
+    """Machines that die, one after the other, each with its store. The next one pulls what came to the mirror of the newest state
+    when the machine died, and has a mirror of its own.
     """
 
     def __init__(self, base, profile, extra):
         self.base, self.dir, self.last, self.count = base, base / "saved", "", 0
         self.dir.mkdir()
-        self.remote = remotes.Directory(base)
-        self.open = lambda: sizes.open_store(base / f"machine{self.count}", profile, f'{extra}\n[remote]\nurl = "{self.remote.url}"\nnewest = "quantized"\n')
-        self.mount = self.open()
+        self.profile, self.extra, self.mount = profile, extra, self.open(profile, extra)
+
+    def open(self, profile, extra, pull=None):
+        place = self.base / f"machine{self.count}"
+        mirror = mirrors.Directory(place / "elsewhere")
+        mount = mirrors.Mirrored(place, mirror, 'newest = "quantized"')
+        if pull:
+            harness.run("pull", pull, mount.store)
+        plain = sizes.open_store(place, profile, extra)
+        plain.umount()
+        harness.run("mount", mount.store, mount.dir, "--mirror", mirror.url)
+        harness.run("umount", mount.dir)
+        with open(mount.store / "stepfs.toml", "a") as f:
+            f.write('newest = "quantized"\n')
+        return mount.mount()
 
     def settle(self, name):
         saved = sorted(path.name for path in self.dir.iterdir() if self.last < path.name <= name)
         for each in saved:
-            # Saved now: a remote does not wait for the state before an old file.
+            # Saved now: a mirror does not wait for the state before an old file.
             shutil.copyfile(self.dir / each, self.mount / each)
-            self.mount.sync(timeout=3600, remote=True)
+            self.mount.mirrored(timeout=3600)
         assert f"{name}: encoded ahead" in self.mount.log.read_text(), f"{name} did not travel quantized\n{self.mount.what_it_does()}"
         self.mount.kill()
-        self.close()
-        self.count, self.last = self.count + 1, name
-        self.mount = self.open()
-        harness.wait_until(lambda: os.path.lexists(self.mount / name), 60, f"{name} appears")
+        dead, self.count, self.last = self.mount, self.count + 1, name
+        self.mount = self.open(self.profile, self.extra, dead.url)
+        dead.close()
         exact = (self.dir / name).read_bytes()
         shutil.copyfile(self.mount / name, self.dir / name)
         assert (self.dir / name).read_bytes() != exact, f"{name} came back exact"

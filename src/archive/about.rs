@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::store::object::Object;
 use crate::store::{
-    Id, MIN_RELEASE_BYTES, PROFILE, Profile, Store, Stub, beneath, is_of_remote, is_pinned, profile_mark,
+    Id, MIN_RELEASE_BYTES, PROFILE, Profile, Store, Stub, beneath, is_pinned, profile_mark,
     recalled_from, step_pattern,
 };
 use codec::hash::hex;
@@ -153,9 +153,6 @@ impl About<'_> {
             Ok(kept) => kept.why() + &self.reconstructed(),
             Err(id) => match self.shared.objects.open(id) {
                 Ok(object) => of_object(&self.shared.store, self.path, &object),
-                Err(_) if self.shared.objects.is_elsewhere(id) => {
-                    of_remote(self.shared.objects.is_lossy(id).then_some("lossy"))
-                }
                 Err(error) => of_damage(id, &error),
             },
         })
@@ -180,7 +177,6 @@ pub fn why_at_rest(store: &Store, path: &Path) -> io::Result<String> {
     match Stub::read_on(&file, store.id()) {
         Ok(Some(stub)) => match Object::open_on(store.io(), &store.objects(), stub.object) {
             Ok(object) => return Ok(of_object(store, path, &object)),
-            Err(_) if is_of_remote(&store.tree(), path)? => return Ok(of_remote(None)),
             Err(error) => return Ok(of_damage(stub.object, &error)),
         },
         Err(error) if error.kind() == io::ErrorKind::InvalidData => return resident(ResidentReason::DamagedStub),
@@ -314,11 +310,6 @@ fn at_most(words: &str) -> String {
         Some(errors) => format!("with errors of at most {errors}"),
         None => "with errors that its object states".into(),
     }
-}
-
-fn of_remote(lossy: Option<&str>) -> String {
-    let values = lossy.map_or(String::new(), |lossy| format!(", and it is {lossy}"));
-    format!("only the remote has its object{values}; a read in a mount, or `stepfs pull`, brings it")
 }
 
 fn of_damage(id: Id, error: &io::Error) -> String {

@@ -1,20 +1,19 @@
-//! Encodes the newest state of a lineage before it has a newer one, so that a remote has it at a fraction of its bytes.
+//! Encodes the newest state of a lineage before it has a newer one, so that a mirror has it at a fraction of its bytes.
 //!
-//! The file stays as it is, exact. Its object is what the file becomes later, if the object is fine enough once the
-//! state after it is known. The newest object of a lineage stays without a name, so nothing is noted of it.
+//! The file stays as it is, exact. Once the state after it is sealed, the file becomes this object (`archive/twins.rs`), if
+//! it may lose anything at all. The newest object of a lineage stays without a name, so nothing is noted of it.
 
-use std::collections::HashSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::clock::wall_ns;
 use crate::encode::{StepResult, original};
-use crate::remote::Ahead;
+use crate::mirror::Ahead;
 use crate::store::durable::DeviceFile;
 use crate::store::object::{Header, Id};
-use crate::store::{Newest, Objects, Profile, Profiles, is_pinned};
-use crate::sync::{Mutex, MutexGuard};
+use crate::store::{Newest, Profile, Profiles, is_pinned};
+use crate::sync::Mutex;
 use formats::is_named_elsewhere;
 
 use super::FileId;
@@ -24,10 +23,10 @@ use super::base::nearest;
 use super::entry::{Sealed, State};
 use super::twins::is_faithful;
 
-/// Longest wait of a file for the state before it to become its base, in nanoseconds since it was written. A remote
+/// Longest wait of a file for the state before it to become its base, in nanoseconds since it was written. A mirror
 /// gets the file a minute late, and not as a difference over several states.
 const PATIENCE_NS: i64 = 60_000_000_000;
-/// How long an archived file is kept open for the state after it: a remote may be away for a while. A released file
+/// How long an archived file is kept open for the state after it: a mirror may be away for a while. A released file
 /// that is open takes its room on the disk until then.
 const KEEP_OPEN: Duration = Duration::from_secs(600);
 /// Files kept open at most. A process may open 1,024 by default, or a little more.
@@ -38,26 +37,9 @@ const MOST_OPEN: usize = 256;
 pub(super) struct Before {
     /// By the state after them. Taken for moments; no other lock is taken under it.
     files: Mutex<Vec<(FileId, i64, Instant, DeviceFile)>>,
-    /// Lossy objects that no state after them has proven: made ahead, or left without a name by a former process. No
-    /// file may become one of them unproven. Taken for moments; no other lock is taken under it.
-    unproven: Mutex<HashSet<Id>>,
 }
 
 impl Before {
-    /// Of a store that is opened, with its files' names entered.
-    pub(super) fn of(objects: &Objects) -> Before {
-        Before { unproven: Mutex::new(objects.unnamed_lossy().into_iter().collect()), ..Before::default() }
-    }
-
-    /// An object is about to be made ahead.
-    pub(super) fn is_to_be_proven(&self, id: Id) {
-        self.unproven().insert(id);
-    }
-
-    fn unproven(&self) -> MutexGuard<'_, HashSet<Id>> {
-        self.unproven.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn put(&self, archived: &Sealed, next: &Sealed, file: DeviceFile) {
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         files.retain(|(id, _, since, _)| ![archived.file, next.file].contains(id) && since.elapsed() < KEEP_OPEN);
@@ -82,7 +64,7 @@ impl Before {
 }
 
 impl Encoder {
-    /// Encodes the newest file of a lineage for a remote.
+    /// Encodes the newest file of a lineage for a mirror.
     ///
     /// # Errors
     /// Those of an archiving.
@@ -144,7 +126,7 @@ impl Encoder {
         if self.refusal((path, &before), (path, &source))?.is_some() {
             return Ok(Ahead::Whole);
         }
-        let after = After { state: (&before, path), ahead: true, but: None, refusal: None };
+        let after = After { state: (&before, path), ahead: true, refusal: None };
         let made =
             self.difference(path, &sealed, (&source, &profiles), &after, &stale, &mut |made| self.commit(made))?;
         let Some(made) = made else { return Ok(Ahead::Whole) };
@@ -160,7 +142,7 @@ impl Encoder {
     /// Keeps an archived file open for the state after it, which is encoded ahead by the update between the two.
     pub(super) fn keep_for_ahead(&self, archived: &Sealed, next: &Sealed, file: DeviceFile) {
         let wanted =
-            self.shared.store.settings().remote.as_ref().is_some_and(|remote| remote.newest == Newest::Quantized);
+            self.shared.store.settings().mirror.as_ref().is_some_and(|mirror| mirror.newest == Newest::Quantized);
         if wanted {
             self.before_ahead.put(archived, next, file);
         }
@@ -183,37 +165,6 @@ impl Encoder {
         made.retain(is);
         let Some(made) = made.first() else { return Ok(None) };
         Ok((original::hash_of(source, sealed.len, stale)? == made.original).then_some(made.id))
-    }
-
-    /// Whether an object was made before the state after it was known, and none has proven it since. A copy of the file,
-    /// or one with another time, may come to it too.
-    pub(super) fn is_unproven(&self, id: Id) -> bool {
-        self.before_ahead.unproven().contains(&id)
-    }
-
-    /// Whether an object that was made ahead, and that the caller has named, loses no more than one that is made now.
-    /// If it does, the name is taken back.
-    pub(super) fn is_still_fine(
-        &self,
-        id: Id,
-        path: &Path,
-        sealed: &Sealed,
-        file: (&DeviceFile, &Profiles),
-        newer: &(PathBuf, Arc<Sealed>),
-    ) -> StepResult<bool> {
-        let look = || -> StepResult<bool> {
-            let (made, after) = (self.shared.objects.open(id)?, self.open_newer(newer)?);
-            let after = After { state: (&after, &newer.0), ahead: false, but: Some(id), refusal: None };
-            self.difference(path, sealed, file, &after, &|| false, &mut |difference| difference.is_met_by(&made))
-        };
-        let fine = look();
-        if matches!(fine, Ok(true)) {
-            self.before_ahead.unproven().remove(&id);
-        } else {
-            log::info!("{}: what was encoded ahead is too coarse now, or cannot be judged", path.display());
-            self.shared.objects.unname(id);
-        }
-        fine
     }
 }
 

@@ -34,8 +34,6 @@ pub(super) struct After<'a> {
     pub(super) state: (&'a (dyn ReadAt + Sync), &'a Path),
     /// It is not known yet.
     pub(super) ahead: bool,
-    /// The file becomes no difference to this object.
-    pub(super) but: Option<Id>,
     /// Why it is no proven later state of the file's run.
     pub(super) refusal: Option<&'a str>,
 }
@@ -65,7 +63,7 @@ impl Encoder {
         Encoder {
             shared: Arc::clone(shared),
             twins,
-            before_ahead: Before::of(&shared.objects),
+            before_ahead: Before::default(),
             contents,
             restores,
             workers,
@@ -134,11 +132,9 @@ impl Encoder {
         let refusal = refusal.as_deref();
         // Bytes that do not say to which tensor they belong must not share the errors of others.
         let twin = if is_named_elsewhere(path) { None } else { self.twins.find(&profiles, sealed, &source, &stale)? };
-        let made_ahead = twin.filter(|id| self.is_unproven(*id));
         let object = match twin {
-            Some(object) if made_ahead.is_none() => object,
-            Some(object) if self.is_still_fine(object, path, sealed, (&source, &profiles), newer)? => object,
-            _ => match self.write_object(path, sealed, (&source, &profiles), newer, (made_ahead, refusal, &stale))? {
+            Some(object) => object,
+            None => match self.write_object(path, sealed, (&source, &profiles), newer, (refusal, &stale))? {
                 Some(object) => object,
                 None => {
                     let why = ResidentReason::incompressible(&self.contents.describe(path, &source)?);
@@ -148,7 +144,7 @@ impl Encoder {
                 }
             },
         };
-        // Before anybody sees it archived: the remote asks for it then.
+        // Before anybody sees it archived: the mirror asks for it then.
         self.keep_for_ahead(sealed, &newer.1, source);
         // Its lineage has another newest state now.
         self.shared.garbage.store(true, Ordering::Relaxed);
@@ -241,18 +237,17 @@ impl Encoder {
         true
     }
 
-    /// Encodes, reads back and commits, as difference to any state but `but`. `None`: not worth it. The caller names the
-    /// object from now on.
+    /// Encodes, reads back and commits, `None`: not worth it. The caller names the object from now on.
     fn write_object(
         &self,
         path: &Path,
         sealed: &Sealed,
         (source, profiles): (&DeviceFile, &Profiles),
         newer: &(PathBuf, Arc<Sealed>),
-        (but, refusal, stale): (Option<Id>, Option<&str>, &(dyn Fn() -> bool + Sync)),
+        (refusal, stale): (Option<&str>, &(dyn Fn() -> bool + Sync)),
     ) -> StepResult<Option<Id>> {
         let after = self.open_newer(newer)?;
-        let after = After { state: (&after, &newer.0), ahead: false, but, refusal };
+        let after = After { state: (&after, &newer.0), ahead: false, refusal };
         self.difference(path, sealed, (source, profiles), &after, stale, &mut |difference| self.commit(difference))
     }
 
@@ -295,7 +290,7 @@ impl Encoder {
         let written: &(dyn ReadAt + Sync) = source;
         let source = InOrder::new(source, &description);
         let (newer, of_newer) = InOrder::as_later_state(after.state.0, &of_newer, &description);
-        let base = Bases::of(&self.shared).base(sealed, &description, &source, profiles.policy(), after.but)?;
+        let base = Bases::of(&self.shared).base(sealed, &description, &source, profiles.policy())?;
         act(&Difference {
             path,
             refusal: after.refusal,
@@ -327,10 +322,6 @@ impl Encoder {
         };
         let Some(Written { writer, header, chain }) = written? else { return Ok(None) };
         let id = header.id;
-        if difference.ahead {
-            // Before any file can come to it.
-            self.before_ahead.is_to_be_proven(id);
-        }
         self.shared
             .objects
             .add(writer, header, chain.leaf().stored())

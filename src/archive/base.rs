@@ -32,19 +32,16 @@ impl Bases<'_> {
 
     /// The base: the last archived state of the lineage before this, else the nearest after it. A state of another
     /// lineage with the same tensors is the base if the own lineage has none, or if it is the same state saved twice.
-    /// For a super-step, the super-step before. Never `but`. A published system's policy names a state of the own lineage.
+    /// For a super-step, the super-step before. A published system's policy names a state of the own lineage.
     pub(super) fn base(
         &self,
         sealed: &Sealed,
         description: &Description,
         source: &dyn ReadAt,
         policy: Option<Policy>,
-        but: Option<Id>,
     ) -> StepResult<Base> {
         let mut base = Base::default();
-        let mut own = self.shared.objects.of_lineage(sealed.lineage);
-        own.retain(|header| Some(header.id) != but);
-        let own = nearest(own, sealed);
+        let own = nearest(self.shared.objects.of_lineage(sealed.lineage), sealed);
         let mut others = self.shared.objects.of_signature(sealed.signature);
         // All files without tensors have one signature.
         others.retain(|header| header.lineage != sealed.lineage && !description.tensors.is_empty());

@@ -56,13 +56,19 @@ impl Archive {
     /// A file or directory has a new name. The file that had that name is gone.
     pub fn renamed(&self, from: &Path, to: &Path) {
         let (from, to) = (from.to_path_buf(), to.to_path_buf());
-        self.shared.note(move |catalog| catalog.renamed(&from, &to));
+        self.shared.note(move |catalog| {
+            catalog.renamed(&from, &to);
+            [&from, &to].iter().for_each(|path| catalog.touch(path));
+        });
     }
 
     /// Two names were exchanged (files or directories).
     pub fn exchanged(&self, a: &Path, b: &Path) {
         let (a, b) = (a.to_path_buf(), b.to_path_buf());
-        self.shared.note(move |catalog| catalog.exchanged(&a, &b));
+        self.shared.note(move |catalog| {
+            catalog.exchanged(&a, &b);
+            [&a, &b].iter().for_each(|path| catalog.touch(path));
+        });
     }
 
     /// A name of a file is gone (rmdir needs no note).
@@ -72,7 +78,10 @@ impl Archive {
 
     /// A link was made or removed.
     pub fn link_changed(&self, path: &Path) {
-        self.tell(path, Catalog::link_changed);
+        self.tell(path, |catalog, path| {
+            catalog.link_changed(path);
+            catalog.touch(path);
+        });
     }
 
     /// A file got a second name.

@@ -20,7 +20,7 @@ const MOST: usize = 32;
 /// Something that a person must know.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Problem {
-    /// For programs: `moved`, `damaged`, `cut-short`, `full`, `stalled`, `failed` or `kept`.
+    /// For programs: `moved`, `damaged`, `cut-short`, `full`, `stalled`, `mirror`, `failed` or `kept`.
     pub kind: String,
     /// The event, and its file.
     pub says: String,
@@ -112,7 +112,7 @@ fn fault(shared: &Shared, entry: &Entry) -> Option<String> {
     match &entry.state {
         State::Released(id) => match shared.recall.failure(*id) {
             Some(why) => Some(why),
-            None if shared.objects.get(*id).is_none() && !shared.objects.is_elsewhere(*id) => {
+            None if shared.objects.get(*id).is_none() => {
                 Some(format!("its object {id} is missing or damaged"))
             }
             None => None,
@@ -172,13 +172,16 @@ impl Health<'_> {
         if let Some(why) = &status.stalled {
             self.problems.push(Problem::new("stalled", why, "stepfs tries again by itself"));
         }
+        for why in status.mirror.iter().flat_map(|mirror| mirror.failing.iter().chain(&mirror.failed)) {
+            self.problems.push(Problem::new("mirror", format!("the mirror lags behind: {why}"), "stepfs tries again by itself"));
+        }
         if let Some(why) = &status.frozen {
             let says = format!("stepfs removes nothing, and frees no room: {why}");
             self.problems.push(Problem::new("kept", says, "`stepfs verify STORE` names it"));
         }
         let again = "it stays as it was written; `stepfs sync` tries again";
         self.problems.extend(status.failed.iter().map(|why| Problem::new("failed", why, again)));
-        let order = ["moved", "damaged", "cut-short", "full", "stalled", "failed", "kept"];
+        let order = ["moved", "damaged", "cut-short", "full", "stalled", "mirror", "failed", "kept"];
         self.problems.sort_by_key(|problem| order.iter().position(|kind| *kind == problem.kind));
         let more = self.problems.len().saturating_sub(MOST);
         self.problems.truncate(MOST);

@@ -16,10 +16,9 @@ mod health;
 mod housekeeper;
 mod lineage;
 mod merge;
-mod moves;
+mod mirror;
 mod namespace;
 mod release;
-mod remote;
 pub mod repair;
 mod reparent;
 mod resident;
@@ -35,17 +34,16 @@ mod twins;
 use std::sync::{Arc, PoisonError};
 
 use crate::encode::Workers;
+use crate::mirror::Daemon;
 use crate::recall::{Cache, Recall, usual_memory};
-use crate::remote::Daemon;
 use crate::store::{Error, Objects, Store};
-use crate::sync::{AtomicBool, Mutex, thread};
+use crate::sync::{Mutex, thread};
 
 use archiving::Encoder;
 use catalog::Catalog;
 use entry::State;
 use housekeeper::Housekeeper;
 use merge::Merges;
-use moves::Moves;
 use resident::ResidentReason;
 use retention::Retention;
 use sealer::Sealer;
@@ -95,12 +93,8 @@ pub struct Archive {
     merges: Arc<Merges>,
     /// The housekeeper, which waits for all other threads at the end. Locked to start and to stop it.
     housekeeper: Mutex<Option<thread::JoinHandle<()>>>,
-    /// The remote, while mounted with one. Taken for moments.
-    remote: Mutex<Option<Arc<Daemon>>>,
-    /// A program looked for a name since the remote's names were read.
-    looked: AtomicBool,
-    /// Names that move.
-    moves: Moves,
+    /// The mirror, while mounted with one. Taken for moments.
+    mirror: Mutex<Option<Arc<Daemon>>>,
 }
 
 impl Archive {
@@ -161,9 +155,7 @@ impl Archive {
             restores,
             merges: Arc::default(),
             housekeeper: Mutex::new(None),
-            remote: Mutex::default(),
-            looked: AtomicBool::new(false),
-            moves: Moves::default(),
+            mirror: Mutex::default(),
         }))
     }
 
@@ -190,11 +182,6 @@ impl Archive {
     /// The store.
     pub fn store(&self) -> &Store {
         &self.shared.store
-    }
-
-    /// Whoever gives a name of the tree to something else says so here.
-    pub fn moves(&self) -> &Moves {
-        &self.moves
     }
 
     /// What is known of restores.

@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
 
+use crate::mirror::Progress;
 use crate::recall::MemoryStatus;
-use crate::remote::Progress;
 use crate::store::durable::CrashPoint;
 use crate::store::{Id, STUB_BYTES, Stub, is_recalled};
 
@@ -67,9 +67,9 @@ pub struct Status {
     /// Lineages from whose lossy files training went on.
     #[serde(default)]
     pub restored: Vec<Restored>,
-    /// The remote, if the store is mounted with one.
+    /// The mirror, if the store is mounted with one.
     #[serde(default)]
-    pub remote: Option<Progress>,
+    pub mirror: Option<Progress>,
     /// Process number of the daemon; none when the store is not mounted.
     pub daemon: Option<u32>,
 }
@@ -115,7 +115,7 @@ impl Archive {
             memory: self.shared.recall.memory().status(),
             frozen: self.shared.objects.frozen().map(String::from),
             restored: self.restores.lineages(),
-            remote: self.remote_progress(),
+            mirror: self.mirror_progress(),
             ..Status::default()
         };
         let entries: Vec<_> = {
@@ -241,15 +241,10 @@ impl Archive {
         open().inspect_err(|error| self.shared.recall.read_failed(stub.object, error))
     }
 
-    /// Whether a read of a file waits for a remote.
-    pub fn is_far(&self, stub: &Stub) -> bool {
-        self.shared.objects.is_elsewhere(stub.object)
-    }
-
     /// The value of a `user.stepfs.*` attribute (name without the prefix) of the file or directory at `path`.
     ///
     /// - Every path has `store`, `status` and `gc` (JSON, the last for a run of retention), and `queue` (the quick
-    ///   part of the status). `remote` is JSON too: how far pushing has come.
+    ///   part of the status). `mirror` is JSON too: how far it has come.
     /// - Files have `file`: [`FileStatus`] as JSON.
     /// - Files also have `state`, `profile`, `why` (it is exact, lossy, or as it was written), `release` (the obstacle),
     ///   `generations` (lossy restores behind it), `lossy` ([`super::lossy_words`]) and `best` (the file that names
@@ -265,7 +260,7 @@ impl Archive {
             "status" => return serde_json::to_vec(&self.status()).ok(),
             "queue" => return serde_json::to_vec(&self.queue()).ok(),
             "gc" => return serde_json::to_vec(&self.retention.report().0).ok(),
-            "remote" => return serde_json::to_vec(&self.remote_progress()?).ok(),
+            "mirror" => return serde_json::to_vec(&self.mirror_progress()?).ok(),
             _ => {}
         }
         let about = About { shared: &self.shared, restores: &self.restores, path };
@@ -289,7 +284,7 @@ impl Archive {
             }
             "sync" => {
                 self.shared.note(Catalog::retry);
-                self.hasten_remote();
+                self.hasten_mirror();
                 Ok(())
             }
             "gc" => {

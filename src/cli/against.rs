@@ -34,8 +34,6 @@ enum Verdict {
     Differs,
     /// The file does not exist.
     Missing,
-    /// Only the remote has it, and the manifest's hash is not in the store.
-    OnRemote,
     /// The file cannot be read.
     Damaged,
 }
@@ -47,7 +45,6 @@ impl Verdict {
             Verdict::Lossy => "lossy now, made from exactly those bytes",
             Verdict::Differs => "DIFFERS",
             Verdict::Missing => "MISSING",
-            Verdict::OnRemote => "ONLY ON THE REMOTE, `stepfs pull` brings it",
             Verdict::Damaged => "DAMAGED",
         }
     }
@@ -140,11 +137,6 @@ fn compare(tree: &Tree, local: &Local, line: &Line) -> Result<(Verdict, Option<S
         }
         found => found?,
     };
-    if let Some(of) = tree.stub(&path)?
-        && tree.is_only_on_remote(&path, &of)?
-    {
-        return Ok((Verdict::OnRemote, None));
-    }
     let mut hash = Sha256::default();
     tree.read(&path, &mut |_, bytes| {
         hash.update(bytes);

@@ -6,13 +6,13 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 
-use super::remote::tell;
+use super::mirror::tell;
 use super::source::{Source, Tree};
 
 /// Write a file of a store to standard output, without a mount.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// The store, a directory in a mount, or the URL of a remote.
+    /// The store, a directory in a mount, or the URL of a mirror.
     store: PathBuf,
     /// Path relative to it.
     path: PathBuf,

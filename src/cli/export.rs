@@ -14,19 +14,19 @@ use crate::store::{export_file, part_of, remove_part, write_beside};
 
 use super::format::{name, progress};
 use super::interrupt::Temporary;
-use super::remote::tell;
+use super::mirror::tell;
 use super::source::{Source, Tree};
 
 /// Copy a file or directory out of a store, without a mount.
 ///
 /// Released files come out decoded. Mode, owner and times are kept as far as permitted. The store may be mounted.
-/// Files of a remote that cannot be brought are named, and all others are exported; the exit code is 3 then.
+/// Files of a mirror that cannot be brought are named, and all others are exported; the exit code is 3 then.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
 stepfs export ~/ckpts.store run/step_100.pt /tmp     one file\n  \
-stepfs export s3://bucket/run-7 run /data/run        a directory of a remote, on any machine")]
+stepfs export s3://bucket/run-7 run /data/run        a directory of a mirror, on any machine")]
 pub(super) struct Args {
-    /// The store, a directory in a mount, or the URL of a remote.
+    /// The store, a directory in a mount, or the URL of a mirror.
     store: PathBuf,
     /// Path relative to it; `.` for everything.
     path: PathBuf,

@@ -14,7 +14,6 @@ use crate::store::retention::Verdict;
 use crate::store::{Error, Store, name_bytes};
 
 use super::format::{name, size, table};
-use super::remote::Remote;
 use super::say_json;
 use super::source::{Local, Mount};
 use super::wait::{wait_for, wait_until};
@@ -30,11 +29,9 @@ const MERGING: Duration = Duration::from_secs(60);
 /// the merges that follow. The newest complete checkpoint of each series and all pinned files stay, whatever the policy
 /// says. Without [[retention]] rules no file is removed.
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  \
-stepfs gc /ckpts --dry-run                         what the policy would remove\n  \
-stepfs gc s3://bucket/run-7 --node host-1a2b3c4d   collect for a node that is gone for good")]
+#[command(after_help = "Example: stepfs gc /ckpts --dry-run    what the policy would remove")]
 pub(super) struct Args {
-    /// A store that is not mounted, a mount, a path in a mount, or with --node the URL of a remote.
+    /// A store that is not mounted, a mount, or a path in a mount.
     path: PathBuf,
     /// Change nothing; list what would be removed, and why.
     #[arg(long)]
@@ -45,12 +42,6 @@ pub(super) struct Args {
     /// Print a JSON object.
     #[arg(long)]
     json: bool,
-    /// With the URL of a remote: delete the objects that no name needs, of a node that is gone for good.
-    #[arg(long, value_name = "NAME")]
-    node: Option<String>,
-    /// With --node: keep objects that are younger. Refuse if the node has written to its journal since.
-    #[arg(long, value_name = "SECONDS", default_value_t = 3600, requires = "node")]
-    grace: u64,
 }
 
 /// A checkpoint and its verdict.
@@ -91,13 +82,6 @@ struct Report {
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     super::log_to_stderr("warn");
-    match (Remote::of(&args.path), &args.node) {
-        (Some(remote), Some(node)) if !args.dry_run => {
-            return remote.collect(node, Duration::from_secs(args.grace));
-        }
-        (None, None) => {}
-        _ => bail!("--node NAME and the URL of a remote belong together, without --dry-run"),
-    }
     let local = Local::of(&args.path)?;
     if local.mount.is_none() && args.dry_run && Store::is_locked(&local.store)? {
         bail!("{} is in use; name the directory where it is mounted", local.store.display());

@@ -14,7 +14,7 @@ use crate::archive::{self, Condition, FileStatus, condition_on_disk, lossy_words
 use crate::store::object::{Id, Object};
 use crate::store::retention::Kind;
 use crate::store::{
-    MAX_CHAIN, STUB_BYTES, Store, is_of_remote, is_pinned, modified_ns, name_bytes, recalled_from, step_pattern,
+    MAX_CHAIN, STUB_BYTES, Store, is_pinned, modified_ns, name_bytes, recalled_from, step_pattern,
 };
 use codec::hash::hex;
 
@@ -37,7 +37,7 @@ pub(super) struct Entry {
     pub(super) modified_ns: i64,
     #[serde(skip)]
     pub(super) condition: Condition,
-    /// `staged`, `sealed`, `archived`, `released`, or `remote` if only the remote has its object.
+    /// `staged`, `sealed`, `archived` or `released`.
     pub(super) state: String,
     /// True if the file, or a directory above it, is pinned.
     pub(super) pinned: bool,
@@ -134,7 +134,6 @@ enum Grade {
     /// A copy of a lossy file.
     AsRead,
     Lossy,
-    Unknown,
     Unfinished,
     BeingWritten,
     CutShort,
@@ -149,8 +148,6 @@ impl Entry {
             _ if self.cut_short.is_some() => Grade::CutShort,
             _ if self.state == "staged" => Grade::BeingWritten,
             _ if self.lossy == "0" => Grade::Exact,
-            _ if self.lossy == UNKNOWN => Grade::Unknown,
-            _ if self.state == "remote" => Grade::Lossy,
             _ if self.chain_len == 0 => Grade::AsRead,
             None => Grade::Lossy,
             Some(error) => Grade::Error(error),
@@ -168,7 +165,6 @@ impl Fidelity {
             Grade::Error(error) => in_updates(error),
             Grade::AsRead => "lossy copy".into(),
             Grade::Lossy => "lossy".into(),
-            Grade::Unknown => UNKNOWN.into(),
             Grade::Unfinished => "unfinished".into(),
             Grade::BeingWritten => "being written".into(),
             Grade::CutShort => "CUT SHORT".into(),
@@ -281,9 +277,6 @@ pub(super) fn checkpoints<'a>(local: &Local, entries: &'a [Entry]) -> Result<Vec
     Ok(found)
 }
 
-/// Whether a file that only the remote has is lossy, in a store that is not mounted.
-const UNKNOWN: &str = "unknown";
-
 /// Parents of the objects seen so far: most files of a run share most ancestors.
 type Parents = HashMap<Id, Option<Id>>;
 
@@ -340,13 +333,6 @@ fn entry(tree: &Tree, parents: &mut Parents, local: &Local, path: &Path) -> Resu
         entry.state = "released".into();
         entry.stored_bytes = STUB_BYTES as u64;
         add_object(store, parents, stub.object, &mut entry);
-        // It comes from the remote when it is read.
-        let is_away = entry.damage.is_some() && Object::header_of(store.io(), &store.objects(), stub.object).is_err();
-        if is_away && is_of_remote(&store.tree(), path)? {
-            (entry.state, entry.damage) = ("remote".into(), None);
-            // The daemon knows from the remote's journal.
-            entry.lossy = known.as_ref().and_then(|known| known.lossy.clone()).unwrap_or_else(|| UNKNOWN.into());
-        }
     } else if let Some(known) = &known {
         // Only the daemon knows about open handles.
         entry.state.clone_from(&known.state);
@@ -439,6 +425,6 @@ mod tests {
         assert_eq!(of(Grade::Exact).words(), "best, exact");
         assert_eq!(of(Grade::CutShort).words(), "best, CUT SHORT");
         assert!(Grade::CutShort > Grade::Error(9.0) && Grade::Error(2.0) > Grade::Error(1.0));
-        assert!(of(Grade::Unfinished).is_bad() && !of(Grade::Unknown).is_bad());
+        assert!(of(Grade::Unfinished).is_bad() && !of(Grade::Lossy).is_bad());
     }
 }

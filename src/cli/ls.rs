@@ -8,6 +8,7 @@ use anyhow::{Result, bail};
 use super::color::{Look, paint};
 use super::format::{name, percent, size, table, time};
 use super::listing::{Checkpoint, Entry, Fidelity, checkpoints, survey};
+use super::mirror::At;
 use super::say_json;
 use super::source::{Local, Source};
 
@@ -34,12 +35,15 @@ stepfs ls /ckpts                   each checkpoint\n  \
 stepfs ls -v /ckpts/run-7          each file, its state and its object\n\n\
 `stepfs latest` prints the path of the newest whole checkpoint, `stepfs best` that of the best.")]
 pub(super) struct Args {
-    /// Stores, mounts, paths in mounts, or the URL of a remote.
+    /// Stores, mounts, paths in mounts, or the URL of a mirror.
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
     /// Show each file with its state, the size of its weights, its object and its chain.
     #[arg(short, long)]
     verbose: bool,
+    /// Of a mirror: as it was then. An age such as 3h or 2d, or @ and seconds since 1970.
+    #[arg(long, value_name = "TIME")]
+    at: Option<At>,
     /// Print a JSON array, one object per file.
     #[arg(long)]
     json: bool,
@@ -49,8 +53,9 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     let mut places: Vec<(Local, Vec<Entry>)> = Vec::new();
     for path in &args.paths {
         match Source::of(path)? {
-            Source::Remote(remote) if args.paths.len() == 1 => return remote.list(args.json),
-            Source::Remote(_) => bail!("{}: name the URL of a remote alone", path.display()),
+            Source::Mirror(mirror) if args.paths.len() == 1 => return mirror.at(args.at).list(args.json),
+            Source::Mirror(_) => bail!("{}: name the URL of a mirror alone", path.display()),
+            Source::Local(_) if args.at.is_some() => bail!("--at belongs to the URL of a mirror"),
             Source::Local(local) => {
                 let entries = survey(&local)?;
                 places.push((local, entries));

@@ -12,6 +12,7 @@ mod latest;
 mod listing;
 mod ls;
 mod manual;
+mod mirror;
 mod mount;
 mod mount_helper;
 mod mount_options;
@@ -19,10 +20,8 @@ mod passthrough;
 mod pin;
 mod profile;
 mod pull;
-mod push;
 mod recall;
 mod release;
-mod remote;
 mod reshard;
 mod source;
 mod status;
@@ -120,7 +119,6 @@ commands! {
         Import(import::Args) => import::run,
         Export(export::Args) => export::run,
         Cat(cat::Args) => cat::run,
-        Push(push::Args) => push::run,
         Pull(pull::Args) => pull::run,
         Verify(verify::Args) => verify::run,
         Reshard(reshard::Args) => reshard::run,

@@ -19,9 +19,9 @@ use crate::fs::{MountOptions, all_mounts, clear_dead_mount, is_dead, is_served, 
 use crate::store::{DAEMON_LOG, Error, Profile, Store};
 
 use super::format::parse_size;
+use super::mirror;
 use super::mount_options::Options;
 use super::passthrough;
-use super::remote;
 use super::umount::HELD;
 
 /// A daemon's log above this size is truncated at the next mount.
@@ -62,10 +62,10 @@ pub(super) struct Args {
     /// 0 for none [default: a tenth of the machine's memory, at most 2G].
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     memory: Option<u64>,
-    /// Push to this remote, and show the files of all nodes on it: file:///DIRECTORY or s3://BUCKET/PREFIX. The
-    /// store's stepfs.toml keeps it. Credentials come from the environment.
+    /// Keep what the store has also there, seconds later: file:///DIRECTORY or s3://BUCKET/PREFIX. The store's stepfs.toml
+    /// keeps the URL. Credentials come from the environment.
     #[arg(long, value_name = "URL")]
-    remote: Option<String>,
+    mirror: Option<String>,
     /// Log file of the daemon [default: STORE/daemon.log].
     #[arg(long)]
     log: Option<PathBuf>,
@@ -96,7 +96,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         no_passthrough: args.no_passthrough,
         profile: args.profile,
         memory: args.memory,
-        remote: args.remote,
+        mirror: args.mirror,
         log: args.log,
         ..Options::default()
     });
@@ -178,8 +178,8 @@ pub(super) fn tell_hidden(dir: &Path) {
 /// The daemon does not serve; the message gives the reason.
 pub(super) fn start(mounting: &Mounting) -> Result<()> {
     let Mounting { store, dir, options, helper } = mounting;
-    // Open and close the store and its remote first: their errors appear here, and the log gets a directory.
-    remote::connect(&open(mounting)?, dir)?;
+    // Open and close the store and its mirror first: their errors appear here, and the log gets a directory.
+    mirror::connect(&open(mounting)?, dir)?;
     let log = options.log.clone().unwrap_or_else(|| store.join(DAEMON_LOG));
     // In a store that another user made, the default log may be a link to any file. A log that the user names may be a
     // link.
@@ -221,9 +221,7 @@ pub(super) fn start(mounting: &Mounting) -> Result<()> {
         let mut buf = [0; 512];
         while let Ok(count @ 1..) = pipe.read(&mut buf) {
             said.push_str(&String::from_utf8_lossy(&buf[..count]));
-            if said.lines().next_back() == Some(READY) {
-                let warnings = said.lines().filter(|line| *line != READY);
-                warnings.for_each(|warning| say_error!("stepfs: {warning}"));
+            if said.trim() == READY {
                 return Ok(());
             }
         }
@@ -252,17 +250,9 @@ fn daemon(mounting: &Mounting, child: bool) -> Result<ExitCode> {
         // the process already leads a group.
         let _ = rustix::process::setsid();
     }
-    let ready = move |warning: Option<String>| {
-        if let Some(warning) = warning {
-            log::warn!("{warning}");
-            if child {
-                say!("{warning}");
-            }
-        }
-        match child {
-            true => say!("{READY}"),
-            false => notify("READY=1"),
-        }
+    let ready = || match child {
+        true => say!("{READY}"),
+        false => notify("READY=1"),
     };
     match serve_store(mounting, ready) {
         Err(error) if child => {
@@ -273,7 +263,7 @@ fn daemon(mounting: &Mounting, child: bool) -> Result<ExitCode> {
     }
 }
 
-/// Opens the store. Saves the given profile and remote in the store, for `stepfs ls` and the next mount.
+/// Opens the store. Saves the given profile and mirror in the store, for `stepfs ls` and the next mount.
 fn open(mounting: &Mounting) -> Result<Store> {
     let above = mounting.store.ancestors().find_map(|above| fs::canonicalize(above).ok());
     let parent = mounting.store.parent().filter(|parent| !parent.exists());
@@ -291,8 +281,8 @@ fn open(mounting: &Mounting) -> Result<Store> {
     if let Some(profile) = mounting.options.profile {
         store.set_default_profile(profile)?;
     }
-    if let Some(url) = &mounting.options.remote {
-        remote::adopt(&mut store, url, &mounting.dir)?;
+    if let Some(url) = &mounting.options.mirror {
+        mirror::adopt(&mut store, url, &mounting.dir)?;
     }
     Ok(store)
 }
@@ -328,7 +318,7 @@ fn open_after_the_last(path: &Path) -> Result<Store> {
     }
 }
 
-fn serve_store(mounting: &Mounting, ready: impl FnOnce(Option<String>) + Send + 'static) -> Result<()> {
+fn serve_store(mounting: &Mounting, ready: impl FnOnce()) -> Result<()> {
     let Mounting { dir, options, helper, .. } = mounting;
     let store = open(mounting)?;
     let inside = |path: &Path| fs::canonicalize(path).is_ok_and(|path| path.starts_with(store.root()));
@@ -336,7 +326,7 @@ fn serve_store(mounting: &Mounting, ready: impl FnOnce(Option<String>) + Send + 
         bail!("{} is inside the store; name a directory outside it", dir.display());
     }
     log::info!("store {} ({})", store.root().display(), store.id());
-    let remote = remote::connect(&store, dir)?;
+    let mirror = mirror::connect(&store, dir)?;
     let archive = match options.memory {
         Some(memory) => Archive::open_with(store, memory)?,
         None => Archive::open(store)?,
@@ -348,16 +338,15 @@ fn serve_store(mounting: &Mounting, ready: impl FnOnce(Option<String>) + Send + 
         kernel: options.kernel.clone(),
         ..MountOptions::default()
     };
-    let (connected, served) = (Arc::clone(&archive), Arc::clone(&archive));
+    let connected = Arc::clone(&archive);
     let connect = || {
-        let Some((place, settings)) = remote else { return Ok(()) };
-        log::info!("remote {}, as node {}", settings.url, settings.node);
+        let Some((place, settings)) = mirror else { return Ok(()) };
+        log::info!("mirror {}", settings.url);
         connected.connect(place, settings)
     };
     serve_with(archive, dir, &options, connect, || {
         log::info!("mounted on {}", dir.display());
-        // An unmount does not wait for the remote's names.
-        std::thread::spawn(move || ready(served.wait_for_remote().map(|why| format!("the remote: {why}"))));
+        ready();
     })
     .with_context(|| format!("cannot mount on {}", dir.display()))?;
     log::info!("unmounted {}", dir.display());

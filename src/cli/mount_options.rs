@@ -32,7 +32,7 @@ pub(super) struct Options {
     pub(super) create: bool,
     pub(super) profile: Option<Profile>,
     pub(super) memory: Option<u64>,
-    pub(super) remote: Option<String>,
+    pub(super) mirror: Option<String>,
     pub(super) log: Option<PathBuf>,
     pub(super) kernel: Vec<KernelOption>,
     /// Unknown options.
@@ -72,7 +72,7 @@ impl Options {
         self.create |= later.create;
         self.profile = later.profile.or(self.profile);
         self.memory = later.memory.or(self.memory);
-        self.remote = later.remote.or(self.remote);
+        self.mirror = later.mirror.or(self.mirror);
         self.log = later.log.or(self.log);
         self.kernel.extend(later.kernel);
         self.unknown.extend(later.unknown);
@@ -115,7 +115,7 @@ impl Options {
             "memory" => {
                 self.memory = Some(parse_size(wants("512M")?).map_err(|error| format!("option memory: {error}"))?)
             }
-            "remote" => self.remote = Some(wants("s3://bucket/run-7")?.to_string()),
+            "mirror" => self.mirror = Some(wants("s3://bucket/run-7")?.to_string()),
             "log" => self.log = Some(PathBuf::from(wants("/var/log/stepfs.log")?)),
             _ if WITHOUT_EFFECT.split(' ').any(|known| known == name) => {
                 let opposite = OPPOSITES.iter().find(|(word, _)| *word == name);
@@ -150,7 +150,7 @@ fn unknown(word: &str) -> String {
         }
         _ => format!(
             "unknown option {word}; stepfs has allow_other, no_passthrough, user=NAME, create, profile=NAME, memory=SIZE, \
-             remote=URL and log=FILE, and those that mount(8) describes for all file systems"
+             mirror=URL and log=FILE, and those that mount(8) describes for all file systems"
         ),
     }
 }

@@ -1,41 +1,38 @@
 //! `stepfs pull`
 
-use std::io;
 use std::path::{Component, Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use anyhow::{Result, bail};
 
-use crate::remote::{self as far, Origin, Step};
-use crate::store::object::path_of;
-use crate::store::{DAEMON_LOG, Store, open_aside};
+use crate::mirror::{self, Step};
+use crate::store::Store;
 
-use super::format::{name, progress};
+use super::format::progress;
 use super::interrupted;
-use super::remote::{Remote, connect, tell};
-use super::source::{Local, Mount};
+use super::mirror::{At, Mirror, tell};
 
-/// Bring everything that a remote has into a store, so that the store needs the remote no more.
+/// Make a store of what a mirror has.
 ///
-/// A mount shows all names of its remote, and brings what programs read. This command brings all of it. The store is
-/// created if it is missing. Files of the store that are not from this remote stay, and nothing is pushed. Interrupt it
-/// at any time: what came stays, and the next pull goes on from there. Names that cannot be brought are listed, all
-/// others come, and the exit code is 3.
+/// The store is created if it is missing. Files that it has already stay as they are. Interrupt it at any time: what came
+/// stays, and the next pull goes on from there. Names that cannot be brought are listed, all others come, and the exit
+/// code is 3.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
-stepfs pull /nvme/new.store --remote s3://bucket/run-7   everything, on a machine that has nothing yet\n  \
+stepfs pull s3://bucket/run-7 /nvme/new.store            everything, on a machine that has nothing yet\n  \
 stepfs mount /nvme/new.store /ckpts                      then go on there\n  \
-stepfs pull /ckpts run/step_100                          one directory, into a mount")]
+stepfs pull s3://bucket/run-7 back.store run --at 2h     one directory, as it was two hours ago")]
 pub(super) struct Args {
-    /// A store that is not mounted, or a mount.
+    /// The URL of a mirror: file:///DIRECTORY or s3://BUCKET/PREFIX.
+    url: PathBuf,
+    /// A store that is not mounted.
     store: PathBuf,
-    /// Only the files at and below this path in it.
+    /// Only the files at and below this path.
     path: Option<PathBuf>,
-    /// The remote: file:///DIRECTORY or s3://BUCKET/PREFIX. The store's stepfs.toml keeps it.
-    #[arg(long, value_name = "URL")]
-    remote: Option<String>,
+    /// As it was then: an age such as 3h or 2d, or @ and seconds since 1970. `stepfs status URL` lists what is there.
+    #[arg(long, value_name = "TIME")]
+    at: Option<At>,
 }
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
@@ -43,72 +40,28 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     // `.` and `./run` are the same paths without the dot.
     let plain = |path: &PathBuf| path.components().filter(|part| *part != Component::CurDir).collect::<PathBuf>();
     let wanted = args.path.as_ref().map(plain).unwrap_or_default();
-    if let Ok((mount, local)) = Local::in_mount(&args.store) {
-        if args.remote.is_some() {
-            bail!("{} is mounted: its remote is fixed until it is unmounted", mount.root.display());
-        }
-        return through(&mount, &local, &local.path.join(wanted));
+    let url = args.url.display();
+    let Some(mirror) = Mirror::of(&args.url) else { bail!("{url}: write the URL of a mirror first, then the store") };
+    // Before a store is made for it.
+    let reader = mirror.at(args.at).read(&wanted)?;
+    let is_there = wanted.as_os_str().is_empty() || reader.tree.get(&wanted).is_some();
+    if !is_there && reader.unread.is_empty() {
+        bail!("{url} has no {}; `stepfs ls {url}` lists its files", wanted.display());
     }
-    if let Some(url) = &args.remote {
-        Remote::at(url).must_exist()?;
-    }
-    let mut store = Store::open(&args.store)?;
-    if let Some(url) = &args.remote {
-        store.set_remote(url)?;
-    }
-    let Some((place, settings)) = connect(&store, store.root())? else {
-        bail!("{} has no remote; name one with --remote URL", args.store.display());
-    };
+    let store = Store::open(Path::new(&args.store))?;
     let (bar, stop) = (progress(0, true), interrupted()?);
-    let (shown, stopped) = (bar.clone(), Arc::clone(&stop));
-    let watch = move |step: Step| {
+    let watch = |step| {
         match step {
-            Step::Total(bytes) => shown.set_length(bytes),
-            Step::Came(bytes) => shown.inc(bytes),
+            Step::Total(bytes) => bar.set_length(bytes),
+            Step::Came(bytes) => bar.inc(bytes),
         }
-        !stopped.load(Ordering::Relaxed)
+        !stop.load(Ordering::Relaxed)
     };
-    let from = Origin { place: &place, name: (&settings.url, &settings.node), watch: Arc::new(watch) };
-    let copied = far::copy(&from, store, &wanted);
+    let pulled = mirror::pull(&reader, &store, &wanted, &watch);
     bar.finish_and_clear();
     if stop.load(Ordering::Relaxed) {
         bail!("interrupted; what came stays, and the same command goes on from there");
     }
-    let missing = copied?;
-    if missing.found == 0 && missing.nodes.is_empty() {
-        let what = if wanted.as_os_str().is_empty() { "any file".into() } else { wanted.display().to_string() };
-        bail!("{} has not {what}; `stepfs ls {0}` lists its files", settings.url);
-    }
-    let is_incomplete = tell(&missing);
+    let is_incomplete = tell(&pulled?);
     Ok(ExitCode::from(if is_incomplete { super::DAMAGED } else { 0 }))
-}
-
-/// Reads the files of a mount that only the remote has: the daemon brings and keeps what is read whole.
-fn through(mount: &Mount, local: &Local, wanted: &Path) -> Result<ExitCode> {
-    let tree = local.tree()?;
-    let objects = tree.store.objects();
-    let is_away =
-        |path: &PathBuf| tree.stub(path).is_ok_and(|of| of.is_some_and(|of| !path_of(&objects, of.object).exists()));
-    let all = tree.files(wanted)?;
-    if all.is_empty() {
-        bail!("{}: there is no such file", mount.at(wanted).display());
-    }
-    let away: Vec<PathBuf> = all.into_iter().filter(is_away).collect();
-    let len = |path: &PathBuf| mount.at(path).metadata().map_or(0, |metadata| metadata.len());
-    let bar = progress(away.iter().map(len).sum(), true);
-    let mut failed = false;
-    for path in &away {
-        bar.set_message(name(&path.display().to_string()));
-        let read = || -> io::Result<u64> {
-            let copied = io::copy(&mut bar.wrap_read(open_aside(&mount.at(path))?), &mut io::sink())?;
-            if is_away(path) { Err(io::Error::other("it was read, and is not kept")) } else { Ok(copied) }
-        };
-        if let Err(error) = read() {
-            failed = true;
-            let log = tree.store.root().join(DAEMON_LOG);
-            say_error!("{}: {error}; {} says why", name(&path.display().to_string()), log.display());
-        }
-    }
-    bar.finish_and_clear();
-    Ok(ExitCode::from(if failed { super::DAMAGED } else { 0 }))
 }

@@ -13,7 +13,7 @@ use crate::store::beneath;
 use crate::store::durable::{self, Io};
 use crate::tools::reshard as tools;
 
-use super::remote::{Remote, tell};
+use super::mirror::{Mirror, tell};
 use super::source::{Brought, Tree, is_store};
 
 /// Write a checkpoint of ElasticDL for another number of parameter servers.
@@ -26,11 +26,11 @@ use super::source::{Brought, Tree, is_store};
 #[command(after_help = "Examples:\n  \
 stepfs reshard ~/ckpts.store:version-40 3 /new/version-40     from a store, mounted or not\n  \
 stepfs reshard /ckpts/version-40 3 /new/version-40            from a mount or any directory\n  \
-stepfs reshard s3://bucket/run-7:version-40 3 /new/version-40 from a remote\n\n\
+stepfs reshard s3://bucket/run-7:version-40 3 /new/version-40 from a mirror\n\n\
 ElasticDL itself restores a version to any number of servers, but each server then reads all files.\n\
 A resharded file has only the data of its own server.")]
 pub(super) struct Args {
-    /// The version: a directory, STORE:PATH of a store, mounted or not, or URL:PATH of a remote.
+    /// The version: a directory, STORE:PATH of a store, mounted or not, or URL:PATH of a mirror.
     #[arg(value_name = "STORE:version-V")]
     from: String,
     /// Number of servers.
@@ -51,7 +51,7 @@ struct Version {
     tree: Option<Tree>,
     /// Path in the tree, or any path if there is no store.
     path: PathBuf,
-    /// The store holds a remote's files.
+    /// The store holds a mirror's files.
     _brought: Option<Brought>,
 }
 
@@ -92,7 +92,7 @@ impl Version {
         if inside.components().any(|part| !matches!(part, std::path::Component::Normal(_))) {
             bail!("{}: name a directory inside the store, without `..`", inside.display());
         }
-        let brought = Remote::of(place).map(|remote| remote.bring(inside)).transpose()?;
+        let brought = Mirror::of(place).map(|mirror| Brought::of(&mirror, inside)).transpose()?;
         if brought.as_ref().is_some_and(|brought| tell(&brought.missing)) {
             bail!("{text} is not complete");
         }

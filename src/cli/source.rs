@@ -1,7 +1,7 @@
-//! What a command works on, as its user names it: a store, a path in a mount of one, or the URL of a remote.
+//! What a command works on, as its user names it: a store, a path in a mount of one, or the URL of a mirror.
 //!
 //! [`Source`] says which. [`Local`] is a store or a path in a mount, whose daemon answers through [`Mount`]. [`Tree`]
-//! reads the files of a store without a daemon. [`Brought`] is a store for that, also of a remote.
+//! reads the files of a store without a daemon. [`Brought`] is a store for that, also of a mirror.
 
 use std::cell::OnceCell;
 use std::ffi::OsString;
@@ -16,18 +16,21 @@ use serde::de::DeserializeOwned;
 
 use crate::archive::repair::lost_stub;
 use crate::fs::{Unanswered, mount_of};
+use crate::mirror::{Missing, pull};
 use crate::recall::{self, Chain, Layout, ReadError, order, stream};
-use crate::remote::Missing;
 use crate::store::durable::scratch;
-use crate::store::{Error, Objects, Store, Stub, beneath, files_below, is_of_remote, natural};
+use crate::store::{Error, Objects, Store, Stub, beneath, files_below, natural};
 
 use super::interrupt::Temporary;
-use super::remote::Remote;
+use super::mirror::Mirror;
+
+/// Begins the name of a store that a mirror is copied into.
+const COPY: &str = "stepfs-mirror-";
 
 /// The thing that a path or URL names.
 pub(super) enum Source {
     Local(Local),
-    Remote(Remote),
+    Mirror(Mirror),
 }
 
 impl Source {
@@ -36,18 +39,18 @@ impl Source {
     /// # Errors
     /// It is neither a store, nor in a mount, nor a URL.
     pub(super) fn of(path: &Path) -> Result<Source> {
-        match Remote::of(path) {
-            Some(remote) => Ok(Source::Remote(remote)),
+        match Mirror::of(path) {
+            Some(mirror) => Ok(Source::Mirror(mirror)),
             None => Local::of(path).map(Source::Local),
         }
     }
 
     /// A store for a command that reads files; `wanted` is relative to `path`. All that is no mount and no URL counts as
-    /// a store. Of a remote: a new store among the temporary files, with the names of the remote and the objects of
-    /// those at and below `wanted`.
+    /// a store. Of a mirror: a new store among the temporary files, with the names at and below `wanted` and their
+    /// objects.
     pub(super) fn bring(path: &Path, wanted: &Path) -> Result<Brought> {
-        if let Some(remote) = Remote::of(path) {
-            return remote.bring(wanted);
+        if let Some(mirror) = Mirror::of(path) {
+            return Brought::of(&mirror, wanted);
         }
         let local = Local::in_some_mount(path)?;
         let local = local.unwrap_or_else(|| Local { store: path.to_path_buf(), mount: None, path: PathBuf::new() });
@@ -233,7 +236,7 @@ impl Mount {
     }
 }
 
-/// A store for a command that reads files. A remote's is removed at the end.
+/// A store for a command that reads files. A mirror's is removed at the end.
 pub(super) struct Brought {
     pub(super) root: PathBuf,
     /// The wanted path in its tree.
@@ -241,6 +244,19 @@ pub(super) struct Brought {
     /// The names that could not be brought.
     pub(super) missing: Missing,
     pub(super) _copy: Option<(tempfile::TempDir, Temporary)>,
+}
+
+impl Brought {
+    /// A new store with the names of a mirror at and below `wanted`, and their objects.
+    pub(super) fn of(mirror: &Mirror, wanted: &Path) -> Result<Brought> {
+        // It may be large.
+        let (copy, temporary) = Temporary::directory(COPY)?;
+        let root = copy.path().join("store");
+        let local = Local { store: root.clone(), mount: None, path: PathBuf::new() };
+        let path = local.wanted(Path::new(&mirror.url), wanted)?;
+        let missing = pull(&mirror.read(&path)?, &Store::open(&root)?, &path, &|_| true)?;
+        Ok(Brought { root, path, missing, _copy: Some((copy, temporary)) })
+    }
 }
 
 /// The files of a store, read without its daemon.
@@ -288,11 +304,6 @@ impl Tree {
         Ok(self.objects.get_or_init(|| objects))
     }
 
-    /// Whether a file of a remote was not read here yet.
-    pub(super) fn is_only_on_remote(&self, path: &Path, stub: &Stub) -> Result<bool> {
-        Ok(self.objects()?.get(stub.object).is_none() && is_of_remote(&self.store.tree(), path)?)
-    }
-
     /// Passes the bytes of a file to `sink`, in order. The file may be released or resident.
     pub(super) fn read(&self, path: &Path, sink: &mut dyn FnMut(u64, &[u8]) -> io::Result<()>) -> Result<()> {
         let (store, objects) = (&self.store, self.objects()?);
@@ -300,13 +311,6 @@ impl Tree {
         // Check and copy through one handle: a daemon may put a stub in the file's place at any moment.
         let file = store.io().open_beneath(&store.tree(), path, 0).with_context(name)?;
         if let Some(stub) = Stub::read_on(&file, store.id()).with_context(name)? {
-            if self.is_only_on_remote(path, &stub)? {
-                bail!(
-                    "{}: only the remote has it; `stepfs pull` brings it into the store, and its path in a mount reads \
-                     it",
-                    path.display()
-                );
-            }
             return decode(objects, &stub, sink).with_context(name);
         }
         if let Some(id) = lost_stub(objects, &file).with_context(name)? {

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::archive::{Problem, Restored, Status};
 use crate::fs::{Mounted, all_mounts, mount_of};
-use crate::remote::Progress;
+use crate::mirror::Progress;
 use crate::store::{DAEMON_LOG, Objects, Restores, STUB_BYTES};
 
 use super::color::{Look, paint};
@@ -27,7 +27,7 @@ use super::source::{Local, Source};
 stepfs status                    all mounts\n  \
 stepfs status --check /ckpts     for a monitor: exit code 1 if something is wrong")]
 pub(super) struct Args {
-    /// A store, a mount, a path in a mount, or the URL of a remote. Without it: all mounts that you may ask.
+    /// A store, a mount, a path in a mount, or the URL of a mirror. Without it: all mounts that you may ask.
     path: Option<PathBuf>,
     /// Exit with 1 if something is wrong.
     #[arg(long)]
@@ -59,7 +59,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         (None, _) => all_mounts().into_iter().filter(Mounted::is_ours).map(ask).collect(),
         (Some(_), Some(mounted)) if !args.json => vec![ask(mounted)],
         (Some(path), _) => match Source::of(path)? {
-            Source::Remote(remote) => return remote.status(args.json),
+            Source::Mirror(mirror) => return mirror.status(args.json),
             Source::Local(local) => vec![of(&local)?],
         },
     };
@@ -166,8 +166,8 @@ fn show(Mount { mount, store, status }: &Mount, verbose: bool) {
     if status.settling > 0 {
         say!("           {} wait for the rest of their checkpoint", status.settling);
     }
-    if let Some(remote) = &status.remote {
-        show_remote(remote);
+    if let Some(mirror) = &status.mirror {
+        show_mirror(mirror);
     }
     for lineage in &status.restored {
         let expected = lineage.expected_restores.map_or(String::new(), |count| format!(", {count} expected"));
@@ -178,21 +178,13 @@ fn show(Mount { mount, store, status }: &Mount, verbose: bool) {
     }
 }
 
-fn show_remote(remote: &Progress) {
-    say!("remote     {} as node {}, {} files there", remote.url, remote.node, remote.names);
-    if remote.came > 0 {
-        say!("           {} read from it since the mount", size(remote.came));
-    }
-    if remote.files > 0 {
-        let age = remote.oldest_seconds.map_or(String::new(), |age| format!(", the oldest {age} s old"));
-        say!("           {} files ({}) not pushed yet{age}", remote.files, size(remote.bytes));
-    }
-    if let Some(why) = &remote.failing {
-        say!("           {}; stepfs tries again by itself", name(why));
-    }
-    for why in &remote.broken {
-        say!("           node {}", name(why));
-    }
+fn show_mirror(mirror: &Progress) {
+    let lag = match mirror.lag_seconds {
+        Some(lag) => format!("{} files ({}) are not there yet, one for {lag} s", mirror.files, size(mirror.bytes)),
+        None if mirror.done == mirror.changes => "it has everything".into(),
+        None => "the last changes are on their way".into(),
+    };
+    say!("mirror     {}, {lag}", mirror.url);
 }
 
 fn at_rest(local: &Local) -> Result<Status> {

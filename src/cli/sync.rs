@@ -7,14 +7,17 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::archive::Queue;
+use crate::mirror::Progress;
 
-use super::push;
+use super::format::{name, progress, size};
 use super::source::Mount;
 use super::wait::wait_until;
 
 /// How long to wait for files that are open: a program may have closed them just now. The kernel tells of that after
 /// `close` has returned, and a busy machine passes it on late.
 const CLOSING: Duration = Duration::from_millis(500);
+/// How long to wait while the mirror does not answer.
+const PATIENCE: Duration = Duration::from_secs(20);
 /// How often to ask whether some are open.
 const INTERVAL: Duration = Duration::from_millis(5);
 
@@ -26,20 +29,20 @@ const INTERVAL: Duration = Duration::from_millis(5);
 pub(super) struct Args {
     /// The mount, or a path in it.
     dir: PathBuf,
-    /// Wait until the remote has everything that it can have, too.
+    /// Wait until the mirror has everything that it can have, too.
     #[arg(long)]
-    remote: bool,
+    mirror: bool,
 }
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
-    sync(&Mount::of(&args.dir)?, args.remote)
+    sync(&Mount::of(&args.dir)?, args.mirror)
 }
 
-/// Waits for a mount, and for its remote if `remote` says so.
+/// Waits for a mount, and for its mirror if `mirror` says so.
 ///
 /// # Errors
 /// The work cannot go on, or some files stay as they are; the message gives the reason.
-pub(super) fn sync(mount: &Mount, remote: bool) -> Result<ExitCode> {
+pub(super) fn sync(mount: &Mount, mirror: bool) -> Result<ExitCode> {
     let asked_at = Instant::now();
     let queue = || mount.ask::<Queue>("queue");
     while asked_at.elapsed() < CLOSING && queue()?.open > 0 {
@@ -48,8 +51,8 @@ pub(super) fn sync(mount: &Mount, remote: bool) -> Result<ExitCode> {
     mount.tell(Path::new(""), "sync").with_context(|| format!("{}", mount.root.display()))?;
     let asked = queue()?.newest;
     let done = wait_until(queue, || Ok(None), |now| now.has_done(asked))?;
-    if remote {
-        push::wait_for_mount(mount)?;
+    if mirror {
+        wait_for_mirror(mount)?;
     }
     no_failures(&done)
 }
@@ -62,5 +65,42 @@ pub(super) fn no_failures(done: &Queue) -> Result<ExitCode> {
     match done.failed.is_empty() {
         true => Ok(ExitCode::SUCCESS),
         false => bail!("not archived, kept as written: {}", done.failed.join("; ")),
+    }
+}
+
+/// Waits until all present changes of a mount are on its mirror, with a bar.
+///
+/// # Errors
+/// The mirror does not answer, or refuses; names what is not there.
+fn wait_for_mirror(mount: &Mount) -> Result<()> {
+    let ask = || -> Result<Progress> {
+        let Ok(text) = mount.word(Path::new(""), "mirror") else {
+            bail!("{} is mounted without a mirror (`stepfs mount --mirror URL`)", mount.root.display());
+        };
+        Ok(serde_json::from_slice(&text)?)
+    };
+    let wanted = ask()?.changes;
+    let bar = progress(0, true);
+    let (mut most, mut bytes) = (0, 0);
+    let mut failing: Option<Instant> = None;
+    loop {
+        let now = ask()?;
+        if now.done >= wanted {
+            bar.finish_and_clear();
+            return Ok(());
+        }
+        let why: Vec<&str> = now.failing.iter().chain(&now.failed).map(String::as_str).collect();
+        // While other files travel, one that fails stops nothing.
+        if std::mem::replace(&mut bytes, now.bytes) != now.bytes || why.is_empty() {
+            failing = None;
+        } else if failing.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
+            let (files, left) = (now.files, size(now.bytes));
+            bail!("{files} files ({left}) are not on the mirror: {}; it goes on by itself", name(&why.join("; ")));
+        }
+        most = most.max(now.bytes);
+        bar.set_message(format!("{} files to go", now.files));
+        bar.set_length(most);
+        bar.set_position(most - now.bytes);
+        std::thread::sleep(INTERVAL);
     }
 }

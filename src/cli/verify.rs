@@ -8,19 +8,19 @@ use anyhow::{Result, bail};
 use serde::Serialize;
 
 use crate::archive::repair::{self, Progress, Report};
-use crate::remote::Missing;
+use crate::mirror::Missing;
 use crate::store::{Store, name_bytes};
 
 use super::against;
 use super::format::{name, progress, size};
-use super::remote::{Remote, tell};
+use super::mirror::{Mirror, tell};
 use super::say_json;
 use super::source::Source;
 
 /// Read and decode all files and objects of a store, and list the damage exactly.
 ///
 /// The store may be mounted. With --repair it must not be mounted, and stepfs repairs what it can: bytes that another
-/// object, a file of the tree or the remote still has, stubs, `stepfs.toml`. A replacement is read back before it
+/// object, a file of the tree or the mirror still has, stubs, `stepfs.toml`. A replacement is read back before it
 /// takes the damaged one's place. The store's `damaged/` keeps the damaged files.
 ///
 /// With --against, files are compared with a manifest that `sha256sum` made when they were written. A released file may
@@ -29,7 +29,7 @@ use super::source::Source;
 #[command(after_help = "Exit codes: 0 no damage left, 1 failed, 3 damage left. With --against: 0 every file has the \
 manifest's hash, or was archived from such bytes, 1 failed, 3 a file differs, is missing or is damaged.")]
 pub(super) struct Args {
-    /// The store, a mount, or the URL of a remote. With --against also a directory in a mount that the manifest's names
+    /// The store, a mount, or the URL of a mirror. With --against also a directory in a mount that the manifest's names
     /// are relative to.
     store: PathBuf,
     /// Compare the files in this manifest (of `sha256sum`, also with --tag; `-` is standard input).
@@ -49,13 +49,13 @@ struct Shown<'a> {
     report: &'a Report,
     /// `--repair` was given.
     repair: bool,
-    /// Names of the remote that cannot be brought, each with the reason.
+    /// Names of the mirror that cannot be brought, each with the reason.
     missing: BTreeMap<String, &'a str>,
     /// Those of them that are not UTF-8, in hexadecimal.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     missing_bytes: BTreeMap<String, &'a str>,
-    /// Parts of nodes that cannot be read.
-    unread_nodes: &'a [String],
+    /// Directories of the mirror that cannot be read.
+    unread: &'a [String],
 }
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
@@ -63,8 +63,8 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     if let Some(manifest) = &args.against {
         return against::run(manifest, &args.store, args.json);
     }
-    if args.repair && Remote::of(&args.store).is_some() {
-        bail!("a remote is repaired by its nodes; name a store");
+    if args.repair && Mirror::of(&args.store).is_some() {
+        bail!("a mirror mends itself while its store is mounted; name a store");
     }
     let brought = Source::bring(&args.store, Path::new(""))?;
     if !brought.path.as_os_str().is_empty() {
@@ -94,18 +94,18 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::from(if is_whole { 0 } else { super::DAMAGED }))
 }
 
-fn print(report: &Report, args: &Args, Missing { names, nodes, .. }: &Missing) -> Result<()> {
+fn print(report: &Report, args: &Args, Missing { names, unread, .. }: &Missing) -> Result<()> {
     if args.json {
         let shown = Shown {
             report,
             repair: args.repair,
             missing: names.iter().map(|(path, why)| (path.to_string_lossy().into_owned(), why.as_str())).collect(),
             missing_bytes: names.iter().filter_map(|(path, why)| Some((name_bytes(path)?, why.as_str()))).collect(),
-            unread_nodes: nodes,
+            unread,
         };
         return say_json(&shown);
     }
-    let is_incomplete = !names.is_empty() || !nodes.is_empty();
+    let is_incomplete = !names.is_empty() || !unread.is_empty();
     for repaired in &report.repaired {
         say!("repaired: {}", name(repaired));
     }
@@ -129,12 +129,6 @@ fn print(report: &Report, args: &Args, Missing { names, nodes, .. }: &Missing) -
         }
     }
     say!("{} files, {} objects, {} decoded", report.files, report.objects, size(report.decoded_bytes));
-    if report.on_remote > 0 {
-        say!(
-            "{} more are only on the remote: `stepfs pull` brings them, `stepfs verify URL` reads them there",
-            report.on_remote
-        );
-    }
     let saved = report.damaged.iter().filter(|damaged| damaged.remedy.is_some()).count();
     match report.damaged.len() {
         0 if is_incomplete => say!("no damage in the rest"),

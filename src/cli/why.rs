@@ -50,7 +50,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     let mut answers = Vec::new();
     for path in &args.paths {
         let Source::Local(local) = Source::of(path)? else {
-            bail!("{}: name files in a mount of a store with this remote", path.display());
+            bail!("{}: name files in a mount of a store with this mirror", path.display());
         };
         let tree = local.tree()?;
         for file in tree.files(&local.path)? {

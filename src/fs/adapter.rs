@@ -55,8 +55,7 @@ impl Filesystem for FuseAdapter {
     }
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        self.core.tree.archive().looked();
-        self.core.answer_lookup(parent.0, name, reply);
+        entry(reply, self.core.tree.lookup(parent.0, name));
     }
 
     fn forget(&self, _: &Request, ino: INodeNo, times: u64) {
@@ -128,8 +127,7 @@ impl Filesystem for FuseAdapter {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        let renamed = self.core.tree.rename((parent.0, name), (newparent.0, newname), flags);
-        self.core.renamed_when_pushed((newparent.0, newname), renamed, reply);
+        done(reply, self.core.tree.rename((parent.0, name), (newparent.0, newname), flags));
     }
 
     fn link(&self, _: &Request, ino: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
@@ -137,8 +135,7 @@ impl Filesystem for FuseAdapter {
     }
 
     fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        self.core.tree.archive().looked();
-        self.core.answer_open(ino.0, req, flags.0, reply);
+        self.core.files.answer_open(ino.0, req, flags.0, reply);
     }
 
     fn create(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, flags: i32, reply: ReplyCreate) {
@@ -205,8 +202,7 @@ impl Filesystem for FuseAdapter {
     }
 
     fn opendir(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        self.core.tree.archive().looked();
-        self.core.answer_opendir(ino.0, reply);
+        self.core.directories.opendir(ino.0, reply);
     }
 
     fn readdir(&self, _: &Request, _: INodeNo, fh: FileHandle, offset: u64, reply: ReplyDirectory) {

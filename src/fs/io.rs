@@ -16,7 +16,6 @@ use super::privileges::Caller;
 use super::reply::done;
 use super::sys;
 use super::workers::Workers;
-use crate::recall::Reader;
 use crate::store::durable::CrashPoint;
 
 /// Most bytes that one copy moves: the reply has 32 bits, and a worker should be back in a second or so.
@@ -73,22 +72,16 @@ fn write_full(file: &File, data: &[u8], offset: u64) -> io::Result<usize> {
 pub(super) struct Bytes {
     files: Arc<OpenFiles>,
     workers: Arc<Workers>,
-    far_workers: Arc<Workers>,
 }
 
 impl Bytes {
-    pub(super) fn new(files: Arc<OpenFiles>, workers: Arc<Workers>, far_workers: Arc<Workers>) -> Arc<Self> {
-        Arc::new(Self { files, workers, far_workers })
+    pub(super) fn new(files: Arc<OpenFiles>, workers: Arc<Workers>) -> Arc<Self> {
+        Arc::new(Self { files, workers })
     }
 
     /// The plain file behind a handle; a released file that is only read has none.
     fn plain(&self, fh: FileHandle) -> Result<Arc<File>> {
         self.files.handle(fh)?.file().ok_or(Fault::Code(libc::EBADF))
-    }
-
-    /// The threads that answer a decoded read: a fsync never waits behind reads that wait for a remote.
-    fn workers_of(&self, reader: &Reader) -> &Workers {
-        if reader.is_far() { &self.far_workers } else { &self.workers }
     }
 
     pub(super) fn read(self: &Arc<Self>, fh: FileHandle, offset: u64, size: u32, reply: ReplyData) {
@@ -103,9 +96,8 @@ impl Bytes {
             Ok(Source::Reader(reader)) => match reader.present(offset, size.into()) {
                 Some(decoded) => answer(size, reply, |buffer| read_full(decoded.file(), buffer, offset)),
                 None => {
-                    let workers = self.workers_of(&reader);
                     let reader = Arc::clone(&reader);
-                    workers.submit(Box::new(move || {
+                    self.workers.submit(Box::new(move || {
                         answer(size, reply, |buffer| reader.read_at(offset, buffer).map_err(Fault::from));
                     }));
                 }
@@ -157,15 +149,14 @@ impl Bytes {
 
     /// A descriptor of the file is closed. Network file systems report late errors then.
     pub(super) fn flush(self: &Arc<Self>, fh: FileHandle, reply: ReplyEmpty) {
-        match self.files.handle(fh).map(|handle| (handle.node, handle.file())) {
-            Ok((node, Some(file))) => {
-                let bytes = Arc::clone(self);
+        match self.files.handle(fh).map(|handle| handle.file()) {
+            Ok(Some(file)) => {
                 self.workers.submit(Box::new(move || {
                     let flushed = sys::flush(&file).map_err(Fault::from);
-                    bytes.files.tree.done_when_pushed(node, flushed, reply);
+                    done(reply, flushed);
                 }));
             }
-            Ok((_, None)) => reply.ok(),
+            Ok(None) => reply.ok(),
             Err(fault) => reply.error(fault.into()),
         }
     }
@@ -173,11 +164,7 @@ impl Bytes {
     pub(super) fn fsync(self: &Arc<Self>, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
         let bytes = Arc::clone(self);
         self.workers.submit(Box::new(move || {
-            let node = bytes.files.handle(fh).map(|handle| handle.node);
-            match (bytes.sync(fh, datasync), node) {
-                (synced, Ok(node)) => bytes.files.tree.done_when_pushed(node, synced, reply),
-                (synced, Err(_)) => done(reply, synced),
-            }
+            done(reply, bytes.sync(fh, datasync));
         }));
     }
 

@@ -37,7 +37,6 @@ mod open;
 mod passthrough;
 mod place;
 mod privileges;
-mod remote;
 mod reply;
 mod sys;
 mod transition;
@@ -71,8 +70,8 @@ impl Core {
     fn new(archive: Arc<Archive>, passthrough: bool, helper: Option<Arc<Client>>) -> std::io::Result<Self> {
         let tree = Arc::new(tree::Tree::new(archive)?);
         let files = Arc::new(open::OpenFiles::new(Arc::clone(&tree), passthrough, helper));
-        let transition::Recalls { workers, far_workers, .. } = files.recalls.clone();
-        let bytes = io::Bytes::new(Arc::clone(&files), Arc::clone(&workers), far_workers);
+        let workers = Arc::clone(&files.recalls.workers);
+        let bytes = io::Bytes::new(Arc::clone(&files), Arc::clone(&workers));
         let directories = dir::Directories::new(Arc::clone(&tree), workers);
         let xattrs = xattr::Xattrs::new(Arc::clone(&tree), files.recalls.clone());
         Ok(Self { tree, files, bytes, directories, xattrs })

@@ -202,7 +202,6 @@ pub fn serve_with(
         let _ = thread.join();
     }
     // No program waits for the workers' replies any more, but their work (an fsync, a recall) is finished.
-    core.files.recalls.far_workers.abandon();
     core.files.recalls.workers.stop();
     core.tree.invalidations.stop();
     core.files.mappings.stop();

@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use fuser::{FileHandle, FileType, FopenFlags, ReplyAttr, ReplyOpen};
+use fuser::{FileHandle, FileType, FopenFlags, ReplyAttr, ReplyOpen, Request};
 use passthrough::Client;
 
 use super::attr::{Attributes, Change};
@@ -33,7 +33,7 @@ use super::privileges::Caller;
 use super::sys;
 use super::transition::{Prepared, RecallGoal, Recalls, Step};
 use super::tree::{Creator, Tree};
-use crate::archive::FileId;
+use crate::archive::{FileId, process_of};
 use crate::recall::Reader;
 use crate::store::Stub;
 use crate::sync::{Mutex, MutexGuard};
@@ -176,8 +176,21 @@ impl OpenFiles {
         self.handles().get(&fh.0).cloned().ok_or(Fault::Code(libc::EBADF))
     }
 
+    /// Answers an OPEN.
+    pub(super) fn answer_open(self: &Arc<Self>, ino: u64, request: &Request, flags: i32, reply: ReplyOpen) {
+        let access = Access::of(flags);
+        let is_stub = || self.tree.table().node(ino).is_ok_and(|node| node.stub.is_some());
+        // Now, since the thread waits for the answer: later it may be gone.
+        let by = match access.changes() {
+            true => self.tree.archive().restores().who_read(request.pid()),
+            false if is_stub() => process_of(request.pid()),
+            false => None,
+        };
+        self.open(ino, Caller::of(request), Access { by, ..access }, None, reply);
+    }
+
     /// Answers an OPEN, at once or from a worker.
-    pub(super) fn open(self: &Arc<Self>, ino: u64, caller: Caller, access: Access, reader: Prepared, reply: ReplyOpen) {
+    fn open(self: &Arc<Self>, ino: u64, caller: Caller, access: Access, reader: Prepared, reply: ReplyOpen) {
         self.go_on(ino, caller, access, self.try_open(ino, caller, access, reader, None), reply);
     }
 
@@ -365,7 +378,7 @@ impl OpenFiles {
         // With pages of its own the kernel writes what a mapping has changed before it sends FLUSH.
         let has_pages = !direct && !opened.passes_through();
         opened.has_pages.fetch_or(has_pages, Ordering::Relaxed);
-        if !changes || !(self.reports_at_close || has_pages || self.tree.archive().is_remote_waited_for()) {
+        if !changes || !(self.reports_at_close || has_pages) {
             // There is nothing that close could report. FLUSH would make it wait for a thread of ours.
             flags |= FopenFlags::FOPEN_NOFLUSH;
         }
@@ -453,7 +466,7 @@ impl OpenFiles {
             None => Ok(Step::Done(())),
         };
         let result = match resized {
-            Ok(Step::Done(())) => self.tree.change(ino, &change).inspect(|_| self.tree.archive().attributes_changed()),
+            Ok(Step::Done(())) => self.tree.change(ino, &change),
             Ok(Step::First(wanted)) => {
                 let files = Arc::clone(self);
                 self.recalls.make(ino, wanted, move |made| match made {

@@ -118,13 +118,11 @@ impl Drop for Temporary {
 pub(super) struct Recalls {
     tree: Arc<Tree>,
     pub(super) workers: Arc<Workers>,
-    /// For reads that may wait for a remote.
-    pub(super) far_workers: Arc<Workers>,
 }
 
 impl Recalls {
     pub(super) fn new(tree: Arc<Tree>) -> Self {
-        Self { tree, workers: Arc::default(), far_workers: Arc::default() }
+        Self { tree, workers: Arc::default() }
     }
 
     /// Takes the wanted step with a released file, then calls `again` from a worker. Calls it at once if no step is
@@ -151,19 +149,9 @@ impl Recalls {
         let recalls = self.clone();
         let transition = Transition { recalls: self.clone(), ino };
         self.workers.submit(Box::new(move || {
-            let finish = move |made| {
-                drop(transition);
-                again(made);
-            };
-            if !recalls.tree.archive().is_far(&stub) {
-                return finish(recalls.prepare(ino, stub, wanted));
-            }
-            // A fsync never waits behind opens that wait for a remote.
-            let far = recalls.clone();
-            recalls.far_workers.submit(Box::new(move || {
-                let made = far.prepare(ino, stub, wanted);
-                far.workers.submit(Box::new(move || finish(made)));
-            }));
+            let made = recalls.prepare(ino, stub, wanted);
+            drop(transition);
+            again(made);
         }));
     }
 

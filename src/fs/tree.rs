@@ -163,6 +163,7 @@ impl Tree {
         if change.mtime.is_some() && table.node(ino)?.kind == FileType::RegularFile {
             table.paths(ino).iter().for_each(|path| self.archive.time_set(path));
         }
+        table.paths(ino).iter().for_each(|path| self.archive.touched(path));
         let metadata = place.metadata()?;
         Ok(self.shown(&table, ino, &metadata))
     }
@@ -286,6 +287,7 @@ impl Tree {
         self.make_entry(&mut table, parent, name, creator, &mut |path, mode| {
             std::fs::DirBuilder::new().mode(mode).create(path)
         })
+        .inspect(|_| self.archive.touched(&table.child(parent, name).unwrap_or_default()))
     }
 
     pub(super) fn symlink(&self, parent: u64, name: &OsStr, creator: Creator, target: &Path) -> Result<Attributes> {
@@ -347,6 +349,8 @@ impl Tree {
             self.archive.removed(path);
         } else if metadata.is_symlink() {
             self.archive.link_changed(path);
+        } else {
+            self.archive.touched(path);
         }
         Ok(())
     }
@@ -378,7 +382,6 @@ impl Tree {
         }
         let ino = table.admit(&self.archive, from.0, from.1, &moved)?;
         let removal = there.as_ref().map(|there| table.before_removal(&target, there));
-        let _moving = self.archive.moves().begin(&target);
         self.io().device().rename(&old, &new, CrashPoint::NameRemoved)?;
         if let Some(removal) = removal {
             table.removed(to.0, to.1, removal);
@@ -400,7 +403,6 @@ impl Tree {
         let second = table.admit(&self.archive, b.0.0, b.0.1, b.2)?;
         let (old, new) = (table.reach(a.1)?, table.reach(b.1)?);
         let exchange = rustix::fs::RenameFlags::EXCHANGE;
-        let _moving = (self.archive.moves().begin(a.1), self.archive.moves().begin(b.1));
         match rustix::fs::renameat_with(CWD, &*old, CWD, &*new, exchange).map_err(io::Error::from) {
             // EINVAL is also the answer when one would become its own parent; three renames say so too.
             Err(error) if unsupported(&error) => self.exchange_by_hand(&old, &new)?,

@@ -84,13 +84,6 @@ impl Workers {
         }
     }
 
-    /// Drops the queue, so that its replies say EIO, and ends the threads.
-    pub(super) fn abandon(&self) {
-        let queue = std::mem::take(&mut self.shared.state().queue);
-        drop(queue);
-        self.stop();
-    }
-
     /// Finishes the queue and ends the threads.
     pub(super) fn stop(&self) {
         let mut state = self.shared.state();

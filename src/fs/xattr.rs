@@ -98,9 +98,9 @@ impl Xattrs {
         match classify(name) {
             // The archive looks for a pin under the same lock before it changes a file.
             Name::Own("pin") => {
-                drop(self.mark(ino, PIN, b"1", flags)?);
-                // The remote may have an object that a pinned file does not become any more.
-                self.tree.archive().attributes_changed();
+                let table = self.mark(ino, PIN, b"1", flags)?;
+                // The mirror may have an object that a pinned file does not become any more.
+                table.paths(ino).iter().for_each(|path| self.tree.archive().touched(path));
                 Ok(())
             }
             Name::Own("profile") => {
@@ -167,7 +167,7 @@ impl Xattrs {
         if self.is_kept_from(uid, name) {
             return reply.error(Errno::EPERM);
         }
-        if let Name::Own("status" | "file" | "remote" | "generations" | "lossy" | "original" | "profile" | "why") =
+        if let Name::Own("status" | "file" | "mirror" | "generations" | "lossy" | "original" | "profile" | "why") =
             classify(name)
         {
             // The first reads the size of every file, the others read an object.

@@ -66,7 +66,6 @@ impl Recall {
 
     /// Opens an object and its ancestors, to be decoded with states in memory.
     pub fn chain(&self, id: Id) -> Result<Chain, ReadError> {
-        self.objects.bring(id).map_err(|error| ReadError::object(id, error))?;
         let chain = Chain::open(&self.objects, id)?;
         Ok(chain.with_memory(&self.memory))
     }
@@ -83,15 +82,9 @@ impl Recall {
 
     /// The same for an inode of a mount, which gets what was decoded for it before.
     pub fn reader_for(self: &Arc<Self>, id: Id, owner: u64) -> Result<Arc<Reader>, ReadError> {
-        // Of a large object on a remote, a read brings what it needs.
-        let opened = self.objects.open_elsewhere(id).map_err(|error| ReadError::object(id, error))?;
-        let is_far = opened.is_some();
-        let chain = match opened {
-            Some(objects) => Chain::of_opened(objects).with_memory(&self.memory),
-            None => self.chain(id)?,
-        };
+        let chain = self.chain(id)?;
         let order = order(&chain)?;
-        let reader = Reader::new(Arc::clone(self), owner, chain, order, is_far);
+        let reader = Reader::new(Arc::clone(self), owner, chain, order);
         reader.start_skeleton();
         Ok(reader)
     }
@@ -100,7 +93,7 @@ impl Recall {
     pub fn part(self: &Arc<Self>, id: Id) -> Result<Arc<Reader>, ReadError> {
         let chain = Chain::open_part(&self.objects, id)?;
         let order = order(&chain)?;
-        Ok(Reader::new(Arc::clone(self), 0, chain, order, false))
+        Ok(Reader::new(Arc::clone(self), 0, chain, order))
     }
 
     /// Passes the whole decoded file of an object to `put`, in pieces with their offsets.

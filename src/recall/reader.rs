@@ -50,14 +50,12 @@ pub struct Reader {
     last_end: AtomicU64,
     /// The unit decoded last, if there is no file.
     last_unit: Mutex<Option<(usize, Arc<Vec<u8>>)>>,
-    /// Its objects come from a remote while it is read. So the pool's threads, which local reads wait for, never decode it.
-    is_far: bool,
     /// For tasks that must not keep the reader alive longer than its handles do.
     me: Weak<Reader>,
 }
 
 impl Reader {
-    pub(super) fn new(recall: Arc<Recall>, owner: u64, chain: Chain, order: Order, is_far: bool) -> Arc<Reader> {
+    pub(super) fn new(recall: Arc<Recall>, owner: u64, chain: Chain, order: Order) -> Arc<Reader> {
         let layout = Layout::of(chain.leaf());
         let header = chain.leaf().header();
         let key = (header.id, owner);
@@ -76,7 +74,6 @@ impl Reader {
             no_room: AtomicBool::new(false),
             last_end: AtomicU64::new(0),
             last_unit: Mutex::new(None),
-            is_far,
             me: me.clone(),
             chain,
             layout,
@@ -87,11 +84,6 @@ impl Reader {
     /// Logical length in bytes.
     pub fn len(&self) -> u64 {
         self.chain.leaf().header().logical_len
-    }
-
-    /// True if a read may wait for a remote.
-    pub fn is_far(&self) -> bool {
-        self.is_far
     }
 
     /// True if the file has no bytes.
@@ -230,7 +222,7 @@ impl Reader {
     }
 
     fn start_units(&self, units: impl Iterator<Item = usize>) {
-        if self.file.is_none() || self.is_far {
+        if self.file.is_none() {
             return;
         }
         let mut claimed = Vec::new();

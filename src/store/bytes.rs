@@ -36,10 +36,6 @@ impl<'a> Fields<'a> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
-    pub(crate) fn u128(&mut self) -> Result<u128, Damage> {
-        Ok(u128::from_le_bytes(self.array()?))
-    }
-
     pub(crate) fn f64(&mut self) -> Result<f64, Damage> {
         Ok(f64::from_le_bytes(self.array()?))
     }

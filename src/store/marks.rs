@@ -22,9 +22,6 @@ pub const PLAIN: &str = "user.stepfs.plain";
 /// The object that a recalled file was decoded from. If nobody writes to the file, a release uses the object again.
 pub const RECALLED: &str = "user.stepfs.recalled";
 
-/// The file shows a name of a remote: the stamp of that name, and the inode number and time that the file then had.
-pub const REMOTE: &str = "user.stepfs.shown";
-
 /// True if the file or directory at `path` inside the tree, or a directory above it, is pinned.
 ///
 /// # Errors
@@ -99,11 +96,6 @@ pub fn is_recalled(file: &File) -> bool {
 pub fn recalled_from(file: &DeviceFile) -> Option<Id> {
     let value = file.as_file().get_xattr(RECALLED).ok().flatten()?;
     std::str::from_utf8(&value).ok()?.parse().ok()
-}
-
-/// True if the file at `path` inside the tree shows a name of a remote, whose object may not be here.
-pub fn is_of_remote(tree: &Path, path: &Path) -> io::Result<bool> {
-    Ok(read_at(tree, path, REMOTE)?.is_some())
 }
 
 /// True if a program wrote the bytes that look like a stub.

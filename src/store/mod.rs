@@ -15,7 +15,7 @@ pub mod object;
 mod objects;
 mod parallel;
 mod profile;
-mod record;
+pub(crate) mod record;
 mod release;
 mod restores;
 pub mod retention;
@@ -29,19 +29,18 @@ mod walk;
 
 pub use error::{Damage, Error};
 pub use marks::{
-    PIN, PLAIN, PROFILE, RECALLED, REMOTE, has_pin, is_of_remote, is_pinned, is_recalled, mark_recalled, profile_mark,
-    recalled_from,
+    PIN, PLAIN, PROFILE, RECALLED, has_pin, is_pinned, is_recalled, mark_recalled, profile_mark, recalled_from,
 };
 pub use name_bytes::{name_bytes, names_bytes};
 pub use object::Id;
-pub use objects::{Elsewhere, Hold, MAX_CHAIN, Merge, Objects, first_of_twins};
+pub use objects::{Hold, MAX_CHAIN, Merge, Objects, first_of_twins};
 pub use parallel::{in_parallel, side_by_side};
 pub use profile::{Profile, Profiles};
 pub use release::{
     Committed, Prepared, StubNote, copy_attributes, copy_but_owner, copy_to_new_bytes, replace_stub, sync_replaced,
 };
 pub use restores::{Lineage, Restores};
-pub use settings::{FORMAT, Newest, RemoteSettings, Settings, Wait};
+pub use settings::{FORMAT, MirrorSettings, Newest, Settings};
 pub use store::{DAEMON_LOG, Store, exposed};
 pub use stub::{MIN_RELEASE_BYTES, STUB_BYTES, Stub};
 pub use transfer::{export_file, import_file, part_of, remove_part, write_beside};

@@ -1,13 +1,12 @@
 //! All objects of a store: which exist, which need which, and which nothing needs.
 
 use std::collections::HashSet;
-use std::fmt::Debug;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::sync::{AtomicBool, Mutex, MutexGuard};
@@ -32,31 +31,6 @@ const COLLECT_AT_ONCE: usize = 256;
 /// A removal takes as long as its names' fsyncs; after a failure it is tried again within ten seconds.
 const REMOVAL: Duration = Duration::from_secs(15);
 const LOOK_EVERY: Duration = Duration::from_millis(10);
-
-/// Where objects may be that the store has not.
-pub trait Elsewhere: Send + Sync + Debug {
-    /// True if the object and all its ancestors can be brought. Answers at once.
-    fn has(&self, id: Id) -> bool;
-
-    /// True if nobody can tell yet, because the remote's names were not read since the start. Answers at once.
-    fn may_have(&self, id: Id) -> bool;
-
-    /// True if the object decodes to other bytes than were written. Answers at once; false for an unknown one.
-    fn is_lossy(&self, id: Id) -> bool;
-
-    /// Opens the object and its ancestors, the object first, to be read piece by piece. `None` if they are so small
-    /// that it is better to bring them. Blocks on the network.
-    ///
-    /// # Errors
-    /// As of [`Elsewhere::bring`].
-    fn open(&self, objects: &Arc<Objects>, id: Id) -> io::Result<Option<Vec<Arc<Object>>>>;
-
-    /// Brings the object and its missing ancestors with [`Objects::receive`]. Blocks on the network.
-    ///
-    /// # Errors
-    /// The remote does not answer, or its bytes are not the object's.
-    fn bring(&self, objects: &Arc<Objects>, id: Id) -> io::Result<()>;
-}
 
 /// Keeps an object, and all objects that it is a difference to, from being removed.
 #[derive(Debug)]
@@ -85,8 +59,6 @@ pub struct Objects {
     directory: PathBuf,
     /// Some unknown data may need an object, so nothing is removed.
     frozen: AtomicBool,
-    /// Objects that a remote has.
-    elsewhere: OnceLock<Arc<dyn Elsewhere>>,
     /// An object lost a name since somebody last asked.
     unnamed: AtomicBool,
     /// Held only for single look-ups and changes, never during I/O.
@@ -135,8 +107,7 @@ impl Objects {
         }
         graph.connect();
         let (frozen, unnamed) = (AtomicBool::new(false), AtomicBool::new(false));
-        let elsewhere = OnceLock::new();
-        Ok(Objects { io, directory: directory.to_path_buf(), frozen, unnamed, elsewhere, graph: Mutex::new(graph) })
+        Ok(Objects { io, directory: directory.to_path_buf(), frozen, unnamed, graph: Mutex::new(graph) })
     }
 
     fn lock(&self) -> MutexGuard<'_, Graph> {
@@ -268,17 +239,8 @@ impl Objects {
         if self.frozen.load(Ordering::Relaxed) {
             return Some("a stub is damaged or unreadable, and the object that it needs is unknown");
         }
-        let (lost, is_orphaned) = self.lock().missing();
-        // Without the lock: the remote's thread may hold its own for a while.
-        let away = |id: &Id| self.elsewhere.get().is_some_and(|elsewhere| elsewhere.has(*id));
         let words = "an object that files need is missing or damaged, and the objects that it needs are unknown";
-        (is_orphaned || !lost.iter().all(away)).then_some(words)
-    }
-
-    /// Lossy objects that no file names.
-    pub fn unnamed_lossy(&self) -> Vec<Id> {
-        let graph = self.lock();
-        graph.unnamed().filter(|id| graph.get(*id).is_some_and(|(header, _)| header.lossy)).collect()
+        self.lock().is_missing_some().then_some(words)
     }
 
     /// Takes garbage out of the table: objects that no file names, no object is a difference to, and `keep` does not
@@ -300,44 +262,9 @@ impl Objects {
         self.lock().gone(gone.copied().collect::<Vec<_>>());
     }
 
-    /// Names where missing objects may be. Only the first call counts.
-    pub fn look_elsewhere(&self, elsewhere: Arc<dyn Elsewhere>) {
-        let _ = self.elsewhere.set(elsewhere);
-    }
-
-    /// True if only a remote has the object, or may have it: nobody can tell before the remote's names are read.
-    pub fn is_elsewhere(&self, id: Id) -> bool {
-        let Some(elsewhere) = self.elsewhere.get() else { return false };
-        let is_here = self.lock().has(id);
-        !is_here && (elsewhere.has(id) || elsewhere.may_have(id))
-    }
-
-    /// True if a known object, here or on a remote, decodes to other bytes than were written.
+    /// True if a known object decodes to other bytes than were written.
     pub fn is_lossy(&self, id: Id) -> bool {
-        match self.get(id) {
-            Some((header, _)) => header.lossy,
-            None => self.elsewhere.get().is_some_and(|elsewhere| elsewhere.is_lossy(id)),
-        }
-    }
-
-    /// Brings an object that only a remote has. Does nothing for any other object.
-    pub fn bring(self: &Arc<Self>, id: Id) -> io::Result<()> {
-        match self.elsewhere.get() {
-            Some(elsewhere) if self.is_elsewhere(id) => elsewhere.bring(self, id),
-            _ => Ok(()),
-        }
-    }
-
-    /// Opens an object that only a remote has, with its ancestors, to be read piece by piece. `None` for any other
-    /// object, and for a small one: [`Objects::bring`] does for these.
-    ///
-    /// # Errors
-    /// As of [`Elsewhere::open`].
-    pub fn open_elsewhere(self: &Arc<Self>, id: Id) -> io::Result<Option<Vec<Arc<Object>>>> {
-        match self.elsewhere.get() {
-            Some(elsewhere) if self.is_elsewhere(id) => elsewhere.open(self, id),
-            _ => Ok(None),
-        }
+        self.get(id).is_some_and(|(header, _)| header.lossy)
     }
 
     /// Adds an object that `write` writes into an empty file in `tmp`. The object is durable on return, and stays as

@@ -15,7 +15,7 @@ pub(super) const FIELDS: usize = 12;
 pub(super) const OTHER_FORMAT: Damage = Damage("another version of stepfs wrote it");
 
 /// A record of any length.
-pub(super) fn encode(magic: &[u8; 8], record: &impl Serialize) -> Vec<u8> {
+pub(crate) fn encode(magic: &[u8; 8], record: &impl Serialize) -> Vec<u8> {
     let mut bytes = fields(magic, record);
     bytes.extend_from_slice(&xxh3_64(&bytes).to_le_bytes());
     bytes
@@ -40,7 +40,7 @@ fn fields(magic: &[u8; 8], record: &impl Serialize) -> Vec<u8> {
 ///
 /// # Errors
 /// [`Damage`] if a byte was changed; [`OTHER_FORMAT`].
-pub(super) fn decode<T: DeserializeOwned>(magic: &[u8; 8], bytes: &[u8]) -> Result<T, Damage> {
+pub(crate) fn decode<T: DeserializeOwned>(magic: &[u8; 8], bytes: &[u8]) -> Result<T, Damage> {
     let (record, rest) = parse(magic, bytes)?;
     if rest.is_empty() { Ok(record) } else { Err(Damage("it is longer than it may be")) }
 }

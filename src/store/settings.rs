@@ -28,7 +28,7 @@ struct Document {
     #[serde(default)]
     retention: Vec<RuleText>,
     #[serde(default)]
-    remote: Option<RemoteSettings>,
+    mirror: Option<MirrorSettings>,
 }
 
 /// The keys that stand above the first table. A line at the end of the file belongs to the last table.
@@ -43,11 +43,11 @@ fn default_settle() -> u64 {
     600
 }
 
-/// How the newest file of a lineage travels to a remote.
+/// How the newest file of a lineage travels to a mirror.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Newest {
-    /// At once, as the object that it will probably become.
+    /// At once, as the object that it becomes.
     Quantized,
     /// Lossless, at once.
     #[default]
@@ -56,51 +56,33 @@ pub enum Newest {
     None,
 }
 
-/// The calls that wait for the remote.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Wait {
-    /// Nothing.
-    #[default]
-    Nothing,
-    /// close, fsync and rename return once the remote has the file; a look at a name reads those of other nodes first.
-    Close,
-}
-
-/// The remote of a store (`[remote]`).
+/// The mirror of a store (`[mirror]`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct RemoteSettings {
+pub struct MirrorSettings {
     /// `file:///DIRECTORY` or `s3://BUCKET/PREFIX`.
     pub url: String,
-    /// This node's name; by default the host's name and the first digits of the store's id.
-    #[serde(default)]
-    pub node: Option<String>,
     /// How the newest file of a lineage travels.
     #[serde(default)]
     pub newest: Newest,
-    /// The calls that wait for the remote.
-    #[serde(default)]
-    pub wait: Wait,
     /// Limit in MiB a second; none by default.
     #[serde(default)]
     pub bandwidth_mib: Option<f64>,
-    /// Age at which the names of other nodes are read again.
-    #[serde(default = "default_refresh")]
-    pub refresh_seconds: f64,
-    /// How long the remote keeps objects that no name needs.
-    #[serde(default = "default_grace")]
-    pub grace_seconds: u64,
+    /// How long older states stay, such as `7d`.
+    #[serde(default = "default_keep")]
+    pub keep_manifests: String,
 }
 
-/// One second: a rank that looks for a file another rank has saved does not wait long.
-fn default_refresh() -> f64 {
-    1.0
+/// A week: who removed something before a weekend or a holiday comes back within it.
+fn default_keep() -> String {
+    "7d".into()
 }
 
-/// One hour: readers elsewhere finish within it.
-fn default_grace() -> u64 {
-    3600
+impl MirrorSettings {
+    /// [`MirrorSettings::keep_manifests`] as a time.
+    pub fn keep(&self) -> Option<Duration> {
+        retention::duration(&self.keep_manifests).ok().map(Duration::from_nanos)
+    }
 }
 
 #[derive(Deserialize)]
@@ -117,8 +99,8 @@ pub struct Settings {
     pub cache_bytes: u64,
     /// How long the files of a checkpoint directory wait for each other; zero: not at all.
     pub settle: Duration,
-    /// The remote, if there is one.
-    pub remote: Option<RemoteSettings>,
+    /// The mirror, if there is one.
+    pub mirror: Option<MirrorSettings>,
     profiles: profile::Rules,
     retention: Vec<retention::Rule>,
 }
@@ -182,11 +164,12 @@ pub(super) fn template(id: Id) -> String {
          # ElasticDL's version directories, valid when all shards are there; 0 keeps all:\n\
          # keep_checkpoint_max = 5\n\
          \n\
-         # A remote that files are pushed to, and that shows those of other nodes (docs/REMOTE.md). Credentials come\n\
-         # from the environment, never from here.\n\
-         # [remote]\n\
-         # url = \"s3://bucket/run-7\"   # or file:///directory on a shared file system\n\
+         # A mirror that has what this store has, seconds later (docs/MIRROR.md). Credentials come from the environment,\n\
+         # never from here.\n\
+         # [mirror]\n\
+         # url = \"s3://bucket/run-7\"   # or file:///directory on another file system\n\
          # newest = \"exact\"            # or quantized: a few percent of its bytes; or none: not before it is archived\n\
+         # keep_manifests = \"7d\"       # how long older states stay: s, m, h, d, w\n\
          # bandwidth_mib = 100         # MiB a second, at most\n",
         settle = default_settle(),
     )
@@ -217,9 +200,12 @@ impl Settings {
         let profiles = profile::Rules::parse(document.profiles, document.default_profile, document.expected_restores)
             .map_err(Error::Settings)?;
         let retention = retention::parse(document.retention).map_err(Error::Settings)?;
+        if document.mirror.as_ref().is_some_and(|mirror| mirror.keep().is_none()) {
+            return Err(Error::Settings("keep_manifests is no time; write 12h or 7d".into()));
+        }
         Ok(Settings {
             retention,
-            remote: document.remote,
+            mirror: document.mirror,
             id,
             settle: Duration::from_secs(document.settle_seconds),
             cache_bytes: document.cache_mib.saturating_mul(1 << 20),
@@ -249,20 +235,20 @@ impl Settings {
         Settings::parse(&changed).map(|_| changed)
     }
 
-    /// The text with a remote, all else as its user wrote it.
+    /// The text with a mirror, all else as its user wrote it.
     ///
     /// # Errors
-    /// [`Error::Settings`] if there is another remote.
-    pub fn with_remote(text: &str, url: &str) -> Result<String, Error> {
-        match Settings::parse(text)?.remote {
-            Some(remote) if remote.url == url => return Ok(text.to_string()),
-            Some(remote) => {
-                let words = format!("the store's remote is {}; change `url` in [remote] there", remote.url);
+    /// [`Error::Settings`] if there is another mirror.
+    pub fn with_mirror(text: &str, url: &str) -> Result<String, Error> {
+        match Settings::parse(text)?.mirror {
+            Some(mirror) if mirror.url == url => return Ok(text.to_string()),
+            Some(mirror) => {
+                let words = format!("the store's mirror is {}; change `url` in [mirror] there", mirror.url);
                 return Err(Error::Settings(words));
             }
             None => {}
         }
-        let changed = format!("{}\n\n[remote]\nurl = {}\n", text.trim_end(), toml::Value::from(url));
+        let changed = format!("{}\n\n[mirror]\nurl = {}\n", text.trim_end(), toml::Value::from(url));
         Settings::parse(&changed).map(|_| changed)
     }
 
@@ -343,23 +329,29 @@ mod tests {
     }
 
     #[test]
-    fn a_remote_is_added_once_and_never_exchanged() {
+    fn a_mirror_is_added_once_and_never_exchanged() {
         let text = template(Id([7; 16]));
-        assert!(Settings::parse(&text).unwrap().remote.is_none());
+        assert!(Settings::parse(&text).unwrap().mirror.is_none());
         let url = "s3://bucket/a\"b";
-        let changed = Settings::with_remote(&text, url).unwrap();
-        let remote = Settings::parse(&changed).unwrap().remote.unwrap();
-        assert_eq!((remote.url.as_str(), remote.newest, remote.grace_seconds), (url, Newest::Exact, 3600));
-        assert_eq!(Settings::with_remote(&changed, url).unwrap(), changed);
-        assert!(Settings::with_remote(&changed, "file:///x").unwrap_err().to_string().contains(url));
-        let example =
-            |line: &str| ["[remote]", "url =", "newest =", "bandwidth_mib ="].iter().any(|key| line.starts_with(key));
+        let changed = Settings::with_mirror(&text, url).unwrap();
+        let mirror = Settings::parse(&changed).unwrap().mirror.unwrap();
+        assert_eq!(
+            (mirror.url.as_str(), mirror.newest, mirror.keep()),
+            (url, Newest::Exact, Some(Duration::from_secs(7 * 86_400)))
+        );
+        assert_eq!(Settings::with_mirror(&changed, url).unwrap(), changed);
+        assert!(Settings::with_mirror(&changed, "file:///x").unwrap_err().to_string().contains(url));
+        let example = |line: &str| {
+            ["[mirror]", "url =", "newest =", "keep_manifests =", "bandwidth_mib ="]
+                .iter()
+                .any(|key| line.starts_with(key))
+        };
         let uncomment = |line| match str::strip_prefix(line, "# ") {
             Some(rest) if example(rest) => rest,
             _ => line,
         };
         let text = text.lines().map(uncomment).collect::<Vec<_>>().join("\n");
-        assert_eq!(Settings::parse(&text).unwrap().remote.unwrap().bandwidth_mib, Some(100.0));
+        assert_eq!(Settings::parse(&text).unwrap().mirror.unwrap().bandwidth_mib, Some(100.0));
     }
 
     #[test]

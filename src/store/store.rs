@@ -185,12 +185,12 @@ impl Store {
         self.change_settings(|text| Settings::with_default_profile(text, profile))
     }
 
-    /// Gives the store a remote, also in `stepfs.toml`.
+    /// Gives the store a mirror, also in `stepfs.toml`.
     ///
     /// # Errors
     /// Device errors; [`Error::Settings`] if it has another one.
-    pub fn set_remote(&mut self, url: &str) -> Result<(), Error> {
-        self.change_settings(|text| Settings::with_remote(text, url))
+    pub fn set_mirror(&mut self, url: &str) -> Result<(), Error> {
+        self.change_settings(|text| Settings::with_mirror(text, url))
     }
 
     fn change_settings(&mut self, change: impl FnOnce(&str) -> Result<String, Error>) -> Result<(), Error> {

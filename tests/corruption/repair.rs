@@ -2,15 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use stepfs::remote::journal::{Encoding, Kind, Record, Segment};
+use stepfs::mirror::{Ahead, Daemon, Settings, Shape, Source};
 use stepfs::store::object::{FOOTER_BYTES, Footer, HEADER_BYTES, Header};
-use stepfs::store::{Id, STUB_BYTES, Store};
+use stepfs::store::{Id, Newest, Objects, STUB_BYTES, Store, Stub};
 use stepfs::tile::Coding;
 
 use super::series::{Random, Rest, decode, step};
@@ -211,36 +213,65 @@ fn an_object_is_made_anew_from_another_that_decodes_to_the_same() {
     });
 }
 
-/// The remote has the object: also a missing one comes back, and with it all that is a difference to it.
+/// What a mirror asks of a store that does not change.
+struct Still(Store, Arc<Objects>);
+
+impl Source for Still {
+    fn store(&self) -> &Store {
+        &self.0
+    }
+
+    fn objects(&self) -> &Arc<Objects> {
+        &self.1
+    }
+
+    fn changes(&self) -> u64 {
+        0
+    }
+
+    fn changed(&self, _: bool, _: Vec<PathBuf>) -> Vec<(PathBuf, Option<Shape>)> {
+        let files = stepfs::store::files_below(&self.0.tree(), Path::new("")).unwrap().into_iter();
+        let stub =
+            |path: &PathBuf| Stub::read(&fs::File::open(self.0.tree().join(path)).unwrap(), self.0.id()).unwrap();
+        files.filter_map(|path| Some((path.clone(), Some(Shape::Object(stub(&path)?.object))))).collect()
+    }
+
+    fn stays_exact(&self, _: &Path) -> io::Result<bool> {
+        Ok(true)
+    }
+
+    fn ahead(&self, _: &Path) -> io::Result<Ahead> {
+        Ok(Ahead::Whole)
+    }
+}
+
+/// The mirror has the object: also a missing one comes back, and with it all that is a difference to it.
 #[test]
-fn objects_are_taken_from_the_remote() {
+fn objects_are_taken_from_the_mirror() {
     for damage in ["gone", "zeros"] {
         let victim = Victim::golden("adam");
         let (id, _) = victim.files.values().next().unwrap();
-        let bytes = fs::read(victim.path(*id)).unwrap();
-        let (remote, store) = (victim.root.with_file_name("remote"), Store::look(&victim.root).unwrap().id());
-        let encoding = Encoding {
-            id: *id,
-            parent: victim.object(*id).header().parent,
-            hash: xxhash_rust::xxh3::xxh3_128(&bytes),
-            len: bytes.len() as u64,
-            lossy: true,
-        };
-        let (kind, node) = (Kind::Changes, "other".to_string());
-        let records = vec![Record::Object(encoding.clone())];
-        let segment = Segment { kind, store, node, epoch: 1, sequence: 0, records };
-        for (name, bytes) in [(encoding.name("other"), bytes), (segment.name(), segment.encode().unwrap())] {
-            fs::create_dir_all(remote.join(&name).parent().unwrap()).unwrap();
-            fs::write(remote.join(name), bytes).unwrap();
+        let store = Store::look(&victim.root).unwrap();
+        let url = format!("file://{}", victim.root.with_file_name("mirror").display());
+        let place = stepfs::mirror::open(&url).unwrap();
+        stepfs::mirror::claim(place.as_ref(), store.id()).unwrap();
+        let objects = Arc::new(Objects::load(&store.objects(), |_, _| {}).unwrap());
+        let still: Arc<dyn Source> = Arc::new(Still(store, objects));
+        let settings =
+            Settings { url: url.clone(), newest: Newest::Exact, keep: Duration::from_secs(60), bandwidth: None };
+        let daemon = Daemon::start(Arc::clone(&still), place, settings).unwrap();
+        while daemon.progress(still.as_ref()).done == 0 {
+            std::thread::sleep(Duration::from_millis(10));
         }
+        daemon.stop();
         let mut settings = fs::File::options().append(true).open(victim.root.join("stepfs.toml")).unwrap();
-        writeln!(settings, "[remote]\nurl = \"file://{}\"", remote.display()).unwrap();
+        writeln!(settings, "[mirror]\nurl = \"{url}\"").unwrap();
         match damage {
             "gone" => fs::remove_file(victim.path(*id)).unwrap(),
             _ => fs::write(victim.path(*id), [0; 5000]).unwrap(),
         }
         let report = is_saved(&victim, damage);
-        assert!(report["repaired"][0].as_str().unwrap().contains("remote"), "{report}");
+        assert!(report["repaired"][0].as_str().unwrap().contains("mirror"), "{report}");
     }
 }
 

@@ -135,29 +135,13 @@ fn seeds_are_made_of_real_files() {
     };
     let note = note.encode();
     put("note", "one", &note[..note.len() - 8]);
-    {
-        use stepfs::remote::journal::{Content, Encoding, Kind, Record, Segment, Shown};
-        let id = stepfs::store::Id([3; 16]);
-        let shown = Shown {
-            mode: 0o644,
-            uid: 0,
-            gid: 0,
-            len: 2,
-            modified_ns: 5,
-            identity: 7,
-            content: Content::Inline(b"{}".to_vec()),
-        };
-        let object = Shown { len: 1 << 20, content: Content::Object { owner: "n".into(), id }, ..shown.clone() };
-        let records = vec![
-            Record::Object(Encoding { id, parent: None, hash: 9, len: 100, lossy: false }),
-            Record::Put { time: 1, path: "run/config.json".into(), shown },
-            Record::Put { time: 2, path: "run/step_1.pt".into(), shown: object },
-            Record::Removed { time: 3, path: "run/step_0.pt".into() },
-        ];
-        let segment = Segment { kind: Kind::Changes, store: id, node: "n".into(), epoch: 1, sequence: 2, records };
-        let segment = segment.encode().unwrap();
-        put("journal", "some", &segment[..segment.len() - 16]);
-    }
+    // Two rows, a file and a link, and one object, without the record around them.
+    let row = |name: &str, rest: &[u8]| [&[name.len() as u8][..], name.as_bytes(), rest].concat();
+    let attributes = [0xa4, 0x03, 0, 0, 10];
+    let file = [&[0][..], &attributes, &[5, 1], &[3; 16], &[7, 9]].concat();
+    let link = [&[1][..], &attributes, &[1, b'x']].concat();
+    let object = [&[3; 16][..], &[0, 100, 0, 1], &[4; 16]].concat();
+    put("directory", "some", &[&[2][..], &row("a.pt", &file), &row("latest", &link), &[1], &object].concat());
     let mut restores = stepfs::store::Restores::default();
     (0..20).for_each(|at| restores.restored(at % 3, at as i64 * 1000, at as u32 / 2, "run/step_1.pt"));
     let restores = restores.encode();

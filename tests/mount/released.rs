@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::support::{Mounted, Reading, attribute, c, errno, state, wait_until};
-use stepfs::remote::Local;
+use stepfs::mirror::Source;
 
 /// Text that compresses, of a length that is no multiple of anything.
 fn text(seed: usize) -> Vec<u8> {
@@ -418,11 +418,11 @@ fn a_time_that_is_set_after_the_last_close_counts() {
     }
 }
 
-/// A remote or a reader holds an object for a moment. Afterwards the housekeeper looks whether it is garbage; the queue counts that.
+/// A mirror or a reader holds an object for a moment. Afterwards the housekeeper looks whether it is garbage; the queue counts that.
 #[test]
 fn an_object_that_is_let_go_leaves_nothing_to_wait_for() {
     let (m, _path, _bytes) = released(true);
-    let objects = Local::objects(&*m.archive);
+    let objects = Source::objects(&*m.archive);
     let is_done = || m.archive.queue().queued == 0;
     wait_until("nothing is left to be done", is_done);
     let newest = objects.all().into_iter().max_by_key(|header| header.modified_ns).unwrap();

@@ -51,7 +51,7 @@ pub(crate) const TARGETS: &[(&str, Target)] = &[
     ("object_chain", objects::chain),
     ("stub", records::stub),
     ("note", records::note),
-    ("journal", records::journal),
+    ("directory", records::directory),
     ("restores", records::restores),
     ("settings", settings::text),
     ("profile_name", settings::profile_name),

@@ -1,8 +1,8 @@
 //! Stubs, and the small files of a store. Each input is read as it is, and with a right checksum at its end.
 
-use stepfs::remote::journal::Segment;
-use stepfs::store::{Restores, STUB_BYTES, Stub, StubNote};
-use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
+use stepfs::mirror::tree::{Blob, Directory, Encodings};
+use stepfs::store::{FORMAT, Id, Restores, STUB_BYTES, Stub, StubNote};
+use xxhash_rust::xxh3::xxh3_64;
 
 fn with_checksum(data: &[u8]) -> Vec<u8> {
     let mut bytes = data.to_vec();
@@ -47,30 +47,14 @@ pub(crate) fn restores(data: &[u8]) {
     assert_eq!(Restores::decode(&restores.encode()), Ok(restores));
 }
 
-/// A segment of a remote's journal: as it is, under a right checksum, and with its records unpacked in it.
-pub(crate) fn journal(data: &[u8]) {
-    let _ = Segment::decode(data);
-    let mut fixed = data.to_vec();
-    fixed.extend_from_slice(&xxh3_128(data).to_le_bytes());
-    let records = |segment: &Segment| segment.records.clone();
-    if let Ok(segment) = Segment::decode(&fixed) {
-        let again = segment.encode().expect("a segment is written");
-        assert_eq!(Segment::decode(&again).as_ref().map(records), Ok(segment.records));
-    }
-    // The fuzzer does not find zstd's frames by itself.
-    let mut framed = b"stepfsRJ\x01\0\0\0\0\0\0\0".to_vec();
-    framed.extend_from_slice(&[7; 32]);
-    framed.extend_from_slice(b"\x01n");
-    let mut length = data.len();
-    while length >= 0x80 {
-        framed.push(length as u8 | 0x80);
-        length >>= 7;
-    }
-    framed.push(length as u8);
-    framed.extend_from_slice(&zstd::bulk::compress(data, 1).expect("zstd packs any bytes"));
-    framed.extend_from_slice(&xxh3_128(&framed).to_le_bytes());
-    if let Ok(segment) = Segment::decode(&framed) {
-        let again = segment.encode().expect("a segment is written");
-        assert_eq!(Segment::decode(&again), Ok(segment));
+/// The bytes of a mirror's directory: as they are, and with these rows in right records and frames.
+pub(crate) fn directory(data: &[u8]) {
+    let unpack = |bytes: &[u8]| Directory::unpack(Blob { hash: Id::NONE, len: 0 }, bytes, &mut Encodings::new());
+    let _ = unpack(data);
+    let mut record = b"stepfsMD".to_vec();
+    record.extend_from_slice(&FORMAT.to_le_bytes());
+    record.extend_from_slice(data);
+    if let Ok(directory) = unpack(&zstd::bulk::compress(&with_checksum(&record), 1).expect("zstd packs any bytes")) {
+        directory.each(&mut |path, _| assert_eq!(path.components().count(), 1, "{path:?} leads elsewhere"));
     }
 }

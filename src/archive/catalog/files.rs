@@ -41,6 +41,8 @@ pub(in crate::archive) struct Files {
     freed: bool,
     /// Grows with every change of an entry.
     changes: u64,
+    /// Names that changed since the mirror looked; `None` if there is none.
+    touched: Option<BTreeSet<Arc<Path>>>,
 }
 
 #[derive(Debug, Default)]
@@ -76,6 +78,7 @@ impl Files {
             now: Now { instant: Instant::now(), wall_ns: i64::MIN },
             freed: false,
             changes: 0,
+            touched: None,
         }
     }
 
@@ -101,6 +104,21 @@ impl Files {
     /// Grows with every change of an entry.
     pub(in crate::archive) fn changes(&self) -> u64 {
         self.changes
+    }
+
+    /// Lets the mirror look at what is at and below a path.
+    pub(super) fn touch(&mut self, path: &Path) {
+        if let Some(mut touched) = self.touched.take() {
+            touched.insert(path.into());
+            touched.extend(self.below(path).map(|(path, _)| Arc::from(path)));
+            self.touched = Some(touched);
+        }
+    }
+
+    /// The names that changed since the last call, or all.
+    pub(super) fn take_touched(&mut self, all: bool) -> BTreeSet<Arc<Path>> {
+        let touched = self.touched.replace(BTreeSet::new()).unwrap_or_default();
+        if all { self.files.keys().cloned().collect() } else { touched }
     }
 
     /// Files that are not durable or examined yet.
@@ -184,6 +202,7 @@ impl Files {
         self.queue.enter(&file);
         self.changed.insert(Arc::clone(&file.run));
         self.changes += 1;
+        self.touched.iter_mut().for_each(|touched| touched.extend([Arc::clone(&file.path)]));
         self.files.insert(Arc::clone(&file.path), file);
     }
 
@@ -191,6 +210,7 @@ impl Files {
         let old = self.files.remove(path)?;
         self.queue.leave(&old);
         self.changes += 1;
+        self.touched.iter_mut().for_each(|touched| touched.extend([Arc::clone(&old.path)]));
         let run = self.runs.get_mut(&old.run).expect("a file is in its run");
         let at = run.files.partition_point(|other| other.entry.sequence < old.entry.sequence);
         let left = run.files.remove(at);

@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::recall::{Chain, ReadError, check_hash};
 use crate::store::durable::Io;
 use crate::store::object::Header;
-use crate::store::{Id, Objects, Restores, Store, Stub, files_below, is_of_remote, names_bytes};
+use crate::store::{Id, Objects, Restores, Store, Stub, files_below, names_bytes};
 
 use super::Report;
 use super::remains::open_plain;
@@ -179,12 +179,6 @@ impl Look<'_> {
     }
 
     fn cannot_decode(&mut self, id: Id, paths: Vec<PathBuf>, error: ReadError) {
-        let is_of_remote = |path: &PathBuf| is_of_remote(&self.store.tree(), path).unwrap_or(false);
-        if is_missing(&error) && error.object == id && paths.iter().all(is_of_remote) {
-            // It comes from the remote when it is read.
-            self.report.on_remote += paths.len() as u64;
-            return;
-        }
         let is_known = !self.found.broken.insert(id);
         self.found.broken.insert(error.object);
         // Objects that depend on it, and their files, are reported already.

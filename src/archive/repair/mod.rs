@@ -61,8 +61,6 @@ pub struct Report {
     pub objects: u64,
     /// Bytes that were decoded.
     pub decoded_bytes: u64,
-    /// Files that only a remote has. They were not looked at.
-    pub on_remote: u64,
     /// The damage, or the rest of it after a repair.
     pub damaged: Vec<Damaged>,
     /// One line for each repair.
@@ -191,7 +189,7 @@ impl<'a> Repair<'a> {
 
     /// What can take the place of an object, the best first: its own bytes, then its own encoding, then its content.
     fn candidates(&self, id: Id) -> impl Iterator<Item = Candidate<'_>> {
-        let own = once_with(move || self.astray(id)).chain(once_with(move || self.on_remote(id)));
+        let own = once_with(move || self.astray(id)).chain(once_with(move || self.on_mirror(id)));
         let content = once_with(move || self.twin(id)).chain(once_with(move || self.file(id)));
         own.chain(once_with(move || self.rest(id))).chain(content).flatten()
     }
@@ -204,11 +202,11 @@ impl<'a> Repair<'a> {
         })
     }
 
-    /// The object on the store's remote.
-    fn on_remote(&self, id: Id) -> Option<Candidate<'_>> {
-        let (owner, encoding) = self.sources.on_remote(id)?;
-        Candidate::new(format!("the remote has it, of node {owner}"), move || {
-            let object = self.sources.bring(owner, encoding)?;
+    /// The object on the store's mirror.
+    fn on_mirror(&self, id: Id) -> Option<Candidate<'_>> {
+        let encoding = self.sources.on_mirror(id)?;
+        Candidate::new("the mirror has it".into(), move || {
+            let object = self.sources.bring(encoding)?;
             self.replace_by(id, &object)
         })
     }

@@ -4,12 +4,11 @@ use std::cell::OnceCell;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use crate::mirror::tree::Encoding;
+use crate::mirror::{self, Reader};
 use crate::recall::{Chain, walk};
-use crate::remote::journal::Encoding;
-use crate::remote::{self, Place, Reader, View, fetch_whole};
-use crate::store::durable::scratch;
 use crate::store::object::{Header, Index, Object, path_of};
 use crate::store::{Id, Objects, Store};
 use crate::tile::Bytes;
@@ -20,7 +19,7 @@ use formats::{InOrder, ReadAt, describe};
 use super::super::scan;
 use super::remains::{Part, Remains, open_plain, read_header};
 
-/// Objects, files of the tree and a remote that may hold lost bytes.
+/// Objects, files of the tree and a mirror that may hold lost bytes.
 pub(super) struct Sources<'a> {
     store: &'a Store,
     objects: &'a Objects,
@@ -31,20 +30,20 @@ pub(super) struct Sources<'a> {
     /// Objects under other names than their own.
     astray: HashMap<Id, Vec<PathBuf>>,
     /// Opened when it is asked for. `None`: there is none, or it does not answer.
-    remote: OnceCell<Option<(Arc<dyn Place>, View)>>,
+    mirror: OnceCell<Option<Reader>>,
 }
 
 impl<'a> Sources<'a> {
-    /// Files that are not released, and a remote; the others are to be added.
+    /// Files that are not released, and a mirror; the others are to be added.
     pub(super) fn of(store: &'a Store, objects: &'a Objects, resident: &[PathBuf]) -> Sources<'a> {
-        let (parts, astray, remote) = Default::default();
+        let (parts, astray, mirror) = Default::default();
         let mut files: HashMap<u64, Vec<PathBuf>> = HashMap::new();
         for path in resident {
             if let Ok(metadata) = std::fs::symlink_metadata(store.tree().join(path)) {
                 files.entry(metadata.len()).or_default().push(path.clone());
             }
         }
-        Sources { store, objects, parts, files, astray, remote }
+        Sources { store, objects, parts, files, astray, mirror }
     }
 
     /// Adds the object at a path, if it is not the place of its own name.
@@ -103,32 +102,25 @@ impl<'a> Sources<'a> {
         whole.next()
     }
 
-    /// The node of the remote that has an object, and the object there.
-    pub(super) fn on_remote(&self, id: Id) -> Option<(&str, &Encoding)> {
-        let (_, view) = self.remote()?;
-        let owner = view.owner_of(id)?;
-        Some((owner, view.nodes().get(owner)?.objects.get(&id)?))
+    /// An object on the mirror.
+    pub(super) fn on_mirror(&self, id: Id) -> Option<&Encoding> {
+        self.mirror()?.objects.get(&id).map(AsRef::as_ref)
     }
 
-    /// Brings an object from the remote into a file without a name.
-    pub(super) fn bring(&self, owner: &str, encoding: &Encoding) -> io::Result<Arc<Object>> {
-        let file = tempfile::tempfile()?;
-        let (place, _) = self.remote().ok_or(io::ErrorKind::NotFound)?;
-        fetch_whole(place.as_ref(), owner, encoding, &mut |bytes, at| scratch::write_all_at(&file, bytes, at))
-            // A remote that fails is no reason to repair nothing.
-            .map_err(|error| io::Error::new(io::ErrorKind::NotFound, error.to_string()))?;
+    /// Brings an object from the mirror into a file without a name.
+    pub(super) fn bring(&self, encoding: &Encoding) -> io::Result<Arc<Object>> {
+        let mirror = self.mirror().ok_or(io::ErrorKind::NotFound)?;
+        // A mirror that fails is no reason to repair nothing.
+        let file =
+            mirror.fetch_aside(encoding).map_err(|error| io::Error::new(io::ErrorKind::NotFound, error.to_string()))?;
         Ok(Arc::new(Object::of_bytes(Box::new(file), encoding.id)?))
     }
 
-    fn remote(&self) -> Option<&(Arc<dyn Place>, View)> {
-        let open = |url: &str| -> remote::place::Result<_> {
-            let (place, view) = (remote::open(url)?, Mutex::default());
-            Reader::refresh(place.as_ref(), &view)?;
-            Ok((place, view.into_inner().unwrap_or_else(PoisonError::into_inner)))
-        };
-        let opened = self.remote.get_or_init(|| {
-            let url = &self.store.settings().remote.as_ref()?.url;
-            open(url).inspect_err(|error| log::warn!("{url}: {error}; the store is repaired without it")).ok()
+    fn mirror(&self) -> Option<&Reader> {
+        let opened = self.mirror.get_or_init(|| {
+            let url = &self.store.settings().mirror.as_ref()?.url;
+            let open = || Reader::open(&mirror::open(url)?, None, Path::new(""));
+            open().inspect_err(|error| log::warn!("{url}: {error}; the store is repaired without it")).ok()
         });
         opened.as_ref()
     }

@@ -24,7 +24,7 @@ pub fn path_of(objects: &Path, id: Id) -> PathBuf {
     objects.join(&name[..2]).join(name)
 }
 
-/// Bytes of an object: a file of the store, or an object on a remote.
+/// Bytes of an object: a file of the store, or one without a name.
 struct Bytes(Box<dyn ReadAt + Send + Sync>);
 
 impl fmt::Debug for Bytes {

@@ -175,7 +175,7 @@ impl Graph {
         self.name(id);
     }
 
-    /// Adds an object that came from a remote. The names that waited for it are its own now, and one of the caller.
+    /// Adds an object that came from a mirror. The names that waited for it are its own now, and one of the caller.
     ///
     /// # Errors
     /// Its parent is unknown.
@@ -256,10 +256,9 @@ impl Graph {
         std::iter::successors(Some(id), parent).take(MAX_CHAIN as usize + 1).any(|id| id == ancestor)
     }
 
-    /// Missing objects that files name, and whether a file needs an object whose parent is missing.
-    pub(super) fn missing(&self) -> (Vec<Id>, bool) {
-        let lost = self.lost.iter().filter(|(_, names)| **names > 0).map(|(id, _)| *id);
-        (lost.collect(), self.orphans.iter().any(|id| self.is_live(*id)))
+    /// True if a file needs an object that is missing.
+    pub(super) fn is_missing_some(&self) -> bool {
+        self.lost.values().any(|names| *names > 0) || self.orphans.iter().any(|id| self.is_live(*id))
     }
 
     /// True if a file needs this object.
@@ -361,6 +360,7 @@ impl Graph {
     }
 
     /// Objects that no file names.
+    #[cfg(test)]
     pub(super) fn unnamed(&self) -> impl Iterator<Item = Id> {
         self.unnamed.iter().copied()
     }

@@ -7,5 +7,5 @@ mod plan;
 mod rules;
 
 pub use plan::{Kind, SETTLED_NS, Unit, Verdict, complete, plan};
-pub use rules::Rule;
+pub use rules::{Rule, duration};
 pub(super) use rules::{RuleText, parse};

@@ -108,7 +108,10 @@ fn rule(text: &RuleText) -> Result<Rule, String> {
 }
 
 /// A span of time such as `7d`, in nanoseconds.
-fn duration(text: &str) -> Result<u64, String> {
+///
+/// # Errors
+/// It is none; says so.
+pub fn duration(text: &str) -> Result<u64, String> {
     let wrong = || format!("keep_for = {text:?}: write a whole number and s, m, h, d or w, such as \"7d\"");
     let trimmed = text.trim();
     let digits = trimmed.trim_end_matches(|c: char| c.is_ascii_alphabetic());

@@ -169,16 +169,16 @@ class Mount:
 
     # --- answers of stepfs
 
-    def sync(self, timeout=300, remote=False):
+    def sync(self, timeout=300, mirror=False):
         try:
-            run("sync", *(["--remote"] if remote else []), self.dir, timeout=timeout)
+            run("sync", *(["--mirror"] if mirror else []), self.dir, timeout=timeout)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"stepfs sync does not end\n{self.what_it_does()}") from None
 
     def what_it_does(self):
         """For a failure: the daemon's queue, the end of its log, and where each of its threads waits."""
         said = []
-        for name in ("queue", "remote"):
+        for name in ("queue", "mirror"):
             try:
                 said.append(os.getxattr(self.dir, f"user.stepfs.{name}").decode())
             except OSError as error:

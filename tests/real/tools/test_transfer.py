@@ -140,7 +140,7 @@ def test_pin_says_what_is_lossy_already(mount):
 
 @pytest.mark.stepfs
 def test_a_mount_that_fails_leaves_nothing(plain):
-    done = run("mount", plain / "store", plain / "a/b", "--remote", "nonsense://x", check=False)
+    done = run("mount", plain / "store", plain / "a/b", "--mirror", "nonsense://x", check=False)
     assert done.returncode == FAILURE and os.listdir(plain) == [], (done.stderr, names_below(plain))
     # Below its own mount point: only the daemon finds that out.
     done = run("mount", plain / "a" / "store", plain / "a", check=False)
@@ -153,7 +153,7 @@ def test_a_mount_that_fails_leaves_what_was_there(plain, pair):
     run("import", plain / "used", pair[0])
     (plain / "empty").mkdir()
     for store in ("used", "empty"):
-        done = run("mount", plain / store, plain / "a/b", "--remote", "nonsense://x", check=False)
+        done = run("mount", plain / store, plain / "a/b", "--mirror", "nonsense://x", check=False)
         assert done.returncode == FAILURE and os.listdir(plain / "a") == []
     assert (plain / "used/tree/small").read_bytes() == pair[0].read_bytes() and (plain / "empty").is_dir()
 

@@ -1,0 +1,117 @@
+//! The archive, as a mirror sees it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+
+use crate::encode::StepError;
+use crate::mirror::{Ahead, Daemon, Place, Progress, Settings, Shape, Source};
+use crate::store::{Newest, Objects, Profile, Store, is_pinned};
+
+use super::Archive;
+use super::decide::Decision;
+use super::entry::{Entry, Held, State};
+use super::resident::ResidentReason;
+
+impl Archive {
+    /// Starts the thread that keeps a mirror behind this store, until [`Archive::stop`]. Once for each mount, after
+    /// [`Archive::start`].
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub fn connect(self: &Arc<Self>, place: Arc<dyn Place>, settings: Settings) -> io::Result<()> {
+        let daemon = Daemon::start(Arc::clone(self) as Arc<dyn Source>, place, settings)?;
+        *self.mirror.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(daemon));
+        Ok(())
+    }
+
+    /// Ends the mirror's thread.
+    pub(super) fn disconnect(&self) {
+        let daemon = self.mirror.lock().unwrap_or_else(PoisonError::into_inner).take();
+        daemon.into_iter().for_each(|daemon| daemon.stop());
+    }
+
+    /// A name came or went, or what is at and below it has other attributes: the mirror gets them.
+    pub fn touched(&self, path: &Path) {
+        let path = path.to_path_buf();
+        self.shared.note(move |catalog| catalog.touch(&path));
+    }
+
+    /// How far the mirror has come; `None` without one.
+    pub fn mirror_progress(&self) -> Option<Progress> {
+        self.daemon().map(|daemon| daemon.progress(self))
+    }
+
+    /// Lets the mirror's thread go on without a pause, because somebody waits.
+    pub(super) fn hasten_mirror(&self) {
+        self.daemon().into_iter().for_each(|daemon| daemon.hasten());
+    }
+
+    fn daemon(&self) -> Option<Arc<Daemon>> {
+        self.mirror.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+fn shape(entry: &Entry) -> Shape {
+    use ResidentReason::{CutShort, Empty, Incompressible, NotUnderstood, Small};
+    match (&entry.state, entry.held) {
+        (State::Closed | State::Durable(_), _) if entry.is_given_up() => Shape::Stuck,
+        (State::Staged | State::Closed | State::Durable(_), _) => Shape::Unsettled,
+        (State::Sealed(_), Some(Held::Pinned | Held::Best)) => Shape::Whole,
+        (State::Sealed(_), _) => Shape::Newest,
+        (State::Archived(_, id) | State::Released(id), _) => Shape::Object(*id),
+        (State::Resident(Small | Empty | CutShort(_) | Incompressible | NotUnderstood(_)), _) => {
+            Shape::Whole
+        }
+        // Its bytes are not known, or not known to be durable.
+        (State::Resident(_), _) => Shape::Stuck,
+    }
+}
+
+impl Source for Archive {
+    fn store(&self) -> &Store {
+        self.store()
+    }
+
+    fn objects(&self) -> &Arc<Objects> {
+        &self.shared.objects
+    }
+
+    fn changes(&self) -> u64 {
+        // Called again and again.
+        self.encoder.before_ahead.let_go_old();
+        self.shared.catalog().files().changes() + self.shared.notes.load(Ordering::Relaxed)
+    }
+
+    fn changed(&self, all: bool, also: Vec<PathBuf>) -> Vec<(PathBuf, Option<Shape>)> {
+        let mut catalog = self.shared.catalog();
+        let mut touched = catalog.take_touched(all);
+        touched.extend(also.into_iter().map(Arc::from));
+        touched.into_iter().map(|path| (path.to_path_buf(), catalog.get(&path).map(shape))).collect()
+    }
+
+    fn stays_exact(&self, path: &Path) -> io::Result<bool> {
+        let is_best = {
+            let mut catalog = self.shared.catalog();
+            let is_unfinished = |decision: Decision| decision.is_unfinished;
+            catalog.decided().mark(path).is_some() || catalog.decided().decision(path).is_some_and(is_unfinished)
+        };
+        // A released file loses nothing under this profile.
+        let is_quantized = self.shared.store.settings().mirror.as_ref().is_some_and(|of| of.newest == Newest::Quantized);
+        let is_exact = || Ok::<_, io::Error>(self.shared.store.profiles(path)?.coarsest() == Profile::Exact);
+        Ok(is_best || is_pinned(&self.shared.store.tree(), path)? || is_quantized && is_exact()?)
+    }
+
+    fn ahead(&self, path: &Path) -> io::Result<Ahead> {
+        match self.encoder.encode_ahead(path) {
+            Err(StepError::Superseded | StepError::Cancelled) => Ok(Ahead::Later),
+            // The archive finds and reports the damage.
+            Err(StepError::Object(error)) => {
+                log::warn!("{}: travels whole: {error}", path.display());
+                Ok(Ahead::Whole)
+            }
+            made => Ok(made?),
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! Mirrors: the one of a store, from `stepfs.toml` and the environment, and commands on the URL of one.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+
+use crate::clock::wall_ns;
+use crate::mirror::tree::{Content, Node, chain};
+use crate::mirror::{Missing, Place, Reader, Settings, check, claim, directory_of, open};
+use crate::store::retention::duration;
+use crate::store::{MirrorSettings, Store, name_bytes};
+
+use super::format::{name, size, table};
+use super::{DAMAGED, say_json};
+
+/// Opens the mirror of a store that is about to be mounted on `dir`. It need not answer yet.
+///
+/// # Errors
+/// The settings are wrong; the message says which.
+pub(super) fn connect(store: &Store, dir: &Path) -> Result<Option<(Arc<dyn Place>, Settings)>> {
+    let Some(mirror) = store.settings().mirror.clone() else { return Ok(None) };
+    let keep = mirror.keep().context("stepfs.toml: keep_manifests is no time")?;
+    let MirrorSettings { url, newest, bandwidth_mib, .. } = mirror;
+    check_place(store, &url, dir)?;
+    if bandwidth_mib.is_some_and(|rate| !rate.is_finite() || rate <= 0.0) {
+        bail!("stepfs.toml: bandwidth_mib is not above 0");
+    }
+    let bandwidth = bandwidth_mib.map(|rate| rate * f64::from(1 << 20));
+    Ok(Some((open(&url)?, Settings { url, newest, keep, bandwidth })))
+}
+
+/// Makes a URL the mirror of a store that is about to be mounted on `dir`.
+///
+/// # Errors
+/// The URL is wrong, does not answer, or is the mirror of another store; the store has another one.
+pub(super) fn adopt(store: &mut Store, url: &str, dir: &Path) -> Result<()> {
+    check(url)?;
+    check_place(store, url, dir)?;
+    if store.settings().mirror.as_ref().is_none_or(|mirror| mirror.url != url) {
+        claim(open(url)?.as_ref(), store.id()).with_context(|| url.to_string())?;
+    }
+    Ok(store.set_mirror(url)?)
+}
+
+fn check_place(store: &Store, url: &str, dir: &Path) -> Result<()> {
+    let Some(directory) = directory_of(url) else { return Ok(()) };
+    apart(directory, store.root(), "the store")?;
+    apart(directory, dir, "the mount")
+}
+
+/// Refuses a mirror inside a place, or around it: each would hold itself.
+fn apart(mirror: &Path, other: &Path, name: &str) -> Result<()> {
+    let real = |path: &Path| -> PathBuf {
+        let above = path.ancestors().find_map(|above| Some((above, fs::canonicalize(above).ok()?)));
+        above.map_or(path.to_path_buf(), |(above, real)| real.join(path.strip_prefix(above).unwrap_or(Path::new(""))))
+    };
+    let (mirror, other) = (real(mirror), real(other));
+    if mirror.starts_with(&other) || other.starts_with(&mirror) {
+        bail!(
+            "the mirror {} and {name} {} are in one another; use a directory of its own",
+            mirror.display(),
+            other.display()
+        );
+    }
+    Ok(())
+}
+
+/// Says what could not be brought; answers whether something could not.
+pub(super) fn tell(Missing { names, unread, .. }: &Missing) -> bool {
+    names.iter().for_each(|(path, why)| say_error!("{}: {}", name(&path.display().to_string()), name(why)));
+    unread.iter().for_each(|why| say_error!("a directory cannot be read, which may have more files: {}", name(why)));
+    !names.is_empty() || !unread.is_empty()
+}
+
+/// A time in the past, in milliseconds since 1970.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct At(pub(super) u64);
+
+impl std::str::FromStr for At {
+    type Err = String;
+
+    /// An age such as `3h`, or seconds since 1970 after an `@`, as date(1) takes and `date +@%s` prints them.
+    fn from_str(text: &str) -> Result<At, String> {
+        let wrong = |_| "write an age such as 3h or 2d, or @ and seconds since 1970".to_string();
+        match text.strip_prefix('@') {
+            Some(seconds) => {
+                seconds.parse::<u32>().map(|seconds| At(u64::from(seconds) * 1000)).map_err(|_| wrong(String::new()))
+            }
+            None => {
+                let ns = duration(text).map_err(wrong)?;
+                Ok(At((wall_ns() as u64).saturating_sub(ns) / 1_000_000))
+            }
+        }
+    }
+}
+
+/// A mirror by its URL, of whatever kind: errors then say which kinds there are.
+pub(super) struct Mirror {
+    pub(super) url: String,
+    at: Option<At>,
+}
+
+/// A name on a mirror.
+#[derive(Serialize)]
+struct Line {
+    path: String,
+    /// In hexadecimal, if it is not UTF-8.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path_bytes: Option<String>,
+    logical_bytes: u64,
+    /// Of its own object, or of its packed bytes.
+    stored_bytes: u64,
+    /// Objects that a read needs; 0 if there is none, or if one is missing.
+    chain_len: usize,
+    lossy: bool,
+    modified_ns: i64,
+}
+
+/// A state of a mirror.
+#[derive(Serialize)]
+struct State {
+    /// Seconds since 1970, rounded up: `--at @SECONDS` finds it.
+    at: u64,
+}
+
+impl Mirror {
+    /// `None` for a path.
+    pub(super) fn of(path: &Path) -> Option<Mirror> {
+        path.to_str().filter(|text| text.contains("://")).map(|url| Mirror { url: url.to_string(), at: None })
+    }
+
+    /// As it was at a time.
+    pub(super) fn at(self, at: Option<At>) -> Mirror {
+        Mirror { at, ..self }
+    }
+
+    /// The state that is asked for, with the names at and below `wanted`.
+    pub(super) fn read(&self, wanted: &Path) -> Result<Reader> {
+        let place = open(&self.url)?;
+        Reader::open(&place, self.at.map(|at| at.0), wanted).with_context(|| self.url.clone())
+    }
+
+    /// `stepfs ls URL`
+    pub(super) fn list(&self, json: bool) -> Result<ExitCode> {
+        let reader = self.read(Path::new(""))?;
+        let mut lines = Vec::new();
+        reader.tree.each(&mut |path, node| {
+            let (logical_bytes, stored_bytes, chain_len, lossy, attributes) = match node {
+                Node::Directory(..) => return,
+                Node::Link(attributes, _) => (0, 0, 0, false, attributes),
+                Node::File(file) => match file.content {
+                    Content::Small(blob) => (file.len, blob.len, 0, false, &file.attributes),
+                    Content::Object(id) => {
+                        let chain = chain(&reader.objects, id).unwrap_or_default();
+                        let first = chain.first();
+                        let (stored, lossy) = first.map_or((0, false), |first| (first.len, first.lossy));
+                        (file.len, stored, chain.len(), lossy, &file.attributes)
+                    }
+                },
+            };
+            lines.push(Line {
+                path: path.to_string_lossy().into_owned(),
+                path_bytes: name_bytes(&path),
+                logical_bytes,
+                stored_bytes,
+                chain_len,
+                lossy,
+                modified_ns: attributes.modified_ns,
+            });
+        });
+        let is_incomplete = tell(&Missing { unread: reader.unread.into_values().collect(), ..Missing::default() });
+        if json {
+            say_json(&lines)?;
+        } else {
+            let mut rows = vec![["size", "stored", "chain", "", "path"].map(String::from).to_vec()];
+            for line in &lines {
+                let chain = if line.chain_len == 0 { String::new() } else { line.chain_len.to_string() };
+                let lossy = if line.lossy { "lossy" } else { "" };
+                rows.push(vec![
+                    size(line.logical_bytes),
+                    size(line.stored_bytes),
+                    chain,
+                    lossy.into(),
+                    name(&line.path),
+                ]);
+            }
+            say_part!("{}", table(&rows, &[true, true, true, false, false]));
+        }
+        Ok(ExitCode::from(if is_incomplete { DAMAGED } else { 0 }))
+    }
+
+    /// `stepfs status URL`: the states that are there.
+    pub(super) fn status(&self, json: bool) -> Result<ExitCode> {
+        let (store, states) = Reader::states(open(&self.url)?.as_ref()).with_context(|| self.url.clone())?;
+        let states: Vec<State> = states.iter().map(|state| State { at: state.at_ms.div_ceil(1000) }).collect();
+        if json {
+            say_json(&states)?;
+        } else {
+            say!("mirror of store {store}, {} states", states.len());
+            for State { at } in &states {
+                say!("  {}  --at @{at}", utc(*at));
+            }
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// A time in seconds since 1970, as people write it, in UTC.
+fn utc(seconds: u64) -> String {
+    let (days, rest) = (seconds / 86_400, seconds % 86_400);
+    let (mut year, mut day) = (1970, days);
+    let is = |year: u64, of| year.is_multiple_of(of);
+    let length = |year| 365 + u64::from(is(year, 4) && (!is(year, 100) || is(year, 400)));
+    while day >= length(year) {
+        day -= length(year);
+        year += 1;
+    }
+    let february = length(year) - 337;
+    let mut month = 1;
+    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30] {
+        if day < length {
+            break;
+        }
+        day -= length;
+        month += 1;
+    }
+    format!("{year}-{month:02}-{:02} {:02}:{:02}:{:02} UTC", day + 1, rest / 3600, rest / 60 % 60, rest % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_and_written() {
+        let known = [
+            (0, "1970-01-01 00:00:00 UTC"),
+            (951_782_399, "2000-02-28 23:59:59 UTC"),
+            (951_782_400, "2000-02-29 00:00:00 UTC"),
+            (1_798_761_599, "2026-12-31 23:59:59 UTC"),
+        ];
+        known.into_iter().for_each(|(seconds, text)| assert_eq!(utc(seconds), text));
+        assert_eq!("@951782400".parse(), Ok(At(951_782_400_000)));
+        let now_ms = wall_ns() as u64 / 1_000_000;
+        let At(hour) = "1h".parse().unwrap();
+        assert!((3_599_000..3_700_000).contains(&(now_ms - hour)));
+        ["", "yesterday", "@x", "-1h"].into_iter().for_each(|text| assert!(text.parse::<At>().is_err(), "{text}"));
+    }
+}

@@ -1,0 +1,173 @@
+//! A bucket as a mirror (`s3://BUCKET/PREFIX`). The only file with asynchronous calls: one small runtime waits for
+//! them.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use futures_util::TryStreamExt;
+use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::path::Path;
+use object_store::{BackoffConfig, ClientConfigKey, ObjectStore, ObjectStoreExt, PutPayload, RetryConfig};
+use tokio::runtime::{Builder, Runtime};
+
+use super::place::{Error, Listed, Place, Result};
+
+/// A request that fails is repeated within this time, with growing pauses that vary. The daemon tries again later.
+const RETRY_TIME: Duration = Duration::from_secs(5);
+/// A connection that is not there within this time will not come.
+const CONNECT_TIME: Duration = Duration::from_secs(5);
+/// A request that takes longer than this hangs: a piece needs 140 KB/s.
+const REQUEST_TIME: Duration = Duration::from_secs(60);
+
+/// Where a machine of Amazon's asks for credentials if the environment has none.
+const METADATA_SERVICE: &str = "169.254.169.254";
+/// Words of a server that throttles.
+const BUSY: [&str; 4] = ["SlowDown", "503", "429", "TooManyRequests"];
+/// Most characters of an error.
+const MAX_WORDS: usize = 500;
+
+/// The bucket.
+pub(super) struct Bucket {
+    store: AmazonS3,
+    prefix: String,
+    runtime: Runtime,
+}
+
+impl Bucket {
+    /// Opens a bucket. Endpoint, region and credentials come from the environment (`AWS_*`), as `object_store` reads
+    /// them.
+    pub(super) fn open(bucket: &str, prefix: &str) -> Result<Bucket> {
+        let prefix = prefix.to_string();
+        // The first provider stays; all are the same.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let plain_http = std::env::var("AWS_ENDPOINT_URL")
+            .or_else(|_| std::env::var("AWS_ENDPOINT"))
+            .is_ok_and(|endpoint| endpoint.starts_with("http://"));
+        let backoff = BackoffConfig {
+            init_backoff: Duration::from_millis(100),
+            max_backoff: Duration::from_secs(5),
+            ..BackoffConfig::default()
+        };
+        let retry = RetryConfig { backoff, max_retries: 4, retry_timeout: RETRY_TIME };
+        let time = |key, time: Duration| (AmazonS3ConfigKey::Client(key), format!("{} seconds", time.as_secs()));
+        let times = [time(ClientConfigKey::ConnectTimeout, CONNECT_TIME), time(ClientConfigKey::Timeout, REQUEST_TIME)];
+        // Some servers have no bulk delete, and a single one costs nothing.
+        let builder =
+            AmazonS3Builder::from_env().with_bucket_name(bucket).with_retry(retry).with_disable_bulk_delete(true);
+        let builder = times.into_iter().fold(builder, |builder, (key, value)| builder.with_config(key, value));
+        let builder = if plain_http { builder.with_allow_http(true) } else { builder };
+        let store = builder.build().map_err(|error| told(error, bucket, "open"))?;
+        // The threads that move all bytes.
+        let runtime = Builder::new_multi_thread().worker_threads(2).thread_name("mirror-net").enable_all().build()?;
+        Ok(Bucket { store, prefix, runtime })
+    }
+
+    fn path(&self, name: &str) -> Path {
+        Path::from(format!("{}/{name}", self.prefix))
+    }
+
+    /// The name of a path, without the mirror's prefix.
+    fn name(&self, path: &Path) -> Option<String> {
+        let rest = path.as_ref().strip_prefix(&self.prefix)?;
+        Some(rest.trim_start_matches('/').to_string())
+    }
+}
+
+/// Names of another prefix would be written in one way and listed in another.
+pub(super) fn is_listed_as_written(prefix: &str) -> bool {
+    Path::from(prefix).as_ref() == prefix
+}
+
+/// Sorts an error, without the request's headers or credentials.
+fn told(error: object_store::Error, name: &str, what: &str) -> Error {
+    use object_store::Error as Of;
+    let words = causes(&error);
+    match error {
+        // A missing bucket is no missing name: nothing may be concluded from it.
+        _ if words.contains("NoSuchBucket") => Error::Denied(format!("{name}: the bucket is missing")),
+        Of::NotFound { .. } => Error::Missing(name.to_string()),
+        Of::PermissionDenied { .. } => Error::Denied(format!("{name}: the permission to {what} is missing: {words}")),
+        Of::Unauthenticated { .. } => Error::Denied(format!("{name}: the credentials are missing or wrong: {words}")),
+        _ if BUSY.iter().any(|busy| words.contains(busy)) => Error::Busy(format!("{name}: {words}")),
+        _ => Error::Away(format!("{name}: {words}")),
+    }
+}
+
+/// The error's causes in one line.
+fn causes(error: &dyn std::error::Error) -> String {
+    let all = std::iter::successors(Some(error), |error| error.source());
+    let mut words: Vec<String> = all.map(ToString::to_string).collect();
+    words.dedup_by(|next, before| before.contains(next.as_str()));
+    let text: String = words.join(": ").split_whitespace().collect::<Vec<_>>().join(" ");
+    if text.contains(METADATA_SERVICE) {
+        return "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY".into();
+    }
+    in_words(&text).chars().take(MAX_WORDS).collect()
+}
+
+/// A server's answer without its markup. Other parts of it than these may repeat keys and tokens of the request.
+fn in_words(text: &str) -> String {
+    let Some(markup) = text.find("<?xml").or_else(|| text.find("<Error")) else { return text.to_string() };
+    let part = |tag: &str| {
+        let begin = text.find(&format!("<{tag}>"))? + tag.len() + 2;
+        Some(&text[begin..begin + text[begin..].find("</")?])
+    };
+    let parts = ["Code", "Message"].into_iter().filter_map(part);
+    std::iter::once(text[..markup].trim_end_matches([' ', ':'])).chain(parts).collect::<Vec<_>>().join(": ")
+}
+
+impl Place for Bucket {
+    fn put(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        let path = self.path(name);
+        let put = self.store.put(&path, PutPayload::from(bytes.to_vec()));
+        self.runtime.block_on(put).map(drop).map_err(|error| told(error, name, "write"))
+    }
+
+    fn get(&self, name: &str, range: Range<u64>) -> Result<Vec<u8>> {
+        let path = self.path(name);
+        let got = self.runtime.block_on(self.store.get_range(&path, range));
+        got.map(|bytes| bytes.to_vec()).map_err(|error| told(error, name, "read"))
+    }
+
+    fn list(&self, prefix: &str) -> Result<Vec<Listed>> {
+        let path = self.path(prefix);
+        let listed = self.runtime.block_on(self.store.list(Some(&path)).try_collect::<Vec<_>>());
+        let listed = listed.map_err(|error| told(error, prefix, "list"))?;
+        Ok(listed
+            .into_iter()
+            .filter_map(|found| {
+                let put_ns = found.last_modified.timestamp_nanos_opt().unwrap_or_default();
+                Some(Listed { name: self.name(&found.location)?, put_ns })
+            })
+            .collect())
+    }
+
+    fn delete(&self, name: &str) -> Result<()> {
+        let path = self.path(name);
+        match self.runtime.block_on(self.store.delete(&path)).map_err(|error| told(error, name, "delete")) {
+            Err(Error::Missing(_)) => Ok(()),
+            result => result,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_that_is_listed_in_another_way_is_known() {
+        let wrong = ["~ann/run", "run//7", "r\u{fc}n", "a/100%", "run[1]"];
+        assert!(!wrong.into_iter().any(is_listed_as_written));
+        assert!(is_listed_as_written("team-1/run_7.a"));
+    }
+
+    #[test]
+    fn the_words_of_a_server_have_no_keys() {
+        let text = "status 403: <?xml version=\"1.0\"?> <Error><Code>InvalidToken</Code><Message>It is malformed.</Message>\
+                    <AWSAccessKeyId>AKIA7</AWSAccessKeyId><Token-0>FwoG</Token-0></Error>";
+        assert_eq!(in_words(text), "status 403: InvalidToken: It is malformed.");
+        assert_eq!(in_words("<Error><Code>cut o"), "");
+        assert_eq!(in_words("connection refused"), "connection refused");
+    }
+}

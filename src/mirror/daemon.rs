@@ -1,0 +1,152 @@
+//! The thread that keeps a mirror behind a mounted store.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use super::pace::Pace;
+use super::place::{Place, Result};
+use super::settings::{Progress, Settings};
+use super::source::Source;
+use super::writer::Writer;
+use crate::encode::yield_to_others;
+
+/// How often to look whether something has changed: a look at one number.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// How long to wait after a failed round, at first and at most.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// The data that the thread shares.
+struct Shared {
+    settings: Settings,
+    pace: Pace,
+    /// Somebody waits: each time is a change, so that the mirror is asked once more.
+    asked: AtomicU64,
+    /// Held for moments.
+    progress: Mutex<Progress>,
+}
+
+impl Shared {
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The mirror of a mounted store.
+pub struct Daemon {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Daemon {
+    /// Starts the thread. The mirror need not answer yet.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub fn start(source: Arc<dyn Source>, place: Arc<dyn Place>, settings: Settings) -> std::io::Result<Daemon> {
+        let progress = Mutex::new(Progress { url: settings.url.clone(), ..Progress::default() });
+        let pace = Pace::new(settings.bandwidth);
+        let shared = Arc::new(Shared { settings, pace, asked: AtomicU64::new(1), progress });
+        let worker = Arc::clone(&shared);
+        let thread = thread::Builder::new().name("mirror".into()).spawn(move || {
+            // Training comes first.
+            yield_to_others();
+            // A fault of stepfs must not end the mirror without a word. The work begins anew, as after a start.
+            while let Err(panic) = catch_unwind(AssertUnwindSafe(|| follow(source.as_ref(), &place, &worker))) {
+                let words = words_of(panic.as_ref());
+                log::error!("mirror: a fault of stepfs, please report it: {words}");
+                worker.progress().failing = Some(format!("a fault of stepfs, please report it: {words}"));
+                worker.pace.rest(FIRST_PAUSE);
+            }
+        })?;
+        Ok(Daemon { shared, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Ends the thread after the request under way. The next start goes on.
+    pub fn stop(&self) {
+        self.shared.pace.stop();
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if thread.is_some_and(|thread| thread.join().is_err()) {
+            log::error!("the mirror's thread had panicked");
+        }
+    }
+
+    /// Asks for a round without a pause: somebody waits.
+    pub fn hasten(&self) {
+        self.shared.asked.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How far it has come.
+    pub fn progress(&self, source: &dyn Source) -> Progress {
+        let changes = source.changes() + self.shared.asked.load(Ordering::Relaxed);
+        Progress { changes, ..self.shared.progress().clone() }
+    }
+}
+
+/// The message of a panic.
+fn words_of(panic: &(dyn Any + Send)) -> &str {
+    let owned = panic.downcast_ref::<String>().map(String::as_str);
+    owned.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic")
+}
+
+/// What the thread does until it is stopped.
+fn follow(source: &dyn Source, place: &Arc<dyn Place>, shared: &Shared) {
+    let (mut writer, mut seen, mut asked, mut pause) = (None, 0, 0, FIRST_PAUSE);
+    while !shared.pace.is_stopped() {
+        let now_asked = shared.asked.load(Ordering::Relaxed);
+        let changes = source.changes() + now_asked;
+        if seen == changes && writer.as_ref().is_some_and(|writer: &Writer| !writer.is_due()) {
+            shared.pace.rest(LOOK_EVERY);
+            continue;
+        }
+        let mut round = || -> Result<bool> {
+            let writer = match &mut writer {
+                Some(writer) => writer,
+                None => writer.insert(Writer::open(place, source.store().id(), &shared.settings)?),
+            };
+            let is_asked = asked != now_asked;
+            writer.look(source, is_asked);
+            writer.tell(&mut shared.progress());
+            let done = writer.round(source, &shared.pace, is_asked)?;
+            asked = now_asked;
+            Ok(done)
+        };
+        let done = round();
+        writer.iter().for_each(|writer| writer.tell(&mut shared.progress()));
+        let mut progress = shared.progress();
+        match done {
+            Ok(done) => {
+                if std::mem::replace(&mut pause, FIRST_PAUSE) != FIRST_PAUSE {
+                    log::info!("mirror: it answers again");
+                }
+                progress.failing = None;
+                seen = changes;
+                if done {
+                    progress.done = changes;
+                }
+            }
+            Err(error) => {
+                if pause == FIRST_PAUSE && !shared.pace.is_stopped() {
+                    log::warn!("mirror: {error}; stepfs tries again, and nothing waits for it");
+                }
+                progress.failing = Some(error.to_string());
+                drop(progress);
+                rest(shared, pause, now_asked);
+                pause = (pause * 2).min(LONGEST_PAUSE);
+                seen = 0;
+            }
+        }
+    }
+}
+
+/// Waits after a failed round, unless somebody begins to wait for the mirror.
+fn rest(shared: &Shared, pause: Duration, asked: u64) {
+    let until = Instant::now() + pause;
+    while Instant::now() < until && !shared.pace.is_stopped() && shared.asked.load(Ordering::Relaxed) == asked {
+        shared.pace.rest(LOOK_EVERY);
+    }
+}

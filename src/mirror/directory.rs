@@ -1,0 +1,177 @@
+//! A directory as a mirror (`file://`).
+//!
+//! It relies on little: a file is written under a name that nobody reads, made durable, and renamed. The mark in the
+//! directory shows that its file system is mounted: nothing is read or written without it. Each request looks at the
+//! mark and works through one descriptor of the directory, so no bytes go below a mount point.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::manifest::MARK;
+use super::place::{Error, Listed, Place, Result};
+use crate::store::{Id, beneath};
+use formats::ReadAt;
+
+/// Files with this beginning are unfinished. Nobody lists them.
+const UNFINISHED: &str = ".part-";
+/// Nobody writes to an unfinished file any more that has not changed for so long: clocks of machines differ by less.
+const ABANDONED_AFTER: Duration = Duration::from_secs(24 * 3600);
+
+/// The directory.
+#[derive(Debug)]
+pub(super) struct Directory {
+    root: PathBuf,
+}
+
+impl Directory {
+    pub(super) fn open(root: &Path) -> Directory {
+        Directory { root: root.to_path_buf() }
+    }
+
+    /// Runs `act` with a path that leads into the directory.
+    fn with<T>(&self, name: &str, act: impl FnOnce(&Path) -> io::Result<T>) -> Result<T> {
+        let root = File::open(&self.root).map_err(|error| self.told(error, name))?;
+        let inside = beneath::by_descriptor(&root);
+        if name != MARK && !inside.join(MARK).exists() {
+            return Err(Error::Away(format!(
+                "{} is no mirror of stepfs, or its file system is not mounted: it has no file {MARK}",
+                self.root.display()
+            )));
+        }
+        act(&inside).map_err(|error| self.told(error, name))
+    }
+
+    /// Sorts an error of the file system.
+    fn told(&self, error: io::Error, name: &str) -> Error {
+        let at = self.root.join(name);
+        let at = at.display();
+        match error.raw_os_error() {
+            Some(libc::ENOENT) => Error::Missing(at.to_string()),
+            Some(libc::EACCES | libc::EPERM | libc::EROFS) => {
+                Error::Denied(format!("{at}: this user may not read and write there: {error}"))
+            }
+            Some(libc::ENOSPC | libc::EDQUOT) => Error::Away(format!("{at}: the mirror has no room: {error}")),
+            _ => Error::Away(format!("{at}: {error}")),
+        }
+    }
+}
+
+fn walk(root: &Path, prefix: &str, found: &mut Vec<Listed>) -> io::Result<()> {
+    let entries = match fs::read_dir(root.join(prefix)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
+        let metadata = match entry.metadata() {
+            // Deleted since its name was read.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            metadata => metadata?,
+        };
+        if metadata.is_dir() {
+            walk(root, &format!("{name}/"), found)?;
+        } else if !entry.file_name().as_encoded_bytes().starts_with(UNFINISHED.as_bytes()) {
+            let put_ns = metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec());
+            found.push(Listed { name, put_ns });
+        } else if metadata.modified()?.elapsed().unwrap_or_default() > ABANDONED_AFTER {
+            // A killed put left it. Another process may delete it in this moment.
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+    Ok(())
+}
+
+impl Place for Directory {
+    fn put(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        if name == MARK {
+            fs::create_dir_all(&self.root).map_err(|error| self.told(error, name))?;
+        }
+        let part = format!("{UNFINISHED}{}", Id::random()?);
+        self.with(name, |root| {
+            let path = root.join(name);
+            let above = path.parent().unwrap_or(root);
+            let part = above.join(part);
+            let write = || -> io::Result<()> {
+                fs::create_dir_all(above)?;
+                let mut file = File::create_new(&part)?;
+                file.write_all(bytes)?;
+                file.sync_all()?;
+                fs::rename(&part, &path)?;
+                // New directories need their own names to be durable too.
+                let mut above = above.ancestors().take_while(|directory| directory.starts_with(root));
+                above.try_for_each(|directory| File::open(directory)?.sync_all())
+            };
+            write().inspect_err(|_| {
+                let _ = fs::remove_file(&part);
+            })
+        })
+    }
+
+    fn get(&self, name: &str, range: Range<u64>) -> Result<Vec<u8>> {
+        self.with(name, |root| {
+            let path = root.join(name);
+            let file = match File::open(&path) {
+                // A client may remember that the name was missing; listing its directory makes it look again.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    let _ = path.parent().map(fs::read_dir);
+                    File::open(&path)?
+                }
+                file => file?,
+            };
+            let end = file.metadata()?.len().min(range.end);
+            let mut bytes = vec![0; end.saturating_sub(range.start) as usize];
+            ReadAt::read_exact_at(&file, &mut bytes, range.start)?;
+            Ok(bytes)
+        })
+    }
+
+    fn list(&self, prefix: &str) -> Result<Vec<Listed>> {
+        let mut found = Vec::new();
+        self.with(prefix, |root| walk(root, prefix, &mut found))?;
+        Ok(found)
+    }
+
+    fn delete(&self, name: &str) -> Result<()> {
+        self.with(name, |root| match fs::remove_file(root.join(name)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+
+    #[test]
+    fn what_a_killed_put_left_goes_once_it_is_old() {
+        let temp = tempfile::tempdir().unwrap();
+        let mirror = Directory::open(&temp.path().join("new"));
+        mirror.put(MARK, &[]).unwrap();
+        mirror.put("blobs/ab/x", &[1]).unwrap();
+        let at = |name: &str| temp.path().join("new/blobs/ab").join(name);
+        fs::write(at(".part-2"), [2]).unwrap();
+        File::create(at(".part-1")).unwrap().set_modified(SystemTime::now() - 2 * ABANDONED_AFTER).unwrap();
+        assert_eq!(mirror.list("blobs/").unwrap().len(), 1);
+        assert!(!at(".part-1").exists() && at(".part-2").exists());
+        assert_eq!(mirror.list("none/").unwrap(), []);
+    }
+
+    #[test]
+    fn without_its_mark_it_is_away() {
+        let temp = tempfile::tempdir().unwrap();
+        let mirror = Directory::open(temp.path());
+        assert!(matches!(mirror.put("blobs/ab/x", &[1]), Err(Error::Away(_))));
+        assert!(matches!(mirror.list("blobs/"), Err(Error::Away(_))));
+        assert!(matches!(mirror.get("x", 0..1), Err(Error::Away(_))));
+        assert!(matches!(mirror.get(MARK, 0..1), Err(Error::Missing(_))));
+        assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 0);
+    }
+}

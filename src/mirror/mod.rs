@@ -1,0 +1,47 @@
+//! A mirror: a bucket, or a directory on another file system, that has what a store has, seconds later.
+//!
+//! One store writes to it, and nothing comes back but by `stepfs pull`. What lies there never changes: bytes under the
+//! hash of themselves, and manifests that each name one state of the store (docs/MIRROR.md, docs/FORMAT.md).
+//!
+//! - [`place`]: what stepfs asks of a mirror. `directory` and `bucket` answer it; `tests/memory` does in tests.
+//! - [`tree`]: the names, and the bytes of each directory.
+//! - [`manifest`]: the states that are there, and whose mirror it is.
+//! - [`source`]: what the archive tells of its files.
+//! - `whole`: an object for a file that the archive has not encoded.
+//! - `work`, `blobs`: the bytes of one file, and how they get there.
+//! - `writer`: brings bytes, then a manifest; deletes what nothing needs.
+//! - [`daemon`]: the thread that does so.
+//! - [`reader`]: a state of a mirror, and its objects.
+//! - `pull`: makes files of it in a store.
+//!
+//! No manifest may ever name bytes that are not there. Neither a thread that answers the kernel nor the catalog's lock may
+//! wait for a mirror.
+
+mod blobs;
+#[cfg(feature = "s3")]
+mod bucket;
+pub mod daemon;
+mod directory;
+pub mod manifest;
+mod pace;
+pub mod place;
+mod pull;
+pub mod reader;
+mod settings;
+pub mod source;
+#[cfg(test)]
+mod tests;
+pub mod tree;
+mod url;
+mod whole;
+mod work;
+mod writer;
+
+pub use daemon::Daemon;
+pub use manifest::claim;
+pub use place::{Error, Place};
+pub use pull::{Missing, Step, Watch, pull};
+pub use reader::Reader;
+pub use settings::{Progress, Settings};
+pub use source::{Ahead, Shape, Source};
+pub use url::{check, directory_of, open};

@@ -1,0 +1,87 @@
+//! What stepfs asks of a mirror: put under a new name, get, list, delete. Nothing conditional, because servers differ.
+
+use std::io;
+use std::ops::Range;
+
+use crate::store::Damage;
+
+/// Why a request failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No such name.
+    #[error("{0} is not on the mirror")]
+    Missing(String),
+    /// The mirror throttles: everybody waits a little.
+    #[error("{0}")]
+    Busy(String),
+    /// Waiting may help: the mirror is away, or has no room.
+    #[error("{0}")]
+    Away(String),
+    /// The mirror refuses the request; names the missing permission.
+    #[error("{0}")]
+    Denied(String),
+    /// The bytes on the mirror are not what their name says, or another version of stepfs wrote them.
+    #[error("{0}")]
+    Wrong(String),
+    /// The store's own device failed.
+    #[error("{0}")]
+    Local(#[from] io::Error),
+}
+
+/// The result of a request.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl From<Damage> for Error {
+    fn from(damage: Damage) -> Error {
+        Error::Wrong(damage.to_string())
+    }
+}
+
+/// A name on a mirror.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Listed {
+    /// The name, relative to the mirror's URL.
+    pub name: String,
+    /// When it was put, in nanoseconds since 1970, by the mirror's own clock.
+    pub put_ns: i64,
+}
+
+/// A bucket or directory. Requests block; all threads may make them at once.
+pub trait Place: Send + Sync {
+    /// Puts bytes under a name. Names are written once; putting the same bytes again changes nothing. On return the
+    /// bytes are durable. After an error the name has all bytes or does not exist.
+    ///
+    /// # Errors
+    /// [`Error`].
+    fn put(&self, name: &str, bytes: &[u8]) -> Result<()>;
+
+    /// A range of a name's bytes; fewer where the name ends before.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] and others.
+    fn get(&self, name: &str, range: Range<u64>) -> Result<Vec<u8>>;
+
+    /// All names below a prefix that ends in a slash, in no order.
+    ///
+    /// # Errors
+    /// [`Error`]; a missing prefix has no names.
+    fn list(&self, prefix: &str) -> Result<Vec<Listed>>;
+
+    /// Deletes a name that may be gone already.
+    ///
+    /// # Errors
+    /// [`Error`].
+    fn delete(&self, name: &str) -> Result<()>;
+}
+
+/// All bytes of a name, if they are at most `most`.
+///
+/// # Errors
+/// [`Error::Wrong`] for a longer one; those of [`Place::get`].
+pub fn get_all(place: &dyn Place, name: &str, most: u64) -> Result<Vec<u8>> {
+    let bytes = place.get(name, 0..most + 1)?;
+    match bytes.len() as u64 > most {
+        true => Err(Error::Wrong(format!("{name} is longer than {most} bytes"))),
+        false => Ok(bytes),
+    }
+}

@@ -1,0 +1,245 @@
+//! Makes files of a mirror's state in a store that nobody has mounted.
+//!
+//! First come all objects, then the names: a file has its object from its first moment on. Killed anywhere, the next
+//! pull goes on: objects and files that are here do not come again.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::place::{Error, Result};
+use super::reader::Reader;
+use super::tree::{Attributes, Content, Encoding, File, Node, PIECE, chain};
+use crate::store::durable::{Attribute, CrashPoint, DeviceFile, Times};
+use crate::store::{Id, MIN_RELEASE_BYTES, Objects, Store, Stub, beneath, found_at, in_parallel, modified_ns};
+
+const WRITTEN: CrashPoint = CrashPoint::ImportWritten;
+const IN_PLACE: CrashPoint = CrashPoint::ImportInPlace;
+
+/// What a pull tells of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// So many bytes are to come.
+    Total(u64),
+    /// So many more have come.
+    Came(u64),
+}
+
+/// Is told each step; false ends the pull.
+pub type Watch<'a> = dyn Fn(Step) -> bool + Sync + 'a;
+
+/// What could not be brought.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Missing {
+    /// Wanted names that were found, whether they came or not.
+    pub found: u64,
+    /// Names, each with the reason.
+    pub names: BTreeMap<PathBuf, String>,
+    /// Directories that cannot be read, each with the reason. They may have more names.
+    pub unread: Vec<String>,
+}
+
+/// Brings the names at and below `wanted`, with their objects.
+///
+/// # Errors
+/// The mirror does not answer, or refuses; device errors; `watch` ended it.
+pub fn pull(from: &Reader, store: &Store, wanted: &Path, watch: &Watch) -> Result<Missing> {
+    let objects = Arc::new(Objects::load_on(store.io().clone(), &store.objects(), |_, _| {})?);
+    let pull = Pull { from, store, objects, watch };
+    let (mut names, mut directories) = (Vec::new(), Vec::new());
+    from.tree.each(&mut |path, node| match node {
+        Node::Directory(attributes, _) if path.starts_with(wanted) || wanted.starts_with(&path) => {
+            directories.push((path, *attributes));
+        }
+        node if path.starts_with(wanted) => names.push((path, node)),
+        _ => {}
+    });
+    let mut missing = Missing { found: names.len() as u64, ..Missing::default() };
+    missing.unread = from.unread.iter().map(|(path, why)| format!("{}: {why}", path.display())).collect();
+    let failed = pull.bring(&names)?;
+    let made: HashSet<PathBuf> = pull.make_directories(&directories)?;
+    let done = in_parallel(&names, |(path, node)| pull.make(path, node, &failed));
+    for ((path, _), done) in names.iter().zip(done) {
+        match done {
+            Ok(()) => {}
+            Err(error @ (Error::Wrong(_) | Error::Missing(_))) => {
+                missing.names.insert(path.clone(), error.to_string());
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    // Names in a directory change its time.
+    let directories: BTreeMap<PathBuf, Attributes> = directories.into_iter().collect();
+    for (path, attributes) in directories.iter().rev() {
+        let opened = store.io().device().open(&beneath::reach(&store.tree(), path)?, libc::O_DIRECTORY)?;
+        if made.contains(path) {
+            attributes.set(&mut |attribute| store.io().device().set_attribute(&opened, attribute, WRITTEN))?;
+        }
+    }
+    let above: BTreeSet<&Path> = names.iter().filter_map(|(path, _)| path.parent()).collect();
+    let above: Vec<&Path> =
+        above.into_iter().chain(directories.keys().map(PathBuf::as_path)).chain([Path::new("")]).collect();
+    let synced =
+        in_parallel(&above, |directory| store.io().sync_dir(&beneath::reach(&store.tree(), directory)?, IN_PLACE));
+    synced.into_iter().collect::<io::Result<()>>()?;
+    Ok(missing)
+}
+
+struct Pull<'a> {
+    from: &'a Reader,
+    store: &'a Store,
+    objects: Arc<Objects>,
+    watch: &'a Watch<'a>,
+}
+
+impl Pull<'_> {
+    /// Brings all objects that the names need, each after its parent. Returns those that fail, with the reasons.
+    fn bring(&self, names: &[(PathBuf, &Node)]) -> Result<BTreeMap<Id, String>> {
+        let mut levels: BTreeMap<usize, BTreeMap<Id, &Encoding>> = BTreeMap::new();
+        for (_, node) in names {
+            let Node::File(File { content: Content::Object(id), .. }) = node else { continue };
+            let chain = chain(&self.from.objects, *id).unwrap_or_default();
+            for (depth, encoding) in chain.into_iter().rev().enumerate() {
+                if self.objects.get(encoding.id).is_none() {
+                    levels.entry(depth).or_default().insert(encoding.id, encoding);
+                }
+            }
+        }
+        self.tell(Step::Total(levels.values().flat_map(BTreeMap::values).map(|encoding| encoding.len).sum()))?;
+        let mut failed = BTreeMap::new();
+        for level in levels.into_values() {
+            // Small ones side by side; a large one's pieces are.
+            let (small, large): (Vec<_>, Vec<_>) = level.into_values().partition(|encoding| encoding.len <= PIECE);
+            let mut brought = in_parallel(&small, |encoding| self.bring_one(encoding));
+            brought.extend(large.iter().map(|encoding| self.bring_one(encoding)));
+            for (encoding, brought) in small.into_iter().chain(large).zip(brought) {
+                match brought {
+                    Ok(()) => {}
+                    Err(error @ (Error::Wrong(_) | Error::Missing(_))) => {
+                        failed.insert(encoding.id, error.to_string());
+                    }
+                    Err(Error::Local(error)) if error.kind() == io::ErrorKind::InvalidData => {
+                        failed.insert(encoding.id, error.to_string());
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(failed)
+    }
+
+    fn bring_one(&self, encoding: &Encoding) -> Result<()> {
+        let mut failed = None;
+        let hold = self.objects.receive(&self.store.tmp(), encoding.id, |file| {
+            let fetched = self.from.fetch(encoding, &|bytes, at| {
+                file.write_all_at(bytes, at, CrashPoint::ObjectWritten)?;
+                self.tell(Step::Came(bytes.len() as u64))
+            });
+            fetched.map_err(|error| {
+                failed = Some(error);
+                io::Error::from(io::ErrorKind::Other)
+            })
+        });
+        match (hold, failed) {
+            (_, Some(error)) => Err(error),
+            // Nothing is collected in a store that nobody has mounted.
+            (hold, None) => Ok(hold.map(drop)?),
+        }
+    }
+
+    fn tell(&self, step: Step) -> Result<()> {
+        if (self.watch)(step) { Ok(()) } else { Err(io::Error::from(io::ErrorKind::Interrupted).into()) }
+    }
+
+    /// Makes the directories that are missing. Returns those.
+    fn make_directories(&self, directories: &[(PathBuf, Attributes)]) -> Result<HashSet<PathBuf>> {
+        let (tree, mut made) = (self.store.tree(), HashSet::new());
+        for (path, _) in directories {
+            if found_at(&tree, path)?.is_none() {
+                self.store.io().make_dir(&beneath::reach(&tree, path)?, 0o700, WRITTEN)?;
+                made.insert(path.clone());
+            }
+        }
+        Ok(made)
+    }
+
+    /// Makes a file or link, unless it is there.
+    fn make(&self, path: &Path, node: &Node, failed: &BTreeMap<Id, String>) -> Result<()> {
+        let tree = self.store.tree();
+        let taken = || Err(Error::Wrong("another file of this store has its place".into()));
+        let there = found_at(&tree, path)?;
+        match (node, there) {
+            (Node::Directory(..), _) => Ok(()),
+            (Node::Link(_, target), None) => Ok(symlink(OsStr::from_bytes(target), beneath::reach(&tree, path)?)?),
+            (Node::Link(_, target), Some(there)) => {
+                let is_same =
+                    there.is_symlink() && fs::read_link(beneath::reach(&tree, path)?)?.as_os_str().as_bytes() == target;
+                if is_same { Ok(()) } else { taken() }
+            }
+            (Node::File(file), Some(there)) => {
+                // An interrupted pull has made it.
+                let is_same =
+                    there.is_file() && (there.len(), modified_ns(&there)) == (file.len, file.attributes.modified_ns);
+                if is_same { Ok(()) } else { taken() }
+            }
+            (Node::File(file), None) => self.make_file(path, file, failed),
+        }
+    }
+
+    fn make_file(&self, path: &Path, file: &File, failed: &BTreeMap<Id, String>) -> Result<()> {
+        let store = self.store;
+        let block = match file.content {
+            Content::Small(blob) if file.len < MIN_RELEASE_BYTES => {
+                let mut bytes = Vec::new();
+                let packed = blob.get(self.from.place.as_ref())?;
+                zstd::stream::read::Decoder::new(&packed[..])?.take(file.len + 1).read_to_end(&mut bytes)?;
+                if bytes.len() as u64 != file.len {
+                    return Err(Error::Wrong(format!("{} has another length", blob.name())));
+                }
+                bytes
+            }
+            Content::Object(object) if file.len >= MIN_RELEASE_BYTES => {
+                let header = self.objects.get(object).map(|(header, _)| header);
+                match header.filter(|_| chain(&self.from.objects, object).is_some()) {
+                    Some(header) if header.logical_len == file.len => Vec::new(),
+                    Some(_) => return Err(Error::Wrong(format!("object {object} has another length"))),
+                    None => {
+                        let ids = chain(&self.from.objects, object).unwrap_or_default();
+                        let why = ids.into_iter().find_map(|encoding| failed.get(&encoding.id));
+                        return Err(Error::Wrong(why.map_or("an object of it is missing".into(), String::clone)));
+                    }
+                }
+            }
+            _ => return Err(Error::Wrong("its bytes are of another kind than its length says".into())),
+        };
+        let part = store.tmp().join(format!("pulled-{}", Id::random()?));
+        let write = || -> io::Result<()> {
+            let made: DeviceFile = store.io().create(&part, WRITTEN)?;
+            match file.content {
+                Content::Small(_) => made.write_all_at(&block, 0, WRITTEN)?,
+                Content::Object(object) => Stub { store: store.id(), object, logical_len: file.len }.write(&made)?,
+            }
+            file.attributes.set(&mut |attribute| made.set(attribute, WRITTEN))?;
+            made.sync(WRITTEN)?;
+            store.io().device().rename(&part, &beneath::reach(&store.tree(), path)?, IN_PLACE)
+        };
+        Ok(write().inspect_err(|_| store.io().discard(&part, WRITTEN))?)
+    }
+}
+
+impl Attributes {
+    /// Gives them to a file or directory; the owner only if this process may.
+    fn set(&self, give: &mut dyn FnMut(&Attribute) -> io::Result<()>) -> io::Result<()> {
+        if rustix::process::geteuid().is_root() {
+            give(&Attribute::Owner(self.uid, self.gid))?;
+        }
+        give(&Attribute::Mode(self.mode & 0o1777))?;
+        let time = (self.modified_ns.div_euclid(1_000_000_000), self.modified_ns.rem_euclid(1_000_000_000));
+        give(&Attribute::Times(Times { accessed: time, modified: time }))
+    }
+}

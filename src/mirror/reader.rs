@@ -1,0 +1,75 @@
+//! A state of a mirror, for whoever reads it.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::manifest::{self, Number};
+use super::place::{Error, Place, Result};
+use super::tree::{Directory, Encoding, Encodings, Loaded, PIECE, load};
+use crate::store::durable::scratch;
+use crate::store::{Id, in_parallel};
+
+/// A state.
+pub struct Reader {
+    pub(super) place: Arc<dyn Place>,
+    /// The names that were wanted, in all directories above them.
+    pub tree: Directory,
+    /// The objects that they need.
+    pub objects: Encodings,
+    /// Directories that cannot be read, each with the reason. They may have more names.
+    pub unread: BTreeMap<PathBuf, String>,
+}
+
+impl Reader {
+    /// The store that a mirror belongs to, and the states that it has, the oldest first.
+    ///
+    /// # Errors
+    /// It is no mirror; those of the mirror.
+    pub fn states(place: &dyn Place) -> Result<(Id, Vec<Number>)> {
+        let owner = manifest::owner(place)?.ok_or_else(|| {
+            Error::Denied("it is no mirror of stepfs, or has no state of a store; is the URL right?".into())
+        })?;
+        Ok((owner, manifest::list(place, owner)?))
+    }
+
+    /// Opens the state that was true at a time, in milliseconds since 1970, or else the last one. Reads the names at and
+    /// below `wanted`.
+    ///
+    /// # Errors
+    /// There is none; those of the mirror.
+    pub fn open(place: &Arc<dyn Place>, at_ms: Option<u64>, wanted: &Path) -> Result<Reader> {
+        let (_, states) = Reader::states(place.as_ref())?;
+        let is_old = |state: &&Number| at_ms.is_none_or(|at_ms| state.at_ms <= at_ms);
+        let state = states
+            .iter()
+            .rev()
+            .find(is_old)
+            .ok_or_else(|| Error::Denied(format!("it has no state of that time, {} later ones", states.len())))?;
+        let is_wanted = |path: &Path, _| path.starts_with(wanted) || wanted.starts_with(path);
+        let Loaded { tree, objects, unread, .. } =
+            load(place.as_ref(), manifest::get(place.as_ref(), *state)?, &is_wanted)?;
+        Ok(Reader { place: Arc::clone(place), tree, objects, unread })
+    }
+
+    /// Passes the pieces of an object, verified, to `put`, with the offset of each. They come side by side.
+    ///
+    /// # Errors
+    /// [`Error::Wrong`] for bytes that are not what their name says; those of the mirror and of `put`.
+    pub fn fetch(&self, encoding: &Encoding, put: &(dyn Fn(&[u8], u64) -> Result<()> + Sync)) -> Result<()> {
+        let pieces: Vec<_> = encoding.blobs().zip(0..).collect();
+        let fetched = in_parallel(&pieces, |(blob, number)| put(&blob.get(self.place.as_ref())?, number * PIECE));
+        fetched.into_iter().collect()
+    }
+
+    /// An object in a file without a name.
+    ///
+    /// # Errors
+    /// As of [`Reader::fetch`].
+    pub fn fetch_aside(&self, encoding: &Encoding) -> Result<File> {
+        let file = tempfile::tempfile()?;
+        self.fetch(encoding, &|bytes, at| Ok(scratch::write_all_at(&file, bytes, at)?))?;
+        Ok(file)
+    }
+}

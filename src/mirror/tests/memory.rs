@@ -1,0 +1,136 @@
+//! A mirror in memory that counts requests and fails on demand, for crash histories.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::clock::wall_ns;
+use crate::mirror::place::{Error, Listed, Place, Result};
+
+/// A request as a test sees it: `put`, `get`, `list` or `delete`, the name, and the bytes of a put. An error is its answer.
+type Fault = Box<dyn FnMut(&str, &str, usize) -> Option<Error> + Send>;
+
+/// The data behind the lock.
+#[derive(Default)]
+struct Inside {
+    /// The bytes of each name, and when it was put.
+    names: BTreeMap<String, (Vec<u8>, i64)>,
+    requests: u64,
+    /// Bytes that were got, and that were put.
+    got: u64,
+    put: u64,
+    /// Requests left before all fail.
+    left: Option<u64>,
+    /// The failing request was carried out nevertheless: only its answer was lost.
+    answer_lost: bool,
+    fault: Option<Fault>,
+}
+
+/// The mirror.
+#[derive(Default)]
+pub(super) struct Memory(Mutex<Inside>);
+
+impl Memory {
+    fn lock(&self) -> MutexGuard<'_, Inside> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets `count` more requests succeed. Then all fail; with `answer_lost` the first of them is carried out.
+    pub(super) fn fail_after(&self, count: Option<u64>, answer_lost: bool) {
+        let mut inside = self.lock();
+        (inside.left, inside.answer_lost) = (count, answer_lost);
+    }
+
+    /// Asks this before each request.
+    pub(super) fn fault(&self, fault: impl FnMut(&str, &str, usize) -> Option<Error> + Send + 'static) {
+        self.lock().fault = Some(Box::new(fault));
+    }
+
+    /// Ends all faults.
+    pub(super) fn heal(&self) {
+        let mut inside = self.lock();
+        (inside.fault, inside.left) = (None, None);
+    }
+
+    /// Requests, bytes put and bytes got so far.
+    pub(super) fn counts(&self) -> (u64, u64, u64) {
+        let inside = self.lock();
+        (inside.requests, inside.put, inside.got)
+    }
+
+    /// Makes all names older.
+    pub(super) fn age(&self, by: Duration) {
+        self.lock().names.values_mut().for_each(|(_, time)| *time -= by.as_nanos() as i64);
+    }
+
+    /// All names with their bytes.
+    pub(super) fn names(&self) -> BTreeMap<String, Vec<u8>> {
+        self.lock().names.iter().map(|(name, (bytes, _))| (name.clone(), bytes.clone())).collect()
+    }
+
+    /// Changes a name's bytes without a request.
+    pub(super) fn set(&self, name: &str, bytes: Option<Vec<u8>>) {
+        match bytes {
+            Some(bytes) => drop(self.lock().names.insert(name.to_string(), (bytes, wall_ns()))),
+            None => drop(self.lock().names.remove(name)),
+        }
+    }
+
+    fn request<T>(
+        &self,
+        (what, name, len): (&str, &str, usize),
+        act: impl FnOnce(&mut Inside) -> Result<T>,
+    ) -> Result<T> {
+        let mut inside = self.lock();
+        inside.requests += 1;
+        if let Some(error) = inside.fault.as_mut().and_then(|fault| fault(what, name, len)) {
+            return Err(error);
+        }
+        match inside.left {
+            Some(0) => {
+                if std::mem::take(&mut inside.answer_lost) {
+                    let _ = act(&mut inside);
+                }
+                return Err(Error::Away("the mirror is away".into()));
+            }
+            Some(left) => inside.left = Some(left - 1),
+            None => {}
+        }
+        act(&mut inside)
+    }
+}
+
+impl Place for Memory {
+    fn put(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        self.request(("put", name, bytes.len()), |inside| {
+            inside.put += bytes.len() as u64;
+            inside.names.insert(name.to_string(), (bytes.to_vec(), wall_ns()));
+            Ok(())
+        })
+    }
+
+    fn get(&self, name: &str, range: Range<u64>) -> Result<Vec<u8>> {
+        self.request(("get", name, 0), |inside| {
+            let (bytes, _) = inside.names.get(name).ok_or_else(|| Error::Missing(name.to_string()))?;
+            let end = (range.end as usize).min(bytes.len());
+            let found = bytes.get(range.start as usize..end).unwrap_or(&[]).to_vec();
+            inside.got += found.len() as u64;
+            Ok(found)
+        })
+    }
+
+    fn list(&self, prefix: &str) -> Result<Vec<Listed>> {
+        self.request(("list", prefix, 0), |inside| {
+            let below = inside.names.range(prefix.to_string()..).take_while(|(name, _)| name.starts_with(prefix));
+            Ok(below.map(|(name, (_, put_ns))| Listed { name: name.clone(), put_ns: *put_ns }).collect())
+        })
+    }
+
+    fn delete(&self, name: &str) -> Result<()> {
+        self.request(("delete", name, 0), |inside| {
+            inside.names.remove(name);
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,212 @@
+//! The bytes of one file on their way to a mirror.
+
+use std::fs::Metadata;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::place::{Error, Result};
+use super::source::{Ahead, Shape, Source};
+use super::tree::{Attributes, Blob, Content, Encoding, Encodings, PIECE, Witness, chain};
+use super::whole;
+use crate::clock::stamp_ns;
+use crate::store::object::Object;
+use crate::store::{Hold, Id, MAX_CHAIN, MIN_RELEASE_BYTES, Newest, modified_ns};
+use formats::ReadAt;
+
+/// The kernel's clock for files advances within this time.
+const A_TICK: Duration = Duration::from_millis(10);
+
+/// A file of the tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    pub(super) shape: Shape,
+    pub(super) attributes: Attributes,
+    pub(super) len: u64,
+    pub(super) witness: Witness,
+}
+
+impl Found {
+    pub(super) fn of(shape: Shape, metadata: &Metadata) -> Found {
+        Found { shape, attributes: attributes_of(metadata), len: metadata.len(), witness: witness_of(metadata) }
+    }
+}
+
+/// See the module.
+pub(super) struct Work {
+    /// What the file's bytes are once all have come.
+    pub(super) content: Content,
+    bodies: Vec<Body>,
+    /// Keeps an object made ahead until the mirror has it.
+    _hold: Option<Hold>,
+}
+
+/// An object, or a packed small file.
+struct Body {
+    bytes: Box<dyn ReadAt + Send + Sync>,
+    object: Option<Encoding>,
+    /// The hashes of the pieces that have come.
+    pieces: Vec<Option<Id>>,
+}
+
+/// An open object of the store.
+struct Opened(Arc<Object>);
+
+impl ReadAt for Opened {
+    fn size(&self) -> u64 {
+        self.0.file().size()
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.0.file().read_exact_at(buf, offset)
+    }
+}
+
+impl Work {
+    fn new(content: Content, hold: Option<Hold>) -> Work {
+        Work { content, bodies: Vec::new(), _hold: hold }
+    }
+
+    fn add(&mut self, bytes: Box<dyn ReadAt + Send + Sync>, object: Option<Encoding>) {
+        let pieces = vec![None; bytes.size().div_ceil(PIECE) as usize];
+        self.bodies.push(Body { bytes, object, pieces });
+    }
+
+    /// Opens the bytes of a file, as far as `objects` are not there. `None`: later.
+    ///
+    /// # Errors
+    /// It cannot be read, or changes meanwhile; [`Error::Away`] once `going` is false.
+    pub(super) fn begin(
+        source: &dyn Source,
+        path: &Path,
+        found: &Found,
+        (objects, newest): (&Encodings, Newest),
+        going: &dyn Fn() -> bool,
+    ) -> Result<Option<Work>> {
+        match found.shape {
+            Shape::Object(id) => Work::of_object(source, id, objects, None).map(Some),
+            Shape::Newest if newest == Newest::Quantized && found.len >= MIN_RELEASE_BYTES => {
+                match source.ahead(path)? {
+                    Ahead::Object(hold) => Work::of_object(source, hold.id(), objects, Some(hold)).map(Some),
+                    Ahead::Whole => Work::of_whole(source, path, found, objects, going).map(Some),
+                    Ahead::Later => Ok(None),
+                }
+            }
+            Shape::Newest | Shape::Whole => Work::of_whole(source, path, found, objects, going).map(Some),
+            Shape::Stuck | Shape::Unsettled => {
+                Err(io::Error::other("it cannot be read, or is not durable; `stepfs why` says why").into())
+            }
+        }
+    }
+
+    fn of_object(source: &dyn Source, id: Id, objects: &Encodings, hold: Option<Hold>) -> Result<Work> {
+        let (mut work, mut next) = (Work::new(Content::Object(id), hold), Some(id));
+        // An open object stays readable, whatever takes its name.
+        while let Some(id) = next.filter(|id| chain(objects, *id).is_none()) {
+            let object = source.objects().open(id)?;
+            let (parent, lossy, len) = (object.header().parent, object.header().lossy, object.file().size());
+            work.add(Box::new(Opened(object)), Some(Encoding { id, parent, len, lossy, pieces: Vec::new() }));
+            next = parent;
+            if work.bodies.len() > MAX_CHAIN as usize + 1 {
+                return Err(Error::Wrong(format!("object {id}: its chain of parents is too long")));
+            }
+        }
+        Ok(work)
+    }
+
+    fn of_whole(
+        source: &dyn Source,
+        path: &Path,
+        found: &Found,
+        objects: &Encodings,
+        going: &dyn Fn() -> bool,
+    ) -> Result<Work> {
+        let store = source.store();
+        // A write in the same tick of the clock for files would not show.
+        if (0..A_TICK.as_nanos() as i64).contains(&(stamp_ns() - found.witness.changed_ns)) {
+            std::thread::sleep(A_TICK);
+        }
+        // Only the owner may leave the access time alone.
+        let open = |flags| store.io().open_beneath(&store.tree(), path, flags);
+        let file = open(libc::O_NOATIME).or_else(|_| open(0))?;
+        let check = || match witness_of(&file.metadata()?) == found.witness && file.size() == found.len {
+            true => Ok(()),
+            false => Err(io::Error::other("it changes while it is read")),
+        };
+        check()?;
+        let mut work;
+        if found.len < MIN_RELEASE_BYTES {
+            let mut bytes = vec![0; found.len as usize];
+            file.read_exact_at(&mut bytes, 0)?;
+            let packed = zstd::bulk::compress(&bytes, whole::LEVEL)?;
+            work = Work::new(Content::Small(Blob::of(&packed)), None);
+            work.add(Box::new(packed), None);
+        } else {
+            let original = whole::hash(&file, going)?;
+            let id = whole::short(&original);
+            work = Work::new(Content::Object(id), None);
+            if !objects.contains_key(&id) {
+                let object = whole::encode(store, path, (&file, original), found.attributes.modified_ns, going)?;
+                let len = object.size();
+                work.add(Box::new(object), Some(Encoding { id, parent: None, len, lossy: false, pieces: Vec::new() }));
+            }
+        }
+        check()?;
+        Ok(work)
+    }
+
+    /// The objects that it brings.
+    pub(super) fn objects(&self) -> impl Iterator<Item = Id> {
+        self.bodies.iter().filter_map(|body| Some(body.object.as_ref()?.id))
+    }
+
+    /// Those that have come whole.
+    pub(super) fn whole_objects(&self) -> impl Iterator<Item = Encoding> {
+        self.bodies.iter().filter_map(|body| {
+            let pieces = body.pieces.iter().copied().collect::<Option<Vec<Id>>>()?;
+            Some(Encoding { pieces, ..body.object.clone()? })
+        })
+    }
+
+    /// The pieces that have not come, by numbers of their own.
+    pub(super) fn missing(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.bodies.iter().enumerate().flat_map(|(body, of)| {
+            let missing = of.pieces.iter().enumerate().filter(|(_, piece)| piece.is_none());
+            missing.map(move |(piece, _)| (body, piece))
+        })
+    }
+
+    /// The hashes of those that have.
+    pub(super) fn pieces(&self) -> impl Iterator<Item = Id> {
+        self.bodies.iter().flat_map(|body| body.pieces.iter().copied().flatten())
+    }
+
+    /// The bytes of a piece.
+    ///
+    /// # Errors
+    /// Device errors.
+    pub(super) fn bytes(&self, (body, piece): (usize, usize)) -> io::Result<Vec<u8>> {
+        let (body, from) = (&self.bodies[body], piece as u64 * PIECE);
+        let mut bytes = vec![0; (body.bytes.size() - from).min(PIECE) as usize];
+        body.bytes.read_exact_at(&mut bytes, from)?;
+        Ok(bytes)
+    }
+
+    /// A piece has come.
+    pub(super) fn has_come(&mut self, (body, piece): (usize, usize), hash: Id) {
+        self.bodies[body].pieces[piece] = Some(hash);
+    }
+}
+
+/// The attributes of a file, link or directory.
+pub(super) fn attributes_of(metadata: &Metadata) -> Attributes {
+    let (mode, uid, gid) = (metadata.mode() & 0o1777, metadata.uid(), metadata.gid());
+    Attributes { mode, uid, gid, modified_ns: modified_ns(metadata) }
+}
+
+fn witness_of(metadata: &Metadata) -> Witness {
+    let changed_ns = metadata.ctime().saturating_mul(1_000_000_000).saturating_add(metadata.ctime_nsec());
+    Witness { inode: metadata.ino(), changed_ns }
+}
