@@ -6,8 +6,7 @@ use std::path::Path;
 
 use crate::store::object::Object;
 use crate::store::{
-    Id, MIN_RELEASE_BYTES, PROFILE, Profile, Store, Stub, beneath, is_pinned, profile_mark,
-    recalled_from, step_pattern,
+    Id, MIN_RELEASE_BYTES, PROFILE, Profile, Store, Stub, beneath, is_pinned, profile_mark, recalled_from, step_pattern,
 };
 use codec::hash::hex;
 use formats::Kind;
@@ -58,7 +57,7 @@ impl About<'_> {
     pub(super) fn attribute(&self, name: &str) -> Option<Vec<u8>> {
         let (path, catalog) = (self.path, || self.shared.catalog());
         let entry = || catalog().get(path).cloned();
-        Some(match name {
+        let words = match name {
             "profile" => self.profile()?,
             "lossy" => self.lossy_words()?,
             "why" => self.why()?,
@@ -76,8 +75,8 @@ impl About<'_> {
             },
             "best" => return Some(catalog().decided().named_by(path)?.as_os_str().as_encoded_bytes().to_vec()),
             _ => return None,
-        })
-        .map(String::into_bytes)
+        };
+        Some(words.into_bytes())
     }
 
     fn profile(&self) -> Option<String> {

@@ -429,16 +429,6 @@ impl Catalog {
         self.put(at_b, b, a);
     }
 
-    /// Lets the mirror look at what is at and below a path.
-    pub(super) fn touch(&mut self, path: &Path) {
-        self.files.touch(path);
-    }
-
-    /// The names that changed since the last call, or all.
-    pub(super) fn take_touched(&mut self, all: bool) -> BTreeSet<Arc<Path>> {
-        self.files.take_touched(all)
-    }
-
     fn put(&mut self, entries: Vec<(Arc<Path>, Entry)>, from: &Path, to: &Path) {
         self.claims.look_at(self.files.links().map(|link| moved(link, from, to)));
         for (path, entry) in entries {

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use super::Archive;
 use super::catalog::Catalog;
+use super::mirror::touch;
 
 impl Archive {
     /// A handle that can write was opened (or the file was created or truncated): queued steps for the file are void.
@@ -58,7 +59,7 @@ impl Archive {
         let (from, to) = (from.to_path_buf(), to.to_path_buf());
         self.shared.note(move |catalog| {
             catalog.renamed(&from, &to);
-            [&from, &to].iter().for_each(|path| catalog.touch(path));
+            [&from, &to].iter().for_each(|path| touch(catalog, path));
         });
     }
 
@@ -67,8 +68,13 @@ impl Archive {
         let (a, b) = (a.to_path_buf(), b.to_path_buf());
         self.shared.note(move |catalog| {
             catalog.exchanged(&a, &b);
-            [&a, &b].iter().for_each(|path| catalog.touch(path));
+            [&a, &b].iter().for_each(|path| touch(catalog, path));
         });
+    }
+
+    /// A name came or went, or what is at and below it has other attributes: the mirror gets them.
+    pub fn touched(&self, path: &Path) {
+        self.tell(path, touch);
     }
 
     /// A name of a file is gone (rmdir needs no note).
@@ -80,7 +86,7 @@ impl Archive {
     pub fn link_changed(&self, path: &Path) {
         self.tell(path, |catalog, path| {
             catalog.link_changed(path);
-            catalog.touch(path);
+            touch(catalog, path);
         });
     }
 

@@ -112,9 +112,7 @@ fn fault(shared: &Shared, entry: &Entry) -> Option<String> {
     match &entry.state {
         State::Released(id) => match shared.recall.failure(*id) {
             Some(why) => Some(why),
-            None if shared.objects.get(*id).is_none() => {
-                Some(format!("its object {id} is missing or damaged"))
-            }
+            None if shared.objects.get(*id).is_none() => Some(format!("its object {id} is missing or damaged")),
             None => None,
         },
         State::Resident(why @ (CutShort(_) | NotDurable | DamagedStub | OtherStore | Unreadable)) => {
@@ -173,7 +171,11 @@ impl Health<'_> {
             self.problems.push(Problem::new("stalled", why, "stepfs tries again by itself"));
         }
         for why in status.mirror.iter().flat_map(|mirror| mirror.failing.iter().chain(&mirror.failed)) {
-            self.problems.push(Problem::new("mirror", format!("the mirror lags behind: {why}"), "stepfs tries again by itself"));
+            self.problems.push(Problem::new(
+                "mirror",
+                format!("the mirror lags behind: {why}"),
+                "stepfs tries again by itself",
+            ));
         }
         if let Some(why) = &status.frozen {
             let says = format!("stepfs removes nothing, and frees no room: {why}");

@@ -8,49 +8,66 @@ use std::sync::{Arc, PoisonError};
 use crate::encode::StepError;
 use crate::mirror::{Ahead, Daemon, Place, Progress, Settings, Shape, Source};
 use crate::store::{Newest, Objects, Profile, Store, is_pinned};
+use crate::sync::Mutex;
 
-use super::Archive;
+use super::archiving::Encoder;
+use super::catalog::Catalog;
 use super::decide::Decision;
 use super::entry::{Entry, Held, State};
 use super::resident::ResidentReason;
+use super::shared::Shared;
 
-impl Archive {
-    /// Starts the thread that keeps a mirror behind this store, until [`Archive::stop`]. Once for each mount, after
-    /// [`Archive::start`].
+/// The archive, as a mirror sees it, and the thread that keeps the mirror behind it.
+pub struct Mirrored {
+    shared: Arc<Shared>,
+    encoder: Arc<Encoder>,
+    /// While mounted with a mirror. Taken for moments.
+    daemon: Mutex<Option<Arc<Daemon>>>,
+}
+
+impl Mirrored {
+    /// Of an archive with these parts.
+    pub(super) fn of(shared: &Arc<Shared>, encoder: &Arc<Encoder>) -> Arc<Mirrored> {
+        let (shared, encoder) = (Arc::clone(shared), Arc::clone(encoder));
+        Arc::new(Mirrored { shared, encoder, daemon: Mutex::default() })
+    }
+
+    /// Starts the thread that keeps a mirror behind this store, until the archive stops. Once for each mount, after
+    /// [`super::Archive::start`].
     ///
     /// # Errors
     /// The thread cannot be started.
     pub fn connect(self: &Arc<Self>, place: Arc<dyn Place>, settings: Settings) -> io::Result<()> {
         let daemon = Daemon::start(Arc::clone(self) as Arc<dyn Source>, place, settings)?;
-        *self.mirror.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(daemon));
+        *self.daemon.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(daemon));
         Ok(())
     }
 
-    /// Ends the mirror's thread.
+    /// Ends the thread.
     pub(super) fn disconnect(&self) {
-        let daemon = self.mirror.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let daemon = self.daemon.lock().unwrap_or_else(PoisonError::into_inner).take();
         daemon.into_iter().for_each(|daemon| daemon.stop());
     }
 
-    /// A name came or went, or what is at and below it has other attributes: the mirror gets them.
-    pub fn touched(&self, path: &Path) {
-        let path = path.to_path_buf();
-        self.shared.note(move |catalog| catalog.touch(&path));
-    }
-
     /// How far the mirror has come; `None` without one.
-    pub fn mirror_progress(&self) -> Option<Progress> {
+    pub fn progress(&self) -> Option<Progress> {
         self.daemon().map(|daemon| daemon.progress(self))
     }
 
-    /// Lets the mirror's thread go on without a pause, because somebody waits.
-    pub(super) fn hasten_mirror(&self) {
+    /// Lets the thread go on without a pause, because somebody waits.
+    pub(super) fn hasten(&self) {
         self.daemon().into_iter().for_each(|daemon| daemon.hasten());
     }
 
     fn daemon(&self) -> Option<Arc<Daemon>> {
-        self.mirror.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.daemon.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
+}
+
+/// Lets the mirror look at what is at and below a path.
+pub(super) fn touch(catalog: &mut Catalog, path: &Path) {
+    let below: Vec<Arc<Path>> = catalog.files().below(path).map(|(path, _)| path.into()).collect();
+    catalog.decided().touched().add(below.into_iter().chain([path.into()]));
 }
 
 fn shape(entry: &Entry) -> Shape {
@@ -61,17 +78,15 @@ fn shape(entry: &Entry) -> Shape {
         (State::Sealed(_), Some(Held::Pinned | Held::Best)) => Shape::Whole,
         (State::Sealed(_), _) => Shape::Newest,
         (State::Archived(_, id) | State::Released(id), _) => Shape::Object(*id),
-        (State::Resident(Small | Empty | CutShort(_) | Incompressible | NotUnderstood(_)), _) => {
-            Shape::Whole
-        }
+        (State::Resident(Small | Empty | CutShort(_) | Incompressible | NotUnderstood(_)), _) => Shape::Whole,
         // Its bytes are not known, or not known to be durable.
         (State::Resident(_), _) => Shape::Stuck,
     }
 }
 
-impl Source for Archive {
+impl Source for Mirrored {
     fn store(&self) -> &Store {
-        self.store()
+        &self.shared.store
     }
 
     fn objects(&self) -> &Arc<Objects> {
@@ -81,12 +96,15 @@ impl Source for Archive {
     fn changes(&self) -> u64 {
         // Called again and again.
         self.encoder.before_ahead.let_go_old();
-        self.shared.catalog().files().changes() + self.shared.notes.load(Ordering::Relaxed)
+        self.shared.catalog().decided().touched().changes() + self.shared.notes.load(Ordering::Relaxed)
     }
 
     fn changed(&self, all: bool, also: Vec<PathBuf>) -> Vec<(PathBuf, Option<Shape>)> {
         let mut catalog = self.shared.catalog();
-        let mut touched = catalog.take_touched(all);
+        let mut touched = catalog.decided().touched().take();
+        if all {
+            touched = catalog.files().iter().map(|(path, _)| path.into()).collect();
+        }
         touched.extend(also.into_iter().map(Arc::from));
         touched.into_iter().map(|path| (path.to_path_buf(), catalog.get(&path).map(shape))).collect()
     }
@@ -98,7 +116,8 @@ impl Source for Archive {
             catalog.decided().mark(path).is_some() || catalog.decided().decision(path).is_some_and(is_unfinished)
         };
         // A released file loses nothing under this profile.
-        let is_quantized = self.shared.store.settings().mirror.as_ref().is_some_and(|of| of.newest == Newest::Quantized);
+        let is_quantized =
+            self.shared.store.settings().mirror.as_ref().is_some_and(|of| of.newest == Newest::Quantized);
         let is_exact = || Ok::<_, io::Error>(self.shared.store.profiles(path)?.coarsest() == Profile::Exact);
         Ok(is_best || is_pinned(&self.shared.store.tree(), path)? || is_quantized && is_exact()?)
     }

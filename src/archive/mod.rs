@@ -34,7 +34,6 @@ mod twins;
 use std::sync::{Arc, PoisonError};
 
 use crate::encode::Workers;
-use crate::mirror::Daemon;
 use crate::recall::{Cache, Recall, usual_memory};
 use crate::store::{Error, Objects, Store};
 use crate::sync::{Mutex, thread};
@@ -44,6 +43,7 @@ use catalog::Catalog;
 use entry::State;
 use housekeeper::Housekeeper;
 use merge::Merges;
+use mirror::Mirrored;
 use resident::ResidentReason;
 use retention::Retention;
 use sealer::Sealer;
@@ -93,8 +93,7 @@ pub struct Archive {
     merges: Arc<Merges>,
     /// The housekeeper, which waits for all other threads at the end. Locked to start and to stop it.
     housekeeper: Mutex<Option<thread::JoinHandle<()>>>,
-    /// The mirror, while mounted with one. Taken for moments.
-    mirror: Mutex<Option<Arc<Daemon>>>,
+    mirror: Arc<Mirrored>,
 }
 
 impl Archive {
@@ -146,16 +145,17 @@ impl Archive {
         let sealer =
             Sealer::new(Arc::clone(&shared), Arc::clone(&contents), Arc::clone(&twins), Arc::clone(&retention));
         let encoder = Encoder::new(&shared, contents, twins, Arc::clone(&restores), Arc::clone(&workers));
+        let encoder = Arc::new(encoder);
         Ok(Arc::new(Archive {
+            mirror: Mirrored::of(&shared, &encoder),
             shared,
             workers,
             sealer: Arc::new(sealer),
-            encoder: Arc::new(encoder),
+            encoder,
             retention,
             restores,
             merges: Arc::default(),
             housekeeper: Mutex::new(None),
-            mirror: Mutex::default(),
         }))
     }
 
@@ -171,7 +171,7 @@ impl Archive {
 
     /// Ends the threads after the steps under way; everything else is picked up by the next mount.
     pub fn stop(&self) {
-        self.disconnect();
+        self.mirror.disconnect();
         self.shared.end();
         let housekeeper = self.housekeeper.lock().unwrap_or_else(PoisonError::into_inner).take();
         if housekeeper.is_some_and(|thread| thread.join().is_err()) {
@@ -187,6 +187,11 @@ impl Archive {
     /// What is known of restores.
     pub fn restores(&self) -> &Restores {
         &self.restores
+    }
+
+    /// What a mirror follows.
+    pub fn mirror(&self) -> &Arc<Mirrored> {
+        &self.mirror
     }
 
     /// Asks for the policy to be applied and for unneeded objects to be removed, soon. Returns the number that

@@ -25,12 +25,14 @@ const MOST_FILES: usize = 32;
 
 /// A version of a file: the file, its length and the time of its last change, which no program can set.
 type Identity = (FileId, u64, (i64, i64));
+/// The content of an index: the model, and the files that it lists.
+type Indexed = (Arc<Model>, Arc<Siblings>);
 
 /// Reads the files of the tree.
 pub(super) struct Contents {
     shared: Arc<Shared>,
     /// The content of the last few indexes. Sealers and encoders take this lock, and hold no other then.
-    models: Mutex<VecDeque<(Identity, Arc<Model>, Arc<Siblings>)>>,
+    models: Mutex<VecDeque<(Identity, Indexed)>>,
 }
 
 /// A file of the tree.
@@ -96,14 +98,14 @@ impl Contents {
     }
 
     /// The model in an index, and the files that it lists; or why it cannot be read.
-    fn model(&self, index: &Path) -> io::Result<Result<(Arc<Model>, Arc<Siblings>), io::Error>> {
+    fn model(&self, index: &Path) -> io::Result<Result<Indexed, io::Error>> {
         let Some(metadata) = found_at(&self.shared.store.tree(), index)? else {
             return Ok(Err(io::ErrorKind::NotFound.into()));
         };
         let identity = (FileId::of(&metadata), metadata.size(), (metadata.ctime(), metadata.ctime_nsec()));
         let models = || self.models.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, model, siblings)) = models().iter().find(|(kept, ..)| *kept == identity) {
-            return Ok(Ok((Arc::clone(model), Arc::clone(siblings))));
+        if let Some((_, known)) = models().iter().find(|(kept, _)| *kept == identity) {
+            return Ok(Ok(known.clone()));
         }
         let model = match self.source(index).and_then(|index| Model::read(&index)) {
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData) => {
@@ -115,8 +117,9 @@ impl Contents {
         let siblings = Arc::new(Siblings { index: index.to_path_buf(), files });
         let mut models = models();
         models.truncate(KEPT - 1);
-        models.push_front((identity, Arc::clone(&model), Arc::clone(&siblings)));
-        Ok(Ok((model, siblings)))
+        let read = (model, siblings);
+        models.push_front((identity, read.clone()));
+        Ok(Ok(read))
     }
 
     /// Notes which weights of a file are trained, as the optimizers in the other files of its checkpoint show: Trainer's

@@ -115,7 +115,7 @@ impl Archive {
             memory: self.shared.recall.memory().status(),
             frozen: self.shared.objects.frozen().map(String::from),
             restored: self.restores.lineages(),
-            mirror: self.mirror_progress(),
+            mirror: self.mirror.progress(),
             ..Status::default()
         };
         let entries: Vec<_> = {
@@ -260,7 +260,7 @@ impl Archive {
             "status" => return serde_json::to_vec(&self.status()).ok(),
             "queue" => return serde_json::to_vec(&self.queue()).ok(),
             "gc" => return serde_json::to_vec(&self.retention.report().0).ok(),
-            "mirror" => return serde_json::to_vec(&self.mirror_progress()?).ok(),
+            "mirror" => return serde_json::to_vec(&self.mirror.progress()?).ok(),
             _ => {}
         }
         let about = About { shared: &self.shared, restores: &self.restores, path };
@@ -284,7 +284,7 @@ impl Archive {
             }
             "sync" => {
                 self.shared.note(Catalog::retry);
-                self.hasten_mirror();
+                self.mirror.hasten();
                 Ok(())
             }
             "gc" => {

@@ -13,9 +13,7 @@ use serde::Serialize;
 use crate::archive::{self, Condition, FileStatus, condition_on_disk, lossy_words};
 use crate::store::object::{Id, Object};
 use crate::store::retention::Kind;
-use crate::store::{
-    MAX_CHAIN, STUB_BYTES, Store, is_pinned, modified_ns, name_bytes, recalled_from, step_pattern,
-};
+use crate::store::{MAX_CHAIN, STUB_BYTES, Store, is_pinned, modified_ns, name_bytes, recalled_from, step_pattern};
 use codec::hash::hex;
 
 use super::color::Look;

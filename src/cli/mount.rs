@@ -342,7 +342,7 @@ fn serve_store(mounting: &Mounting, ready: impl FnOnce()) -> Result<()> {
     let connect = || {
         let Some((place, settings)) = mirror else { return Ok(()) };
         log::info!("mirror {}", settings.url);
-        connected.connect(place, settings)
+        connected.mirror().connect(place, settings)
     };
     serve_with(archive, dir, &options, connect, || {
         log::info!("mounted on {}", dir.display());

@@ -422,7 +422,7 @@ fn a_time_that_is_set_after_the_last_close_counts() {
 #[test]
 fn an_object_that_is_let_go_leaves_nothing_to_wait_for() {
     let (m, _path, _bytes) = released(true);
-    let objects = Source::objects(&*m.archive);
+    let objects = m.archive.mirror().objects();
     let is_done = || m.archive.queue().queued == 0;
     wait_until("nothing is left to be done", is_done);
     let newest = objects.all().into_iter().max_by_key(|header| header.modified_ns).unwrap();

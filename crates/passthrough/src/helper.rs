@@ -325,7 +325,7 @@ fn owner_in(line: &str, connection: u32) -> Option<u32> {
     if device != format!("0:{connection}") || !(kind == "fuse" || kind.starts_with("fuse.")) {
         return None;
     }
-    system.last()?.split(',').find_map(|option| option.strip_prefix("user_id="))?.parse().ok()
+    system.next_back()?.split(',').find_map(|option| option.strip_prefix("user_id="))?.parse().ok()
 }
 
 /// A file of /proc from its beginning.

@@ -336,7 +336,7 @@ fn it_has_one_capability_and_shows_nobody_what_it_holds() {
 #[test]
 fn it_does_not_start_where_it_would_be_dangerous_or_useless() {
     let socket = || passthrough::pair().unwrap().1;
-    assert!(fails(&mut command(socket()).arg("x").env("X", "y")).contains("takes no arguments"));
+    assert!(fails(command(socket()).arg("x").env("X", "y")).contains("takes no arguments"));
     assert!(fails(command(socket()).stdin(Stdio::null())).contains("the daemon starts this program"));
     assert!(fails(command(socket()).uid(0).gid(0)).contains("root needs no helper"));
     let dir = tempfile::tempdir().unwrap();

@@ -39,10 +39,34 @@ pub(in crate::archive) struct Files {
     now: Now,
     /// A lineage lost its last state, or an entry went that kept objects from being removed without naming one.
     freed: bool,
+    touched: Touched,
+}
+
+/// Names that changed since the mirror looked.
+#[derive(Debug, Default)]
+pub(in crate::archive) struct Touched {
     /// Grows with every change of an entry.
     changes: u64,
-    /// Names that changed since the mirror looked; `None` if there is none.
-    touched: Option<BTreeSet<Arc<Path>>>,
+    /// `None` until a mirror looks: without one they would only grow.
+    names: Option<BTreeSet<Arc<Path>>>,
+}
+
+impl Touched {
+    pub(in crate::archive) fn add(&mut self, names: impl IntoIterator<Item = Arc<Path>>) {
+        self.changes += 1;
+        if let Some(touched) = &mut self.names {
+            touched.extend(names);
+        }
+    }
+
+    pub(in crate::archive) fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// The names since the last call.
+    pub(in crate::archive) fn take(&mut self) -> BTreeSet<Arc<Path>> {
+        self.names.replace(BTreeSet::new()).unwrap_or_default()
+    }
 }
 
 #[derive(Debug, Default)]
@@ -77,8 +101,7 @@ impl Files {
             orphans: Vec::new(),
             now: Now { instant: Instant::now(), wall_ns: i64::MIN },
             freed: false,
-            changes: 0,
-            touched: None,
+            touched: Touched::default(),
         }
     }
 
@@ -101,24 +124,9 @@ impl Files {
         range.map(|(_, file)| file).take_while(move |file| file.path.starts_with(path))
     }
 
-    /// Grows with every change of an entry.
-    pub(in crate::archive) fn changes(&self) -> u64 {
-        self.changes
-    }
-
-    /// Lets the mirror look at what is at and below a path.
-    pub(super) fn touch(&mut self, path: &Path) {
-        if let Some(mut touched) = self.touched.take() {
-            touched.insert(path.into());
-            touched.extend(self.below(path).map(|(path, _)| Arc::from(path)));
-            self.touched = Some(touched);
-        }
-    }
-
-    /// The names that changed since the last call, or all.
-    pub(super) fn take_touched(&mut self, all: bool) -> BTreeSet<Arc<Path>> {
-        let touched = self.touched.replace(BTreeSet::new()).unwrap_or_default();
-        if all { self.files.keys().cloned().collect() } else { touched }
+    /// For the mirror.
+    pub(in crate::archive) fn touched(&mut self) -> &mut Touched {
+        &mut self.touched
     }
 
     /// Files that are not durable or examined yet.
@@ -201,16 +209,14 @@ impl Files {
         run.files.insert(at, Arc::clone(&file));
         self.queue.enter(&file);
         self.changed.insert(Arc::clone(&file.run));
-        self.changes += 1;
-        self.touched.iter_mut().for_each(|touched| touched.extend([Arc::clone(&file.path)]));
+        self.touched.add([Arc::clone(&file.path)]);
         self.files.insert(Arc::clone(&file.path), file);
     }
 
     fn leave(&mut self, path: &Path) -> Option<Arc<File>> {
         let old = self.files.remove(path)?;
         self.queue.leave(&old);
-        self.changes += 1;
-        self.touched.iter_mut().for_each(|touched| touched.extend([Arc::clone(&old.path)]));
+        self.touched.add([Arc::clone(&old.path)]);
         let run = self.runs.get_mut(&old.run).expect("a file is in its run");
         let at = run.files.partition_point(|other| other.entry.sequence < old.entry.sequence);
         let left = run.files.remove(at);

@@ -93,7 +93,9 @@ fn named<'a>(files: &'a [Arc<File>], others: &'a Others) -> HashMap<&'a [u8], &'
 /// The places of the files that show a best result, among the files of one series that may shrink. Of equal ones the
 /// first counts.
 fn best_results(files: &[Arc<File>]) -> impl Iterator<Item = usize> {
-    let mut best: HashMap<(&[u8], usize, bool), (f64, &[u64], usize)> = HashMap::new();
+    type Key<'a> = (&'a [u8], usize, bool);
+    type Best<'a> = (f64, &'a [u64], usize);
+    let mut best: HashMap<Key<'_>, Best<'_>> = HashMap::new();
     for (at, file) in files.iter().enumerate() {
         // A file that is being written may never be whole.
         let is_whole = matches!(file.entry.state, State::Durable(_) | State::Sealed(_) | State::Archived(..));

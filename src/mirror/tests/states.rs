@@ -31,6 +31,20 @@ fn another_store_is_refused_until_the_mark_is_deleted() {
 }
 
 #[test]
+fn another_format_is_refused() {
+    let (machine, place) = (run(), Arc::new(Memory::default()));
+    machine.session(&place, false).unwrap();
+    let mark = String::from_utf8(place.names()[manifest::MARK].clone()).unwrap();
+    place.set(manifest::MARK, Some(mark.replace("format = 1", "format = 2").into_bytes()));
+    let before = place.names();
+    let refused = [machine.session(&place, true).err(), pulled(&place, None).err()];
+    for refused in refused.map(|error| error.unwrap().to_string()) {
+        assert!(refused.contains("has format 2"), "{refused}");
+    }
+    assert!(place.names() == before);
+}
+
+#[test]
 fn what_was_removed_is_there_at_the_time_before() {
     let (machine, place) = (run(), Arc::new(Memory::default()));
     machine.session(&place, false).unwrap();
