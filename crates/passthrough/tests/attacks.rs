@@ -108,6 +108,12 @@ fn both() -> OpenOptions {
     options
 }
 
+/// By another process: a child of another test's thread would inherit a descriptor that writes to the copy, and nobody
+/// could execute it meanwhile.
+fn copy_program(to: &Path) {
+    assert!(Command::new("cp").arg(env!("CARGO_BIN_EXE_stepfs-passthrough")).arg(to).status().unwrap().success());
+}
+
 /// The helper with its file capability, where all users reach it.
 fn program() -> &'static Path {
     static PROGRAM: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
@@ -115,7 +121,7 @@ fn program() -> &'static Path {
         let dir = tempfile::tempdir().unwrap();
         fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
         let program = dir.path().join("stepfs-passthrough");
-        fs::copy(env!("CARGO_BIN_EXE_stepfs-passthrough"), &program).unwrap();
+        copy_program(&program);
         let set = Command::new("setcap").arg("cap_sys_admin=ep").arg(&program).status().expect("setcap (libcap2-bin)");
         assert!(set.success());
         (dir, program)
@@ -343,7 +349,7 @@ fn it_does_not_start_where_it_would_be_dangerous_or_useless() {
     fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
     let copy = |name: &str, mode: u32| {
         let path = dir.path().join(name);
-        fs::copy(env!("CARGO_BIN_EXE_stepfs-passthrough"), &path).unwrap();
+        copy_program(&path);
         fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
         let mut command = Command::new(path);
         command.uid(CALLER).gid(CALLER).stdin(Stdio::from(socket()));
