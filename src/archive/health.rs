@@ -12,10 +12,6 @@ use super::decide::Mark;
 use super::entry::{Entry, State};
 use super::resident::ResidentReason;
 use super::shared::Shared;
-use super::status::Status;
-
-/// Problems that a status names; an attribute holds 64 KiB. `stepfs ls` shows all.
-const MOST: usize = 32;
 
 /// Something that a person must know.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -107,7 +103,7 @@ impl FileStatus {
 }
 
 /// Why a file is not whole, or cannot be read.
-fn fault(shared: &Shared, entry: &Entry) -> Option<String> {
+pub(super) fn fault(shared: &Shared, entry: &Entry) -> Option<String> {
     use ResidentReason::{CutShort, DamagedStub, NotDurable, OtherStore, Unreadable};
     match &entry.state {
         State::Released(id) => match shared.recall.failure(*id) {
@@ -119,82 +115,5 @@ fn fault(shared: &Shared, entry: &Entry) -> Option<String> {
             Some(why.to_string())
         }
         _ => None,
-    }
-}
-
-/// Gathers the problems while a status is made.
-pub(super) struct Health<'a> {
-    shared: &'a Shared,
-    problems: Vec<Problem>,
-    /// The largest file that a program wrote and that is still as written, bytes.
-    largest: u64,
-}
-
-impl Health<'_> {
-    pub(super) fn of(shared: &Shared) -> Health<'_> {
-        Health { shared, problems: Vec::new(), largest: 0 }
-    }
-
-    pub(super) fn look(&mut self, path: &Path, entry: &Entry, len: u64) {
-        if !matches!(entry.state, State::Released(_)) {
-            self.largest = self.largest.max(len);
-        }
-        let Some(why) = fault(self.shared, entry) else { return };
-        self.problems.push(match &entry.state {
-            State::Resident(ResidentReason::CutShort(_)) => Problem::cut_short(path, &why),
-            State::Resident(ResidentReason::NotDurable) => {
-                Problem::new("failed", format!("{}: {why}", path.display()), "save it again")
-            }
-            _ => Problem::damaged(path, &why),
-        });
-    }
-
-    /// Adds what concerns the whole store, and writes all into the status.
-    pub(super) fn conclude(mut self, status: &mut Status) {
-        let root = self.shared.store.root();
-        let place = self.shared.store.place();
-        if place.as_deref() != Some(root) {
-            let place = place.map_or_else(|| "it is gone".into(), |place| format!("it is at {}", place.display()));
-            let says = format!("the store is no longer at {}: {place}, and nothing is archived", root.display());
-            let mend = "move it back, or unmount and mount it from its new place";
-            self.problems.push(Problem::new("moved", says, mend));
-        } else if !self.shared.store.tmp().is_dir() {
-            let tmp = self.shared.store.tmp();
-            let says = format!("{} is gone: nothing is archived", tmp.display());
-            self.problems.push(Problem::new("stalled", says, format!("mkdir -m 700 {}", tmp.display())));
-        }
-        if let Ok(found) = rustix::fs::statvfs(root) {
-            status.free_bytes = found.f_bavail.saturating_mul(found.f_frsize);
-            self.problems.extend(Problem::full(status.free_bytes, self.largest));
-        }
-        if let Some(why) = &status.stalled {
-            self.problems.push(Problem::new("stalled", why, "stepfs tries again by itself"));
-        }
-        for why in status.mirror.iter().flat_map(|mirror| mirror.failing.iter().chain(&mirror.failed)) {
-            self.problems.push(Problem::new(
-                "mirror",
-                format!("the mirror lags behind: {why}"),
-                "stepfs tries again by itself",
-            ));
-        }
-        if let Some(why) = &status.frozen {
-            let says = format!("stepfs removes nothing, and frees no room: {why}");
-            self.problems.push(Problem::new("kept", says, "`stepfs verify STORE` names it"));
-        }
-        let again = "it stays as it was written; `stepfs sync` tries again";
-        self.problems.extend(status.failed.iter().map(|why| Problem::new("failed", why, again)));
-        let order = ["moved", "damaged", "cut-short", "full", "stalled", "mirror", "failed", "kept"];
-        self.problems.sort_by_key(|problem| order.iter().position(|kind| *kind == problem.kind));
-        let more = self.problems.len().saturating_sub(MOST);
-        self.problems.truncate(MOST);
-        if more > 0 {
-            self.problems.push(Problem::new(
-                "failed",
-                format!("{more} more files like these"),
-                "`stepfs ls` shows them",
-            ));
-        }
-        status.failed.truncate(MOST);
-        status.problems = self.problems;
     }
 }

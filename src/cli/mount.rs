@@ -208,6 +208,12 @@ pub(super) fn start(mounting: &Mounting) -> Result<()> {
     if !options.kernel.is_empty() {
         command.arg("-o").arg(options.kernel_list());
     }
+    if options.user.is_some() {
+        // The user can read the daemon's environment, and root's is none of the user's business.
+        let kept = ["PATH", "LANG", "LC_ALL", "TZ", "RUST_LOG", "NOTIFY_SOCKET"];
+        let kept: Vec<_> = kept.iter().filter_map(|name| Some((name, std::env::var_os(name)?))).collect();
+        command.env_clear().envs(kept);
+    }
     let stdin = match helper {
         Some(socket) => {
             command.arg("--helper");

@@ -70,6 +70,9 @@ pub(super) fn serve_as(name: &str, with_helper: bool) -> Result<Option<OwnedFd>>
     if own != 0 {
         bail!("user={name}: only root can mount for another user");
     }
+    // Root's shell may have left descriptors open. The daemon runs as the user, who may use what it has.
+    // SAFETY: no memory is passed; the descriptors stay open, and are closed in programs that this one starts.
+    unsafe { libc::close_range(3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC as libc::c_int) };
     let socket = if with_helper { Some(fork_helper(user.caller)?) } else { None };
     user.become_it().with_context(|| format!("cannot become {name}"))?;
     Ok(socket)
@@ -94,6 +97,7 @@ fn fork_helper(caller: Caller) -> Result<OwnedFd> {
 /// The forked helper. An error ends it, and the daemon finds its socket closed.
 fn serve(socket: &OwnedFd, caller: Caller) -> io::Result<()> {
     rustix::process::setsid()?;
+    rustix::process::chdir("/")?;
     // Not those of the command, which ends: whoever reads its output waits for all that have them.
     let null = std::fs::File::options().write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdout(&null)?;

@@ -11,7 +11,7 @@ use fuser::{FileHandle, RenameFlags};
 
 use super::archive_hooks::Served;
 use super::errno::Result;
-use super::node::Source;
+use super::node::{Handle, Source};
 use super::numbers::ROOT;
 use super::open::{Access, Tried};
 use super::privileges::Caller;

@@ -203,7 +203,12 @@ impl Recalls {
         };
         // What readers see must not be emptied before it is the file.
         let is_new_bytes = wanted == RecallGoal::Empty && !passes_through;
-        let reader = reader.filter(|_| !is_new_bytes);
+        let reader = match reader.filter(|_| !is_new_bytes) {
+            Some(reader) if reader.give() => Some(reader),
+            // The kernel takes no other file for this inode. After the last release the object is decoded anew.
+            Some(_) if passes_through => return Err(libc::EIO.into()),
+            _ => None,
+        };
         let before = Seen::of(&original)?;
         let path = if is_new_bytes {
             let path = self.temporary();
@@ -234,9 +239,6 @@ impl Recalls {
             // Readers go on with the same file as the writer.
             handles.source = Source::File(Arc::clone(&opened));
             handles.handles.values().for_each(|handle| handle.switch(&opened));
-        }
-        if let Some(reader) = reader {
-            reader.give();
         }
         if wanted == RecallGoal::Resident {
             // No program opens it, so the archive learns of it here. The object keeps its name.

@@ -22,7 +22,7 @@ const REQUEST_TIME: Duration = Duration::from_secs(60);
 /// Where a machine of Amazon's asks for credentials if the environment has none.
 const METADATA_SERVICE: &str = "169.254.169.254";
 /// Words of a server that throttles.
-const BUSY: [&str; 4] = ["SlowDown", "503", "429", "TooManyRequests"];
+const BUSY: [&str; 4] = ["SlowDown", "503 Service Unavailable", "429 Too Many Requests", "TooManyRequests"];
 /// Most characters of an error.
 const MAX_WORDS: usize = 500;
 

@@ -76,18 +76,24 @@ pub fn pull(from: &Reader, store: &Store, wanted: &Path, watch: &Watch) -> Resul
     // Names in a directory change its time.
     let directories: BTreeMap<PathBuf, Attributes> = directories.into_iter().collect();
     for (path, attributes) in directories.iter().rev() {
-        let opened = store.io().device().open(&beneath::reach(&store.tree(), path)?, libc::O_DIRECTORY)?;
         if made.contains(path) {
+            let opened = store.io().device().open(&beneath::reach(&store.tree(), path)?, libc::O_DIRECTORY)?;
             attributes.set(&mut |attribute| store.io().device().set_attribute(&opened, attribute, WRITTEN))?;
         }
     }
     let above: BTreeSet<&Path> = names.iter().filter_map(|(path, _)| path.parent()).collect();
     let above: Vec<&Path> =
         above.into_iter().chain(directories.keys().map(PathBuf::as_path)).chain([Path::new("")]).collect();
+    let above: Vec<&Path> = above.into_iter().filter(|directory| is_directory(store, directory)).collect();
     let synced =
         in_parallel(&above, |directory| store.io().sync_dir(&beneath::reach(&store.tree(), directory)?, IN_PLACE));
     synced.into_iter().collect::<io::Result<()>>()?;
     Ok(missing)
+}
+
+/// Whether a path of the tree is a directory, and is reached through no link: a link may lead out of the store.
+fn is_directory(store: &Store, path: &Path) -> bool {
+    beneath::open_dir(&store.tree(), path).is_ok()
 }
 
 struct Pull<'a> {
@@ -160,7 +166,8 @@ impl Pull<'_> {
     fn make_directories(&self, directories: &[(PathBuf, Attributes)]) -> Result<HashSet<PathBuf>> {
         let (tree, mut made) = (self.store.tree(), HashSet::new());
         for (path, _) in directories {
-            if found_at(&tree, path)?.is_none() {
+            let is_reached = path.parent().is_none_or(|above| is_directory(self.store, above));
+            if is_reached && found_at(&tree, path)?.is_none() {
                 self.store.io().make_dir(&beneath::reach(&tree, path)?, 0o700, WRITTEN)?;
                 made.insert(path.clone());
             }
@@ -171,6 +178,9 @@ impl Pull<'_> {
     /// Makes a file or link, unless it is there.
     fn make(&self, path: &Path, node: &Node, failed: &BTreeMap<Id, String>) -> Result<()> {
         let tree = self.store.tree();
+        if !path.parent().is_none_or(|above| is_directory(self.store, above)) {
+            return Err(Error::Wrong("something else has the place of its directory".into()));
+        }
         let taken = || Err(Error::Wrong("another file of this store has its place".into()));
         let there = found_at(&tree, path)?;
         match (node, there) {

@@ -70,6 +70,8 @@ pub(super) struct Writer {
     pending: BTreeMap<PathBuf, Pending>,
     /// Names that went. One stays on the mirror while a pending file may have taken its bytes.
     gone: BTreeSet<PathBuf>,
+    /// Inode numbers of files that are not sealed yet, which may have had another name.
+    unsettled: BTreeMap<PathBuf, u64>,
     /// Names to look at, whether they changed or not.
     again: Vec<PathBuf>,
     /// Names that changed while bytes were on their way.
@@ -111,6 +113,7 @@ impl Writer {
             last,
             pending: BTreeMap::new(),
             gone: BTreeSet::new(),
+            unsettled: BTreeMap::new(),
             again: Vec::new(),
             noted: Vec::new(),
             packed: Vec::new(),
@@ -249,6 +252,7 @@ impl Writer {
             return Ok(true);
         }
         let tree = source.store().tree();
+        self.unsettled.remove(path);
         let Some(metadata) = found_at(&tree, path)? else {
             self.pending.remove(path);
             self.gone.insert(path.to_path_buf());
@@ -303,9 +307,10 @@ impl Writer {
                 let known = known.filter(|known| (known.witness, known.len) == (found.witness, found.len));
                 known.map(|known| known.content).filter(|content| self.is_exact(*content) || is_lossy_fine)
             }
-            // The mirror shows what the name had.
+            // The mirror shows what the name had, and what the file had under a former name.
             Shape::Unsettled => {
                 self.pending.remove(path);
+                self.unsettled.insert(path.to_path_buf(), found.witness.inode);
                 return Ok(());
             }
         };
@@ -389,7 +394,10 @@ impl Writer {
 
     /// Enters a file whose bytes are all there; keeps what is there of any other, and of one that is `noted`.
     fn settle(&mut self, source: &dyn Source, path: &Path, work: Work, (error, noted): (Option<Error>, bool)) {
-        self.objects.extend(work.whole_objects().map(|object| (object.id, Arc::new(object))));
+        for object in work.whole_objects() {
+            // Never another encoding of an object that is there: directories of the mirror need its pieces.
+            self.objects.entry(object.id).or_insert_with(|| Arc::new(object));
+        }
         let Some(pending) = self.pending.get_mut(path) else { return };
         if error.is_none() && !noted && work.missing().next().is_none() {
             let found = pending.found.clone();
@@ -417,7 +425,9 @@ impl Writer {
 
     /// Takes away the names that went. A file that moved is never without a name.
     fn take_away(&mut self) {
-        let moving: HashSet<u64> = self.pending.values().map(|pending| pending.found.witness.inode).collect();
+        let pending = self.pending.values().map(|pending| pending.found.witness.inode);
+        let moving: HashSet<u64> =
+            pending.chain(self.unsettled.values().copied()).filter(|inode| *inode != 0).collect();
         let has_moving = |node: &Node| {
             let mut found = false;
             let mut look = |node: &Node| {
@@ -470,8 +480,10 @@ impl Writer {
         let listed = self.list()?;
         let mut needed = HashSet::new();
         self.tree.blobs(&self.objects, &mut needed);
-        needed.extend(self.packed.iter().map(|(blob, _)| blob.hash));
-        needed.extend(self.pending.values().filter_map(|pending| pending.work.as_ref()).flat_map(Work::pieces));
+        if !states.iter().any(|state| Some(*state) == self.last) {
+            // Somebody removed the newest state: it is put again.
+            self.published = None;
+        }
         for state in states {
             let root = manifest::get(place.as_ref(), state)?;
             // A directory that was read has told what it needs.
@@ -481,6 +493,9 @@ impl Writer {
             }
             loaded.tree.blobs(&loaded.objects, &mut needed);
         }
+        // After the states: a directory of theirs that is packed here, too, was not read by anybody.
+        needed.extend(self.packed.iter().map(|(blob, _)| blob.hash));
+        needed.extend(self.pending.values().filter_map(|pending| pending.work.as_ref()).flat_map(Work::pieces));
         // By the mirror's own clock. A blob may be young because its file is on its way.
         let newest = listed.iter().map(|(_, put_ns)| *put_ns).max().unwrap_or_default();
         let grace = self.keep.min(manifest::ALL_FOR).as_nanos() as i64;

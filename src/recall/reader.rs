@@ -96,9 +96,10 @@ impl Reader {
         self.file.as_ref().filter(|_| self.missing.load(Ordering::Acquire) == 0)
     }
 
-    /// The whole file has become the one in the tree, so its bytes may change. The cache must not get it back.
-    pub fn give(&self) {
-        self.given.store(true, Ordering::Relaxed);
+    /// The whole file becomes the one in the tree, so its bytes may change. The cache must not get it back. False if it
+    /// was given before: then that attempt failed, and may have lost bytes of it, or put it under some of its names.
+    pub fn give(&self) -> bool {
+        !self.given.swap(true, Ordering::Relaxed)
     }
 
     /// The file that holds these bytes at their offset, if all are decoded. Reading them then costs no more than with
