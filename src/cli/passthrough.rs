@@ -102,14 +102,19 @@ fn serve(socket: &OwnedFd, caller: Caller) -> io::Result<()> {
     helper::run(Some(caller))
 }
 
+/// Starts the installed helper. `None`: none is installed.
+pub(super) fn installed() -> Option<io::Result<Client>> {
+    let program = std::env::var_os(VARIABLE).map_or_else(|| PathBuf::from(HELPER), PathBuf::from);
+    program.exists().then(|| Client::start(&program))
+}
+
 /// The helper of a daemon: at the other end of `socket`, or the installed program. `None`: there is none, or none is
 /// needed. The log says why a helper does not work.
 pub(super) fn client(socket: Option<&OwnedFd>) -> Option<Arc<Client>> {
-    let program = std::env::var_os(VARIABLE).map_or_else(|| PathBuf::from(HELPER), PathBuf::from);
     let started = match socket {
         Some(socket) => socket.try_clone().and_then(Client::over),
-        None if crate::fs::is_admin() || !program.exists() => return None,
-        None => Client::start(&program),
+        None if crate::fs::is_admin() => return None,
+        None => installed()?,
     };
     started.inspect_err(|error| log::warn!("the passthrough helper does not work: {error}")).ok().map(Arc::new)
 }

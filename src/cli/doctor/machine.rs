@@ -9,6 +9,7 @@ use rustix::process::{Resource, getrlimit};
 
 use super::{Finding, Level, ok, problem, warning};
 use crate::cli::format::size;
+use crate::cli::passthrough as helper;
 use crate::fs::{SYS_ADMIN, is_admin, try_mount};
 use crate::recall::usual_memory;
 
@@ -89,8 +90,8 @@ fn privileges() -> Finding {
         ),
         (false, false) => warning(
             "privileges",
-            format!("user {} without CAP_SYS_ADMIN: the daemon serves reads and writes itself", user.as_raw()),
-            "sudo stepfs mount STORE DIR",
+            format!("user {} without CAP_SYS_ADMIN: passthrough takes a helper", user.as_raw()),
+            "sudo stepfs mount -o user=NAME STORE DIR, or install the package stepfs-passthrough",
         ),
     }
 }
@@ -201,16 +202,31 @@ pub(super) fn passthrough(leases: Option<io::Result<bool>>) -> Finding {
     if version(&release()) < PASSTHROUGH {
         return without("the kernel supports it from 6.9 on", "use Linux 6.9 or newer");
     }
-    if !is_admin() || !everywhere() {
-        return without("it needs CAP_SYS_ADMIN of the machine", "mount as root, outside of a user namespace");
-    }
+    let by = match (is_admin() && everywhere(), helper::installed()) {
+        (true, _) => "",
+        (false, Some(Ok(_))) => ", registered by stepfs-passthrough",
+        (false, Some(Err(error))) => {
+            return without(
+                &format!("stepfs-passthrough does not work: {error}"),
+                "getcap /usr/libexec/stepfs-passthrough",
+            );
+        }
+        (false, None) => {
+            return without(
+                "it needs CAP_SYS_ADMIN of the machine, or a helper",
+                "let root mount with -o user=NAME, or install the package stepfs-passthrough",
+            );
+        }
+    };
     match leases {
         Some(Ok(false) | Err(_)) => without(
             "the store's file system does not support leases",
             "put the store on a local disk with ext4, xfs or btrfs",
         ),
-        Some(Ok(true)) => ok(CHECK, "the kernel reads and writes resident files by itself"),
-        None => ok(CHECK, "yes, if the store's file system supports leases; `stepfs doctor DIR` checks it"),
+        Some(Ok(true)) => ok(CHECK, format!("the kernel reads and writes resident files by itself{by}")),
+        None => {
+            ok(CHECK, format!("yes{by}, if the store's file system supports leases; `stepfs doctor DIR` checks it"))
+        }
     }
 }
 

@@ -120,6 +120,7 @@ def test_with_a_helper_the_kernel_reads_and_writes_a_users_files(ordinary):
     assert ordinary.run("cmp", ordinary.base / "content", ordinary.dir / "closed").returncode == 0
     assert ordinary.who_serves(ordinary.dir / "file") == "kernel"
     assert len(content) == 2 << 20
+    assert "registered by stepfs-passthrough" in ordinary.run(BIN, "doctor", ordinary.store, check=False).stdout
 
 
 def test_without_a_helper_the_daemon_does(ordinary):
@@ -127,6 +128,7 @@ def test_without_a_helper_the_daemon_does(ordinary):
     ordinary.write("file")
     assert ordinary.who_serves(ordinary.dir / "file") == "daemon"
     assert ordinary.log().count("without kernel passthrough") == 1
+    assert "install the package stepfs-passthrough" in ordinary.run(BIN, "doctor", helper=False, check=False).stdout
 
 
 def test_a_killed_helper_costs_speed_and_nothing_else(ordinary):
