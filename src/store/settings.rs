@@ -316,7 +316,8 @@ mod tests {
     fn retention_is_off_until_its_example_is_uncommented() {
         let text = template(Id([7; 16]));
         assert!(Settings::parse(&text).unwrap().retention().is_empty());
-        let example = |line: &str| ["[[retention]]", "glob = \"**/c", "keep_"].iter().any(|key| line.starts_with(key));
+        let keys = ["[[retention]]", "glob = \"**/c", "keep_last", "keep_every", "keep_for", "keep_checkpoint"];
+        let example = |line: &str| keys.iter().any(|key| line.starts_with(key));
         let uncomment = |line| match str::strip_prefix(line, "# ") {
             Some(rest) if example(rest) => rest,
             _ => line,

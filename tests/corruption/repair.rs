@@ -229,7 +229,10 @@ impl Source for Still {
         0
     }
 
-    fn changed(&self, _: bool, _: Vec<PathBuf>) -> Vec<(PathBuf, Option<Shape>)> {
+    fn changed(&self, all: bool, _: Vec<PathBuf>) -> Vec<(PathBuf, Option<Shape>)> {
+        if !all {
+            return Vec::new();
+        }
         let files = stepfs::store::files_below(&self.0.tree(), Path::new("")).unwrap().into_iter();
         let stub =
             |path: &PathBuf| Stub::read(&fs::File::open(self.0.tree().join(path)).unwrap(), self.0.id()).unwrap();
