@@ -291,7 +291,7 @@ impl Objects {
             file.sync(CrashPoint::ObjectCompleted)?;
             let target = path_of(&self.directory, id);
             let shard = parent(&target);
-            // Not what is above it: a command that is interrupted removes a store that others still receive into.
+            // Not the directories above it: a command that is interrupted removes a store that others still receive into.
             self.io.make_dir(shard, 0o700, CrashPoint::ShardMade)?;
             self.io.sync_dir(&self.directory, CrashPoint::ShardMade)?;
             // Never through a symlink.
