@@ -189,7 +189,7 @@ impl Archive {
         &self.restores
     }
 
-    /// What a mirror follows.
+    /// The side that a mirror follows.
     pub fn mirror(&self) -> &Arc<Mirrored> {
         &self.mirror
     }

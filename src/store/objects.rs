@@ -291,7 +291,8 @@ impl Objects {
             file.sync(CrashPoint::ObjectCompleted)?;
             let target = path_of(&self.directory, id);
             let shard = parent(&target);
-            self.io.make_dirs(shard, 0o700, CrashPoint::ShardMade)?;
+            // Not the directories above it: a command that is interrupted removes a store that others still receive into.
+            self.io.make_dir(shard, 0o700, CrashPoint::ShardMade)?;
             self.io.sync_dir(&self.directory, CrashPoint::ShardMade)?;
             // Never through a symlink.
             let name = Path::new(shard.file_name().unwrap_or_default());
