@@ -272,8 +272,7 @@ impl Encoder {
         stale: &(dyn Fn() -> bool + Sync),
         act: &mut dyn FnMut(&Difference) -> StepResult<T>,
     ) -> StepResult<T> {
-        let mut description = self.contents.describe_named(path, source)?;
-        let of_newer = self.contents.describe_named(after.state.1, after.state.0)?;
+        let mut description = self.contents.describe(path, source)?;
         // Archive the sealed content, or nothing.
         if lineage::signature(&description) != sealed.signature {
             // A file beside it that describes it came or went: it is examined anew.
@@ -281,6 +280,8 @@ impl Encoder {
             self.shared.notify();
             return Err(StepError::Superseded);
         }
+        self.contents.name_chunks(path, &mut description)?;
+        let of_newer = self.contents.describe_named(after.state.1, after.state.0)?;
         self.contents.prove_by_companions(path, &mut description);
         description.hold_unsteady(source)?;
         let profiles = match self.workers.install(|| description.is_intact(source))? {

@@ -73,6 +73,12 @@ impl Contents {
     /// [`Contents::describe`], with the names that an index gives the tensors later. Tensors without a name stay exact.
     pub(super) fn describe_named(&self, path: &Path, file: &dyn ReadAt) -> io::Result<Description> {
         let mut description = self.describe(path, file)?;
+        self.name_chunks(path, &mut description)?;
+        Ok(description)
+    }
+
+    /// Gives the tensors of a file the names that its index tells. The signature of a sealed file is that of before.
+    pub(super) fn name_chunks(&self, path: &Path, description: &mut Description) -> io::Result<()> {
         if let Some(index) = siblings(path).filter(|of| of.files.is_none()).map(|of| of.index) {
             match self.model(&index)? {
                 Ok((model, _)) => description.name_chunks(path, &model),
@@ -81,7 +87,7 @@ impl Contents {
                 }
             }
         }
-        Ok(description)
+        Ok(())
     }
 
     /// The files that the one at `path` is no state without. `None`: it needs none.
