@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import BIN, ROOT, is_alive, run, wait_dead, wait_until
+from harness import BIN, LET_GO, is_alive, wait_dead, wait_until
 
 NOBODY = 65534
 HELPER = Path(os.environ.get("STEPFS_PASSTHROUGH", Path(BIN).parent / "stepfs-passthrough"))
@@ -47,7 +47,7 @@ class Ordinary:
         base.chmod(0o755)
         node = base / "fuse"
         begin = f"mknod -m 666 '{node}' c 10 229 && mount --bind '{node}' /dev/fuse && echo ready && exec sleep infinity"
-        self.holder = subprocess.Popen(["unshare", "-m", "sh", "-c", begin], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
+        self.holder = subprocess.Popen(["unshare", "-m", "sh", "-c", f"{LET_GO}; {begin}"], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
         assert self.holder.stdout.readline() == b"ready\n"
         self.own = base / "nobody"
         self.own.mkdir()

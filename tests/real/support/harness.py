@@ -77,6 +77,10 @@ def wait_until(condition, timeout, what):
         time.sleep(0.02)
 
 
+# A new mount namespace has copies of all mounts, also of tests that run beside this one, and would hold them.
+LET_GO = "umount --all --lazy --types fuse.stepfs || true"
+
+
 def as_ordinary_user(base, command):
     """Runs a shell command in `base` as a user without privileges, who has a /dev/fuse. Its mounts are seen by it alone."""
     os.chmod(base, 0o777)
@@ -85,8 +89,8 @@ def as_ordinary_user(base, command):
     device = Path(base) / "fuse"
     os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(10, 229))
     os.chmod(device, 0o666)
-    script = f"mount --bind '{device}' /dev/fuse; cd '{base}'; exec setpriv --reuid 65534 --regid 65534 --clear-groups bash -euc \"$1\""
-    done = subprocess.run(["unshare", "--mount", "--propagation", "private", "bash", "-euc", script, "-", command],
+    script = f"{LET_GO}; mount --bind '{device}' /dev/fuse; cd '{base}'; exec setpriv --reuid 65534 --regid 65534 --clear-groups bash -euc \"$1\""
+    done = subprocess.run(["unshare", "--mount", "bash", "-euc", script, "-", command],
                           stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, f"{command}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
