@@ -1,4 +1,4 @@
-//! The entry of one file: its state, and the facts that [`super::decide`] weighs. Whoever finds a fact enters it here, and
+//! The entry of one file: its state, and the facts that [`super::decide`] weighs. A thread that finds a fact enters it here, and
 //! no other place has rules about it.
 
 use std::fs::Metadata;
