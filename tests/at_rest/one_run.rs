@@ -70,14 +70,17 @@ fn siblings_stay_exact_whatever_their_names_say() {
         run
     };
     // Of a sweep: as many iterations each; more in each, by early stopping; and weights alone.
+    // Each has weights of its own: a file whose weights another one has anyway costs nothing, and is exact for that.
     for number in 0..3u64 {
-        let (same, more) = (trained(number, 200), trained(number, 200 + 40 * number as i32));
-        for name in ["trial", "subject", "epoch", "step"] {
-            rest.write(&format!("same/{name}_{number}.pt"), &same.file(&[], true));
+        for (family, name) in ["trial", "subject", "epoch", "step"].into_iter().enumerate() {
+            let seed = 10 * number + family as u64;
+            rest.write(&format!("same/{name}_{number}.pt"), &trained(seed, 200).file(&[], true));
+            let more = trained(100 + seed, 200 + 40 * number as i32);
             rest.write(&format!("more/{name}_{number}.pt"), &more.file(&[], true));
         }
-        rest.write(&format!("alone/model_{number}.pt"), &same.file(&[], false));
-        rest.write(&format!("far/model_{number}.pt"), &trained(number, 4000 * (1 + number as i32)).file(&[], true));
+        rest.write(&format!("alone/model_{number}.pt"), &trained(200 + number, 200).file(&[], false));
+        let far = trained(300 + number, 4000 * (1 + number as i32));
+        rest.write(&format!("far/model_{number}.pt"), &far.file(&[], true));
     }
     rest.settle();
     for name in
@@ -96,14 +99,17 @@ fn siblings_stay_exact_whatever_their_names_say() {
 
 #[test]
 fn states_of_one_run_are_known_by_their_contents_where_names_say_nothing() {
-    let (mut rest, mut run) = (Rest::new(), Run::new(3));
-    run.train(1000);
+    let mut rest = Rest::new();
+    // Each directory has a run of its own: a file whose weights another one has anyway costs nothing, and is exact for that.
+    let mut runs = [3, 4, 5, 6].map(Run::new);
+    runs.iter_mut().for_each(|run| run.train(1000));
     for number in 1..=4 {
-        run.train(50);
-        rest.write(&format!("adam/model_{number}.pt"), &run.file(&[], true));
-        rest.write(&format!("counted/model_{number}.pt"), &run.file(&[("epoch", number)], false));
-        rest.write(&format!("off/model_{number}.pt"), &run.file(&[("epoch", number - 1)], false));
-        rest.write(&format!("other/model_{number}.pt"), &run.file(&[("epoch", 7 * number)], false));
+        runs.iter_mut().for_each(|run| run.train(50));
+        let [adam, counted, off, other] = &runs;
+        rest.write(&format!("adam/model_{number}.pt"), &adam.file(&[], true));
+        rest.write(&format!("counted/model_{number}.pt"), &counted.file(&[("epoch", number)], false));
+        rest.write(&format!("off/model_{number}.pt"), &off.file(&[("epoch", number - 1)], false));
+        rest.write(&format!("other/model_{number}.pt"), &other.file(&[("epoch", 7 * number)], false));
     }
     rest.settle();
     for (directory, is_one_run) in [("adam", true), ("counted", true), ("off", true), ("other", false)] {
