@@ -3,18 +3,18 @@
 use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::encode::{Base, Difference, StepError, StepResult, Workers, Written, succession, yield_to_others};
 use crate::store::durable::DeviceFile;
 use crate::store::object::Id;
-use crate::store::{Profile, Profiles, is_pinned, step_pattern};
-use crate::sync::AtomicBool;
+use crate::store::{Newest, Profile, Profiles, is_pinned, step_pattern};
+use crate::sync::{AtomicBool, Mutex};
 use formats::{InOrder, ReadAt, is_named_elsewhere};
 
-use super::ahead::Before;
+use super::FileId;
 use super::base::Bases;
 use super::catalog::{Step, Task};
 use super::decide::Mark;
@@ -36,6 +36,43 @@ pub(super) struct After<'a> {
     pub(super) ahead: bool,
     /// Why it is no proven later state of the file's run.
     pub(super) refusal: Option<&'a str>,
+}
+
+/// How long an archived file is kept open for the state after it: a mirror may be away for a while. A released file
+/// that is open takes its room on the disk until then.
+const KEEP_OPEN: Duration = Duration::from_secs(600);
+/// Files kept open at most. A process may open 1,024 by default, or a little more.
+const MOST_OPEN: usize = 256;
+
+/// Archived files that are kept open until the state after each is encoded ahead.
+#[derive(Debug, Default)]
+pub(super) struct Before {
+    /// By the state after them. Taken for moments; no other lock is taken under it.
+    files: Mutex<Vec<(FileId, i64, Instant, DeviceFile)>>,
+}
+
+impl Before {
+    fn put(&self, archived: &Sealed, next: &Sealed, file: DeviceFile) {
+        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        files.retain(|(id, _, since, _)| ![archived.file, next.file].contains(id) && since.elapsed() < KEEP_OPEN);
+        if files.len() < MOST_OPEN {
+            files.push((next.file, next.modified_ns, Instant::now(), file));
+        }
+    }
+
+    /// Lets files go that were kept open for long.
+    pub(super) fn let_go_old(&self) {
+        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        files.retain(|(_, _, since, _)| since.elapsed() < KEEP_OPEN);
+    }
+
+    /// The state before this one.
+    pub(super) fn take(&self, sealed: &Sealed) -> Option<DeviceFile> {
+        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let at =
+            files.iter().position(|(id, modified_ns, ..)| (*id, *modified_ns) == (sealed.file, sealed.modified_ns))?;
+        Some(files.swap_remove(at).3)
+    }
 }
 
 /// Archives files, and takes the steps after that.
@@ -311,6 +348,15 @@ impl Encoder {
         })
     }
 
+    /// Keeps an archived file open for the state after it, which is encoded ahead by the update between the two.
+    pub(super) fn keep_for_ahead(&self, archived: &Sealed, next: &Sealed, file: DeviceFile) {
+        let wanted =
+            self.shared.store.settings().mirror.as_ref().is_some_and(|mirror| mirror.newest == Newest::Quantized);
+        if wanted {
+            self.before_ahead.put(archived, next, file);
+        }
+    }
+
     /// Encodes a file as difference to its base, or as keyframe, and adds the object.
     pub(super) fn commit(&self, difference: &Difference) -> StepResult<Option<Id>> {
         let written = match difference.write() {
@@ -340,5 +386,25 @@ impl Encoder {
         if let Ok(chain) = self.shared.recall.chain(id) {
             self.shared.recall.memory().hold(&chain);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::durable::{CrashPoint, Io};
+
+    #[test]
+    fn a_file_that_was_kept_open_for_long_is_let_go() {
+        let (dir, before, io) = (tempfile::tempdir().unwrap(), Before::default(), Io::disk());
+        let mut files = before.files.lock().unwrap();
+        for (name, age) in [("old", KEEP_OPEN), ("new", Duration::ZERO)] {
+            let file = io.create(&dir.path().join(name), CrashPoint::Fsync).unwrap();
+            files.push((FileId::of(&file.metadata().unwrap()), 0, Instant::now() - age, file));
+        }
+        drop(files);
+        before.let_go_old();
+        let left: Vec<FileId> = before.files.lock().unwrap().iter().map(|(id, ..)| *id).collect();
+        assert_eq!(left, [FileId::of(&std::fs::metadata(dir.path().join("new")).unwrap())]);
     }
 }

@@ -10,6 +10,7 @@ use crate::mirror::{Ahead, Daemon, Place, Progress, Settings, Shape, Source};
 use crate::store::{Newest, Objects, Profile, Store, is_pinned};
 use crate::sync::Mutex;
 
+use super::ahead::encode_ahead;
 use super::archiving::Encoder;
 use super::catalog::Catalog;
 use super::decide::Decision;
@@ -123,7 +124,7 @@ impl Source for Mirrored {
     }
 
     fn ahead(&self, path: &Path) -> io::Result<Ahead> {
-        match self.encoder.encode_ahead(path) {
+        match encode_ahead(&self.encoder, path) {
             Err(StepError::Superseded | StepError::Cancelled) => Ok(Ahead::Later),
             // The archive finds and reports the damage.
             Err(StepError::Object(error)) => {
