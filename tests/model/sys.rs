@@ -321,6 +321,10 @@ impl Map {
 
 impl Drop for Map {
     fn drop(&mut self) {
+        // `munmap` writes back what is dirty while it holds the lock of this process's memory. The daemon is this process:
+        // it would wait for that lock to read the request, for ever. `msync` holds no lock meanwhile. A read-only mapping
+        // of a file that another handle removed may fail here, and has nothing to write.
+        let _ = self.sync();
         // SAFETY: mapped in `new`, not used after.
         assert_eq!(unsafe { libc::munmap(self.at, self.len) }, 0);
     }
