@@ -253,8 +253,8 @@ impl Failure<'_> {
         format!("{}: after change {} ({before}), before {next}, luck {:?}", self.run.name, self.done, self.luck)
     }
 
-    /// Checks it, and the state after a second failure during recovery if there is to be one.
-    pub(crate) fn check(&self, image: &Image, second: Option<u64>) {
+    /// Checks it, and the states after one or both kinds of a second failure during recovery, if there is to be one.
+    pub(crate) fn check(&self, image: &Image, second: Option<u64>, is_thorough: bool) {
         let dir = directory();
         let root = fs::canonicalize(dir.path()).unwrap();
         let changed = image.write(&root);
@@ -274,13 +274,16 @@ impl Failure<'_> {
         RECOVERIES.lock().unwrap().extend(record.log.iter().filter_map(|entry| entry.point));
         let from = if self.luck == Luck::All { self.done } else { 0 };
         let run = self.run.with(finals);
-        for luck in [Luck::None, Luck::Some(random.next())] {
+        // One of both in turn; the long run has both.
+        let lucks = [Luck::None, Luck::Some(random.next())];
+        let turn = random.below(2) as usize;
+        for luck in if is_thorough { &lucks[..] } else { &lucks[turn..=turn] } {
             // When all was done, and some time before.
             let done = match luck {
                 Luck::None => record.log.len(),
                 _ => from + random.below((record.log.len() - from + 1) as u64) as usize,
             };
-            let again = Image::after(&record, done, luck);
+            let again = Image::after(&record, done, *luck);
             let dir = directory();
             let root = fs::canonicalize(dir.path()).unwrap();
             let changed = again.write(&root);

@@ -79,7 +79,7 @@ fn whatever_a_crash_leaves_keeps_what_was_promised() {
     for entry in runs.iter().flat_map(|run| &run.record.log) {
         *met.entry(entry.point.unwrap_or(CrashPoint::Fsync)).or_default() += 1;
     }
-    let cases = cases(&runs);
+    let (cases, is_thorough) = (cases(&runs), thoroughness().1 > 0);
     let (next, looked_at, again) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
     let seen: Mutex<HashSet<(usize, u64)>> = Mutex::default();
     let failures: Mutex<Vec<String>> = Mutex::default();
@@ -95,8 +95,9 @@ fn whatever_a_crash_leaves_keeps_what_was_promised() {
                         again.fetch_add(1, Ordering::Relaxed);
                         continue;
                     }
-                    looked_at.fetch_add(if second.is_some() { 3 } else { 1 }, Ordering::Relaxed);
-                    let checked = catch_unwind(AssertUnwindSafe(|| failure.check(&image, *second)));
+                    let more = if is_thorough { 2 } else { 1 };
+                    looked_at.fetch_add(1 + if second.is_some() { more } else { 0 }, Ordering::Relaxed);
+                    let checked = catch_unwind(AssertUnwindSafe(|| failure.check(&image, *second, is_thorough)));
                     if let Err(panic) = checked {
                         let why = panic.downcast_ref::<String>().cloned();
                         let why = why.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
@@ -180,7 +181,7 @@ fn is_noticed(runs: &[Run], point: CrashPoint) -> bool {
                 let failure = Failure { run, done: at + 1, luck, again: false };
                 let breaks = |record: &Record| {
                     let image = Image::after(record, at + 1, luck);
-                    catch_unwind(AssertUnwindSafe(|| failure.check(&image, None))).is_err()
+                    catch_unwind(AssertUnwindSafe(|| failure.check(&image, None, false))).is_err()
                 };
                 // With the sync the promise holds, so the missing sync broke it.
                 breaks(&record) && !breaks(&run.record)
