@@ -41,7 +41,7 @@ use crate::fs::all_mounts;
 use crate::store::Error;
 use crate::terminal::interrupt::{self, interrupted};
 use crate::terminal::{self, FAILED, color, format, log_to_stderr, say_json};
-use crate::tools::{compare, tune};
+use crate::tools::{compare, diff, merge, tune};
 
 pub use reshard::reshard;
 
@@ -104,6 +104,7 @@ commands! {
         Best(latest::BestArgs) => latest::best,
         Why(why::Args) => why::run,
         Inspect(inspect::Args) => inspect::run,
+        Diff(diff::Args) => diff::run,
     }
     "Choose what stays, and how" {
         Pin(pin::PinArgs) => pin::pin,
@@ -121,6 +122,7 @@ commands! {
         Cat(cat::Args) => cat::run,
         Pull(pull::Args) => pull::run,
         Verify(verify::Args) => verify::run,
+        Merge(merge::Args) => merge::run,
         Reshard(reshard::Args) => reshard::run,
     }
     "Shell" {

@@ -72,6 +72,63 @@ pub(super) fn sizes(dtype: Dtype, a: &Place, b: &Place) -> io::Result<(Size, Siz
     Ok((value, difference))
 }
 
+/// How one tensor differs from another of its type and shape.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Change {
+    /// Elements with other bits.
+    pub(super) changed: u64,
+    /// Elements of either that are not finite. Pairs with one have no size.
+    pub(super) not_finite: [u64; 2],
+    /// The size of the first tensor, of the second, and of their difference.
+    pub(super) before: Size,
+    after: Size,
+    pub(super) difference: Size,
+    product: f64,
+}
+
+impl Change {
+    /// The cosine of the angle between both; not a number if one is 0.
+    pub(super) fn cosine(&self) -> f64 {
+        (self.product / (self.before.squares * self.after.squares).sqrt()).clamp(-1.0, 1.0)
+    }
+}
+
+/// How a tensor differs from another one. Calls `read` with the bytes of each after each piece of both.
+///
+/// # Errors
+/// Those of the files, and of `read`.
+pub(super) fn change(
+    dtype: Dtype,
+    a: &Place,
+    b: &Place,
+    read: &dyn Fn(u64) -> anyhow::Result<()>,
+) -> anyhow::Result<Change> {
+    let mut change = Change::default();
+    let (mut left, mut right) = (Vec::new(), Vec::new());
+    let (mut at, len) = (0, a.extent.end - a.extent.start);
+    while at < len {
+        let count = CHUNK.min(len - at) as usize;
+        left.resize(count, 0);
+        right.resize(count, 0);
+        a.file.read_exact_at(&mut left, a.extent.start + at)?;
+        b.file.read_exact_at(&mut right, b.extent.start + at)?;
+        let pairs = left.chunks_exact(dtype.size()).zip(right.chunks_exact(dtype.size()));
+        change.changed += pairs.filter(|(x, y)| x != y).count() as u64;
+        each(dtype, &left, &right, |x, y, _| match (x.is_finite(), y.is_finite()) {
+            (true, true) => {
+                change.before.add(x);
+                change.after.add(y);
+                change.difference.add(y - x);
+                change.product += x * y;
+            }
+            (x, y) => change.not_finite = [change.not_finite[0] + u64::from(!x), change.not_finite[1] + u64::from(!y)],
+        });
+        at += count as u64;
+        read(count as u64)?;
+    }
+    Ok(change)
+}
+
 /// Calls `f` with each pair of elements and whether their bits are the same.
 fn each(dtype: Dtype, left: &[u8], right: &[u8], mut f: impl FnMut(f64, f64, bool)) {
     macro_rules! pairs {

@@ -1,0 +1,216 @@
+//! `stepfs diff`: which tensors of a run changed from one checkpoint to another, and how much.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Result, anyhow};
+use rayon::prelude::*;
+use serde::Serialize;
+
+use crate::terminal::format::{name, progress, table};
+use crate::terminal::interrupt::interrupted;
+use crate::terminal::{log_to_stderr, say_json};
+use formats::{InOrder, Role};
+
+use super::checkpoint::{Checkpoint, Found};
+use super::values::{Place, change};
+
+/// Rows that a person looks through.
+const ROWS: usize = 20;
+
+/// Show the tensors that changed between two checkpoints, the largest change first.
+///
+/// A and B are files or directories, in a mount or anywhere, of any format that stepfs understands. A released file is
+/// compared as it reads. Tensors are matched by name; sharded checkpoints must be split alike. `relative` is the norm of
+/// the change divided by the norm in A. `cosine` is that of the angle between A and B.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  \
+stepfs diff /ckpts/step_1000.pt /ckpts/step_2000.pt\n  \
+stepfs diff checkpoint-500 checkpoint-600 --all")]
+pub struct Args {
+    /// The earlier checkpoint.
+    a: PathBuf,
+    /// The later one.
+    b: PathBuf,
+    /// Show every tensor; without it the twenty weights that changed most.
+    #[arg(long)]
+    all: bool,
+    /// Print a JSON object with every tensor.
+    #[arg(long)]
+    json: bool,
+}
+
+/// The difference of two checkpoints.
+#[derive(Serialize)]
+struct Report {
+    a: String,
+    b: String,
+    /// In both, with one type and shape: those with new values that are not finite, then the largest change first.
+    tensors: Vec<Row>,
+    /// Of another type or shape, in words.
+    different: Vec<String>,
+    only_in_a: Vec<String>,
+    only_in_b: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct Row {
+    tensor: String,
+    dtype: &'static str,
+    shape: Vec<u64>,
+    role: &'static str,
+    elements: u64,
+    /// Elements with other bits.
+    changed: u64,
+    /// Elements of A and of B that are not finite; they count in no number below.
+    not_finite: [u64; 2],
+    /// Root mean square in A, and of the change. `None` for types that are no floats of 16 to 64 bits.
+    rms: Option<f64>,
+    rms_of_change: Option<f64>,
+    relative: Option<f64>,
+    cosine: Option<f64>,
+    largest_change: Option<f64>,
+    #[serde(skip)]
+    is_weight: bool,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// A message for the user.
+pub fn run(args: Args) -> Result<ExitCode> {
+    log_to_stderr("error");
+    let (a, b) = (Checkpoint::open(&args.a)?, Checkpoint::open(&args.b)?);
+    let stop = interrupted()?;
+    let report = compare(&a, &b, &stop)?;
+    match args.json {
+        true => say_json(&report)?,
+        false => say_part!("{}", report.words(args.all)),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn compare(a: &Checkpoint, b: &Checkpoint, stop: &AtomicBool) -> Result<Report> {
+    let (mut pairs, mut different, mut only_in_a) = (Vec::new(), Vec::new(), Vec::new());
+    for (name, left) in a.tensors() {
+        match b.get(name) {
+            None => only_in_a.push(name.to_string()),
+            Some(right) if is_alike(left, right) => pairs.push((name, left, right)),
+            Some(right) => {
+                let words = |found: Found| format!("{} {:?}", found.tensor.dtype.name(), found.tensor.shape);
+                different.push(format!("{name}: {} in A, {} in B", words(left), words(right)));
+            }
+        }
+    }
+    let only_in_b = b.tensors().into_iter().filter(|(name, _)| a.get(name).is_none());
+    let only_in_b = only_in_b.map(|(name, _)| name.to_string()).collect();
+    let bar = progress(pairs.iter().map(|(_, left, _)| left.tensor.bytes()).sum(), true);
+    let read = |bytes: u64| {
+        bar.inc(bytes);
+        if stop.load(Ordering::Relaxed) { Err(anyhow!("interrupted")) } else { Ok(()) }
+    };
+    let row = |(name, left, right): &(&str, Found, Found)| Row::of(name, *left, *right, &read);
+    let mut tensors = pairs.par_iter().map(row).collect::<Result<Vec<Row>>>()?;
+    bar.finish_and_clear();
+    tensors.sort_by(|x, y| y.rank().total_cmp(&x.rank()));
+    let path = |checkpoint: &Checkpoint| checkpoint.path.display().to_string();
+    Ok(Report { a: path(a), b: path(b), tensors, different, only_in_a, only_in_b })
+}
+
+fn is_alike(left: Found, right: Found) -> bool {
+    (left.tensor.dtype, &left.tensor.shape) == (right.tensor.dtype, &right.tensor.shape)
+}
+
+impl Row {
+    fn of(name: &str, left: Found, right: Found, read: &(dyn Fn(u64) -> Result<()> + Sync)) -> Result<Row> {
+        let sources = [left, right].map(|found| InOrder::new(&found.part.file, &found.part.description));
+        let place = |at: usize, found: Found| Place { file: &sources[at], extent: found.tensor.extent.clone() };
+        let Found { tensor, part } = left;
+        let change = change(tensor.dtype, &place(0, left), &place(1, right), read)
+            .map_err(|error| error.context(format!("{}: {name}", part.path.display())))?;
+        let is_float = tensor.dtype.is_lattice_float();
+        let number = |value: f64| (is_float && value.is_finite()).then_some(value);
+        Ok(Row {
+            tensor: name.to_string(),
+            dtype: tensor.dtype.name(),
+            shape: tensor.shape.clone(),
+            role: tensor.role.name(),
+            elements: tensor.elements(),
+            changed: change.changed,
+            not_finite: change.not_finite,
+            rms: number(change.before.rms()),
+            rms_of_change: number(change.difference.rms()),
+            relative: number(change.difference.rms() / change.before.rms()),
+            cosine: number(change.cosine()),
+            largest_change: number(change.difference.max),
+            is_weight: tensor.role.group() == Role::Weight,
+        })
+    }
+
+    /// New values that are not finite come first; a tensor that was 0 comes next.
+    fn rank(&self) -> f64 {
+        let new = self.not_finite[1] > self.not_finite[0];
+        let from_zero = self.relative.is_none() && self.changed > 0;
+        let relative = if from_zero { f64::MAX } else { self.relative.unwrap_or(0.0) };
+        if new { f64::INFINITY } else { relative }
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let number = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.1e}"));
+        let changed = match (self.changed, self.relative) {
+            (0, _) => "same".into(),
+            (_, Some(relative)) => format!("{relative:.1e}"),
+            (_, None) => "changed".into(),
+        };
+        let cosine = self.cosine.map_or("-".into(), |cosine| format!("{cosine:.5}"));
+        let mut shown = format!("{}  {} {:?}", name(&self.tensor), self.dtype, self.shape);
+        if self.not_finite != [0, 0] {
+            shown += &format!("  not finite: {} in A, {} in B", self.not_finite[0], self.not_finite[1]);
+        }
+        vec![changed, cosine, number(self.rms), number(self.largest_change), shown]
+    }
+}
+
+impl Report {
+    fn words(&self, is_all: bool) -> String {
+        let mut out = String::new();
+        let mut line = |text: String| {
+            out += &text;
+            out.push('\n');
+        };
+        let has_weights = self.tensors.iter().any(|row| row.is_weight);
+        let (listed, others): (Vec<&Row>, Vec<&Row>) =
+            self.tensors.iter().partition(|row| is_all || !has_weights || row.is_weight);
+        let what = if is_all || !has_weights { "tensors" } else { "weights" };
+        let changed = |rows: &[&Row]| rows.iter().filter(|row| row.changed > 0).count();
+        line(format!("A: {}", name(&self.a)));
+        line(format!("B: {}", name(&self.b)));
+        line(format!("{} {what}, {} changed", listed.len(), changed(&listed)));
+        for text in &self.different {
+            line(format!("not alike: {}", name(text)));
+        }
+        for (side, names) in [("A", &self.only_in_a), ("B", &self.only_in_b)] {
+            let more = names.len().saturating_sub(3);
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            let shown: Vec<String> = names.iter().take(3).map(|text| name(text)).collect();
+            if !names.is_empty() {
+                line(format!("only in {side}: {}{more}", shown.join(", ")));
+            }
+        }
+        let shown = if is_all { listed.len() } else { listed.len().min(ROWS) };
+        if shown > 0 {
+            let head = ["relative", "cosine", "rms in A", "largest", "tensor"].map(String::from).to_vec();
+            let rows = std::iter::once(head).chain(listed[..shown].iter().map(|row| row.cells()));
+            line(table(&rows.collect::<Vec<_>>(), &[true, true, true, true, false]).trim_end().to_string());
+        }
+        if shown < listed.len() {
+            line(format!("and {} {what} that changed less; --all shows them", listed.len() - shown));
+        }
+        if !others.is_empty() {
+            let (count, changed) = (others.len(), changed(&others));
+            line(format!("{count} tensors of optimizers and others, {changed} changed; --all shows them"));
+        }
+        out
+    }
+}
