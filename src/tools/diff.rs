@@ -160,7 +160,7 @@ impl Row {
         let number = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.1e}"));
         let changed = match (self.changed, self.relative) {
             (0, _) => "same".into(),
-            (_, Some(relative)) => format!("{relative:.1e}"),
+            (_, Some(relative)) => share(relative),
             (_, None) => "changed".into(),
         };
         let cosine = self.cosine.map_or("-".into(), |cosine| format!("{cosine:.5}"));
@@ -169,6 +169,15 @@ impl Row {
             shown += &format!("  not finite: {} in A, {} in B", self.not_finite[0], self.not_finite[1]);
         }
         vec![changed, cosine, number(self.rms), number(self.largest_change), shown]
+    }
+}
+
+/// A share of A in percent, with two digits that count.
+fn share(relative: f64) -> String {
+    match 100.0 * relative {
+        percent if percent >= 10.0 => format!("{percent:.0}%"),
+        percent if percent >= 0.01 => format!("{percent:.2}%"),
+        percent => format!("{percent:.1e}%"),
     }
 }
 

@@ -1,19 +1,20 @@
 #!/usr/bin/env python3
 """Train the GPT of scripts/gpt.py under FSDP2, and save with torch's distributed checkpoint.
 
-    python -m torch.distributed.run --nproc-per-node 2 dcp_gpt.py --out DIR... --iters 100 --every 25
+    dcp_gpt.py --ranks 2 --out DIR... --iters 100 --every 25
 
 Each checkpoint goes into every DIR: `step_0025/__0_0.distcp`, ..., `.metadata`. Rank 0 prints the held-out loss at the end.
-The same seed, ranks and threads give the same bytes. `--resume DIR` continues from a checkpoint of any number of ranks.
-
-With `--own`, rank R saves and resumes through the R-th DIR alone, as on machines of their own. After each save it must see
-the files of all ranks there.
+The same seed, ranks and threads give the same bytes. `--resume DIR...` continues from checkpoints of any number of ranks, one after
+the other. The ranks are forks of one process: torch is imported once, which takes longer than such a training.
 """
 
 import argparse
 import os
 import random
+import signal
+import socket
 import sys
+import traceback
 import warnings
 from pathlib import Path
 
@@ -31,13 +32,13 @@ warnings.filterwarnings("ignore")
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--out", nargs="*", default=[])
     parser.add_argument("--iters", type=int, default=100)
     parser.add_argument("--every", type=int, default=25)
     parser.add_argument("--layers", type=int, default=5)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--resume", nargs="*", default=[])
-    parser.add_argument("--own", action="store_true", help="each rank uses its own DIR")
     parser.add_argument("--async-save", action="store_true")
     parser.add_argument("--threads", type=int, default=1, help="files that each rank writes")
     return parser.parse_args()
@@ -50,8 +51,44 @@ def state_of(model, optimizer, step):
 
 def main():
     args = arguments()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(args.ranks), GLOO_SOCKET_IFNAME="lo")
+    ranks = []
+    for rank in range(args.ranks):
+        # Nothing has computed yet, so no thread of torch is lost in the fork.
+        if (pid := os.fork()) == 0:
+            os.environ["RANK"] = str(rank)
+            code = 1
+            try:
+                work(args)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            sys.stdout.flush()
+            os._exit(code)
+        ranks.append(pid)
+    # A rank that fails must not leave the others waiting for it.
+    for _ in ranks:
+        pid, status = os.wait()
+        ranks[ranks.index(pid)] = None
+        if status:
+            for other in filter(None, ranks):
+                os.kill(other, signal.SIGKILL)
+            sys.exit(1)
+
+
+def work(args):
+    """One rank."""
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
+    for folder in args.resume or [None]:
+        train(args, folder)
+    dist.destroy_process_group()
+
+
+def train(args, resume):
     torch.manual_seed(1)
     config = gpt.Config(layers=args.layers, width=args.width, batch=8)
     model, _ = gpt.build(config)
@@ -62,9 +99,9 @@ def main():
               {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=config.rate, betas=(0.9, 0.99))
     done = 0
-    if args.resume:
+    if resume:
         state = state_of(model, optimizer, 0)
-        dcp.load(state, checkpoint_id=args.resume[dist.get_rank() if args.own else 0])
+        dcp.load(state, checkpoint_id=resume)
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"])
         done = state["step"]
     train, held_out = gpt.corpus()
@@ -76,17 +113,11 @@ def main():
         optimizer.step()
         optimizer.zero_grad()
         if step % args.every == 0:
-            for out in [args.out[dist.get_rank()]] if args.own else args.out:
+            for out in args.out:
                 save(state_of(model, optimizer, step), f"{out}/step_{step:04d}", args)
-                if args.own:
-                    # No pause: the save ends in a barrier.
-                    there = sorted(os.listdir(f"{out}/step_{step:04d}"))
-                    wanted = [".metadata", *(f"__{rank}_0.distcp" for rank in range(dist.get_world_size()))]
-                    assert there == wanted, f"rank {dist.get_rank()}, step {step}: {there}"
     loss = gpt.held_out_loss(model, config, held_out)
     if dist.get_rank() == 0:
-        print(f"loss {loss:.6f}")
-    dist.destroy_process_group()
+        print(f"loss {loss:.6f}", flush=True)
 
 
 def save(state, folder, args):

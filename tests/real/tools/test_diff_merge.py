@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 import zipfile
 
 import pytest
@@ -171,15 +172,12 @@ def test_released_files_of_a_mount_are_read_as_they_are(mount, files):
 
 
 def test_memory_stays_small(tmp_path):
-    """A file of 400 MB is never in memory as a whole."""
+    """A file of 100 MB is never in memory as a whole."""
     for at in range(2):
-        torch.save({"w": torch.full((10_000, 10_000), float(at))}, tmp_path / f"{at}.pt")
+        torch.save({"w": torch.full((5_000, 5_000), float(at))}, tmp_path / f"{at}.pt")
     for command in (["diff", "0.pt", "1.pt"], ["merge", "0.pt", "1.pt", "-o", "out.pt"]):
-        done = subprocess.run(["bash", "-c", 'ulimit -v 1500000; "$0" "$@"', BIN, *command], cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        peak = subprocess.run(["/usr/bin/env", "python3", "-c", PEAK, BIN, *command[:-1], f"{command[-1]}.2" if "-o" in command else command[-1]],
-                              cwd=tmp_path, capture_output=True, text=True)
-        assert int(peak.stdout.split()[-1]) < 300_000, peak.stdout + peak.stderr
+        done = subprocess.run([sys.executable, "-c", PEAK, BIN, *command], cwd=tmp_path, capture_output=True, text=True)
+        assert int(done.stdout.split()[-1]) < 60_000, done.stdout + done.stderr
 
 
 # Runs a command, and prints its largest resident memory in KiB.
