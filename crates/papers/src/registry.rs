@@ -197,6 +197,11 @@ pub struct SystemId {
 const INSHRINKERATOR: [(Metric, u8); 2] = [(Metric::Magnitude, 20), (Metric::Sensitivity, 21)];
 
 impl SystemId {
+    /// Whether a name begins like those of a published system. The rest of it may be wrong.
+    pub fn is_meant(text: &str) -> bool {
+        FAMILIES.iter().any(|family| text.starts_with(family.word))
+    }
+
     /// The usual ones of all families, in the order of the table.
     pub fn usual() -> impl Iterator<Item = SystemId> {
         FAMILIES.iter().flat_map(|family| family.usual.iter().map(|&number| SystemId::new(family, number)))

@@ -38,9 +38,12 @@ def scenario_of(name, seconds, did):
         run.clean_up(keep=False)
 
 
-@pytest.mark.alone
 @pytest.mark.stepfs
-@pytest.mark.parametrize("name, did", [("churn", ("removed", "copied", "rewritten")), ("kills", ("removed", "moved"))])
+@pytest.mark.parametrize("name, did", [
+    pytest.param("churn", ("removed", "copied", "rewritten"), marks=pytest.mark.alone),
+    # test_kill.py kills the daemon for each change.
+    pytest.param("kills", ("removed", "moved"), marks=pytest.mark.nightly),
+])
 def test_scenario(name, did):
     for seconds in SECONDS:
         if not (missing := scenario_of(name, seconds, did)):

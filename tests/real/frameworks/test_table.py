@@ -9,7 +9,7 @@ sys.path.insert(0, str(ROOT / "scripts/frameworks"))
 from catalogue import ENTRIES  # noqa: E402
 from measure import measure  # noqa: E402
 
-pytestmark = [pytest.mark.stepfs, pytest.mark.slow]
+pytestmark = [pytest.mark.stepfs, pytest.mark.nightly]
 
 # The least share of an old checkpoint's bytes that is quantized, and the most that is stored of the differences.
 EXPECTED = {"accelerate": (0.9, 0.08), "dcp-hf": (0.9, 0.12)}

@@ -11,7 +11,7 @@ import pytest
 from histories import History
 
 pytestmark = pytest.mark.stepfs
-COUNT = int(os.environ.get("STEPFS_HISTORIES", 4))
+COUNT = int(os.environ.get("STEPFS_HISTORIES", 2))
 FIRST = int(os.environ.get("STEPFS_HISTORY_SEED", 1))
 OPERATIONS = int(os.environ.get("STEPFS_HISTORY_OPERATIONS", 500))
 # In a history of 500 operations more than a hundred files are seen released; with far fewer the checks mean little.

@@ -17,7 +17,8 @@ BIN = os.environ.get("STEPFS_BIN", str(ROOT / "target/release/stepfs"))
 # With STEPFS_TEST_PLAIN=1 the "mount" is a plain directory: checks the tests' own programs, not stepfs.
 PLAIN = bool(os.environ.get("STEPFS_TEST_PLAIN"))
 
-# tools/read_store.py reads what a test leaves on its mount, up to this size of a file, since it is slow. frameworks/conftest.py sets it.
+# tools/read_store.py reads so many bytes that a test leaves on its mount: it takes seconds for a megabyte. frameworks/conftest.py
+# sets it.
 SECOND_READER = 0
 
 OK, FAILURE, USAGE, DAMAGE = 0, 1, 2, 3
@@ -281,14 +282,16 @@ def remove_base(base):
 
 
 def compare_readers(mount, most=1 << 40):
-    """The bytes of tools/read_store.py are those of the mount, for each released file of at most so many bytes, and neither reads the
-    damaged ones as a whole."""
+    """The bytes of tools/read_store.py are those of the mount, for each released file, the smallest first, until these are `most` bytes.
+    Neither reads the damaged ones as a whole."""
     import read_store
 
     store = read_store.Store(str(mount.store))
-    for name in mount.released():
-        if (mount.dir / name).stat().st_size > most:
-            continue
+    size = lambda name: (mount.dir / name).stat().st_size
+    for name in sorted(mount.released(), key=size):
+        most -= size(name)
+        if most < 0:
+            break
         out = mount.base / "second-reader"
         try:
             missing = read_store.get(store, name, str(out))

@@ -27,7 +27,7 @@ print("score of", sys.argv[2])
 print(asked.makefile().readline().strip())
 """
 # A model that trains in seconds; its checkpoints are like any other's.
-SMALL = dict(layers=2, width=64)
+SMALL = dict(layers=1, width=64)
 # Tests that depend on no size use a series of an eighth of a megabyte: a search tries 183 configurations.
 SHAPES = {"wte.weight": (32, 64), "block.attn.weight": (48, 64), "block.attn.bias": (48,), "block.up.weight": (64, 64), "ln.weight": (64,)}
 
@@ -93,6 +93,7 @@ def failure(*args, code=FAILURE, **options):
 @pytest.mark.slow
 def test_a_real_score_decides_and_the_store_gets_it(small_gpt, tmp_path):
     files, command = small_gpt
+    files = files[-2:]
     store = new_store(tmp_path / "store", files[0])
     settings = store / "stepfs.toml"
     settings.write_text("# of our own\n" + settings.read_text().replace('"balanced"\n', '"balanced" # for now\n', 1))
@@ -118,7 +119,7 @@ def test_a_real_score_decides_and_the_store_gets_it(small_gpt, tmp_path):
     # Only the one word changes.
     assert settings.read_text() == before.replace('"balanced" # for now', f'"{found["chosen"]}" # for now')
     assert not list(scratch.iterdir())
-    run("import", store, files[1], files[2])
+    run("import", store, files[1])
     run("verify", store)
 
 
@@ -148,14 +149,12 @@ def test_a_configuration_that_was_found_works_in_a_store(small_gpt, tmp_path):
 
 @pytest.mark.slow
 def test_without_a_score_the_error_decides(files):
-    done = run("tune", *files)
-    assert 'default_profile = "' in done.stdout and "of the update" in done.stdout
     found = run_json("tune", *reversed(files), "--json")
     assert found["files"] == [str(file) for file in files], "in the order that their names say"
     for candidate in found["candidates"]:
         assert candidate["good"] == (candidate["error"] <= 0.75) and candidate["score"] is None
-    loose = run_json("tune", *files, "--json", "--tolerance", "1000%", "--inshrinkerator-only")
-    assert loose["chosen"].startswith("inshrinkerator")
+    loose = run("tune", *files, "--tolerance", "1000%", "--inshrinkerator-only").stdout
+    assert 'default_profile = "inshrinkerator' in loose and "of the update" in loose
 
 
 @pytest.mark.nightly
