@@ -13,6 +13,8 @@ run formatting cargo fmt --check
 run "plain English" "$(command -v python3 || echo "$PYTHON")" scripts/prose.py
 run lints cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
 run build cargo test --workspace --locked --quiet --lib --tests --no-run
+# A quarter of the random cases; scripts/long_tests.sh tries thousands.
+export PROPTEST_CASES=${PROPTEST_CASES:-64}
 RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(nproc) * 2))} run "Rust tests" cargo test --workspace --locked --quiet --lib --tests
 run "orders of threads" scripts/threads.sh --if-changed 400
 run "Python packages" python_is_there

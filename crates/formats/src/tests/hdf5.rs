@@ -177,8 +177,10 @@ fn no_changed_byte_does_harm() {
         let mut changed = bytes.clone();
         for at in metadata(&check(&bytes), bytes.len()) {
             // Most bytes are unused, and are 0.
-            let values = [0, 0xff, bytes[at].wrapping_add(1), bytes[at] ^ 0x80];
-            for value in values.into_iter().skip(usize::from(bytes[at] == 0)).take(if bytes[at] == 0 { 1 } else { 4 }) {
+            let values = [0xff, 0, bytes[at].wrapping_add(1), bytes[at] ^ 0x80];
+            // Of the others two values in turn: fuzzing tries all.
+            let tried = if bytes[at] == 0 { &values[..1] } else { &values[2 * (at % 2)..][..2] };
+            for value in tried.iter().copied() {
                 changed[at] = value;
                 check(&changed);
             }
