@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 
 use super::mirror::tell;
-use super::source::{Source, Tree};
+use super::source::Source;
 
 /// Write a file of a store to standard output, without a mount.
 #[derive(clap::Args)]
@@ -24,7 +24,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     if let Some(why) = brought.missing.names.get(&brought.path) {
         bail!("{}: {why}", args.path.display());
     }
-    let tree = Tree::look(&brought.root)?;
+    let tree = brought.tree()?;
     let mut out = std::io::stdout().lock();
     tree.read(&brought.path, &mut |_, bytes| out.write_all(bytes))?;
     out.flush()?;

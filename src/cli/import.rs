@@ -16,6 +16,7 @@ use crate::store::{Store, beneath, import_file};
 use codec::hash::Sha256;
 
 use super::format::{name, progress};
+use super::mirror::local_path;
 use super::source::{Local, Tree, copy};
 use super::wait::wait_for;
 
@@ -27,9 +28,10 @@ use super::wait::wait_for;
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// The store; created if missing.
+    #[arg(value_parser = local_path())]
     store: PathBuf,
     /// Files and directories.
-    #[arg(required = true)]
+    #[arg(required = true, value_parser = local_path())]
     files: Vec<PathBuf>,
     /// Directory inside the store to copy them into.
     #[arg(long, value_name = "DIR")]

@@ -15,13 +15,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::archive::Archive;
-use crate::fs::{MountOptions, all_mounts, clear_dead_mount, is_dead, is_served, left_of, mount_of, serve_with};
+use crate::fs::{MountOptions, clear_dead_mount, is_served, left_of, mount_of, serve_with};
 use crate::store::{DAEMON_LOG, Error, Profile, Store};
 
 use super::format::parse_size;
-use super::mirror;
+use super::mirror::{self, local_path};
 use super::mount_options::Options;
 use super::passthrough;
+use super::source::{is_store, mounted_at, refuse_inside};
 use super::umount::HELD;
 
 /// A daemon's log above this size is truncated at the next mount.
@@ -42,8 +43,10 @@ const BUFFER_INTERVAL: Duration = Duration::from_secs(60);
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// Directory of the store, on a local disk with room for the newest checkpoints.
+    #[arg(value_parser = local_path())]
     store: PathBuf,
     /// Directory to mount it on; created if missing.
+    #[arg(value_parser = local_path())]
     dir: PathBuf,
     /// Stay in the foreground and log to standard error.
     #[arg(long)]
@@ -122,9 +125,6 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     if mounting.dir.exists() && !mounting.dir.is_dir() {
         bail!("{} is a file; name a directory to mount the store on", mounting.dir.display());
     }
-    if !args.child {
-        tell_hidden(&mounting.dir);
-    }
     let created = Created::before(&mounting.store, &mounting.dir);
     let made = fs::create_dir_all(&mounting.dir).with_context(|| format!("{}", mounting.dir.display()));
     let done = made.and_then(|()| match (args.foreground, args.child) {
@@ -144,24 +144,17 @@ fn is_mounted(mounting: &Mounting) -> Result<bool> {
         return Ok(false);
     }
     let wanted = fs::canonicalize(store)?;
-    let Some(mounted) = all_mounts().into_iter().rfind(|mounted| mounted.store == wanted && !is_dead(&mounted.point))
-    else {
-        return Ok(false);
-    };
-    let at = mounted.point.display();
+    let Some(mounted) = mounted_at(&wanted) else { return Ok(false) };
     if mounted.point != *dir {
-        let holder = Store::holder(store).map_or_else(|| "another process".into(), |pid| format!("process {pid}"));
-        let store = store.display();
-        bail!(
-            "{store} is in use by {holder}: it is mounted at {at} already; work there, or first `stepfs umount {at}`"
-        );
+        return Err(Store::in_use(store).into());
     }
-    say_error!("stepfs: {} is already mounted at {at}; new options take effect at the next mount", store.display());
+    let (store, at) = (store.display(), dir.display());
+    say_error!("stepfs: {store} is already mounted at {at}; new options take effect at the next mount");
     Ok(true)
 }
 
 /// Says that the mount point has files of its own: a run that looks for its last checkpoint would not see them.
-pub(super) fn tell_hidden(dir: &Path) {
+fn tell_hidden(dir: &Path) {
     let count = fs::read_dir(dir).map_or(0, Iterator::count);
     if count > 0 {
         let (dir, s) = (dir.display(), if count == 1 { "" } else { "s" });
@@ -180,6 +173,7 @@ pub(super) fn start(mounting: &Mounting) -> Result<()> {
     let Mounting { store, dir, options, helper } = mounting;
     // Open and close the store and its mirror first: their errors appear here, and the log gets a directory.
     mirror::connect(&open(mounting)?, dir)?;
+    tell_hidden(dir);
     let log = options.log.clone().unwrap_or_else(|| store.join(DAEMON_LOG));
     // In a store that another user made, the default log may be a link to any file. A log that the user names may be a
     // link.
@@ -251,7 +245,9 @@ fn end_of(log: &Path) -> String {
 fn daemon(mounting: &Mounting, child: bool) -> Result<ExitCode> {
     super::log_to_stderr("info");
     keep_few_buffers();
-    if child {
+    if !child {
+        tell_hidden(&mounting.dir);
+    } else {
         // A session of its own: closing the terminal or Ctrl-C there must not end the mount. This fails harmlessly if
         // the process already leads a group.
         let _ = rustix::process::setsid();
@@ -271,6 +267,13 @@ fn daemon(mounting: &Mounting, child: bool) -> Result<ExitCode> {
 
 /// Opens the store. Saves the given profile and mirror in the store, for `stepfs ls` and the next mount.
 fn open(mounting: &Mounting) -> Result<Store> {
+    let (shown, dir) = (mounting.store.display(), mounting.dir.display());
+    match (is_store(&mounting.store), is_store(&mounting.dir)) {
+        (false, true) => bail!("{dir} is a store, and {shown} is none; the store comes first: stepfs mount {dir} {shown}"),
+        (true, true) => bail!("{dir} is a store; name another directory to mount {shown} on"),
+        (is_there, false) if !is_there => refuse_inside(&mounting.store, &mounting.store)?,
+        _ => {}
+    }
     let above = mounting.store.ancestors().find_map(|above| fs::canonicalize(above).ok());
     let parent = mounting.store.parent().filter(|parent| !parent.exists());
     if let Some(parent) = parent.filter(|_| !mounting.store.exists()) {

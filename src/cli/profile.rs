@@ -53,7 +53,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
             mark(Some(profile.name().as_bytes()))?;
         } else if args.unset {
             if !mark(None)? {
-                bail!("{}: it has no profile of its own; a directory above it or a rule decides", shown());
+                bail!("{}: it has no profile of its own; a directory above it or a rule decides: `stepfs profile {0}`", shown());
             }
         } else {
             let words = match mount.word(&local.path, "profile") {

@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::archive::{Problem, Restored, Status};
 use crate::fs::{Mounted, all_mounts, mount_of};
 use crate::mirror::Progress;
-use crate::store::{DAEMON_LOG, Objects, Restores, STUB_BYTES};
+use crate::store::{DAEMON_LOG, Objects, Restores, STUB_BYTES, in_parallel};
 
 use super::color::{Look, paint};
 use super::format::{name, percent, size};
@@ -56,7 +56,11 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     // Not through the file system: it may not answer.
     let named = |path: &PathBuf| mount_of(&std::path::absolute(path).ok()?);
     let mounts = match (&args.path, args.path.as_ref().and_then(named)) {
-        (None, _) => all_mounts().into_iter().filter(Mounted::is_ours).map(ask).collect(),
+        (None, _) => {
+            let ours: Vec<Mounted> = all_mounts().into_iter().filter(Mounted::is_ours).collect();
+            // Each daemon may be slow to answer.
+            in_parallel(&ours, |mounted| ask(mounted.clone()))
+        }
         (Some(_), Some(mounted)) if !args.json => vec![ask(mounted)],
         (Some(path), _) => match Source::of(path)? {
             Source::Mirror(mirror) => return mirror.status(args.json),

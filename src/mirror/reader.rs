@@ -46,7 +46,7 @@ impl Reader {
             .iter()
             .rev()
             .find(is_old)
-            .ok_or_else(|| Error::Denied(format!("it has no state of that time, {} later ones", states.len())))?;
+            .ok_or_else(|| Error::Denied(format!("it has no state of that time, but {} later ones; `stepfs status` of this URL lists them", states.len())))?;
         let is_wanted = |path: &Path, _| path.starts_with(wanted) || wanted.starts_with(path);
         let Loaded { tree, objects, unread, .. } =
             load(place.as_ref(), manifest::get(place.as_ref(), *state)?, &is_wanted)?;

@@ -15,9 +15,11 @@ use super::settings::{self, Settings};
 use super::{Error, Profile, Profiles, Stub, beneath, files_below, guide, profile_mark, release};
 
 const DIRECTORIES: [&str; 4] = ["tree", "objects", "tmp", "cache"];
-const SETTINGS: &str = "stepfs.toml";
+pub(super) const SETTINGS: &str = "stepfs.toml";
 const SETTINGS_STEPS: (CrashPoint, CrashPoint) = (CrashPoint::SettingsWritten, CrashPoint::SettingsInPlace);
 const LOCK: &str = "lock";
+/// The holder of a lock that names no process of this machine.
+const ANOTHER_MACHINE: &str = "another machine";
 /// The files of a store that was never used. The settings go first: without them the rest is no store.
 const OWN_FILES: [&str; 3] = [SETTINGS, DAEMON_LOG, LOCK];
 /// Larger than any real settings; a larger file is not read into memory.
@@ -123,6 +125,12 @@ impl Store {
         fs::read_to_string(root.join(LOCK)).ok()?.trim().parse().ok()
     }
 
+    /// The error for a store that another process has.
+    pub fn in_use(root: &Path) -> Error {
+        let holder = Store::holder(root).map_or_else(|| ANOTHER_MACHINE.into(), |pid| pid.to_string());
+        Error::Busy { path: root.to_path_buf(), holder }
+    }
+
     /// Where this open store is by now, if somebody has moved it. `None` if it is gone.
     pub fn place(&self) -> Option<PathBuf> {
         let lock = fs::read_link(format!("/proc/self/fd/{}", self.lock.as_ref()?.as_raw_fd())).ok()?;
@@ -196,7 +204,7 @@ impl Store {
     fn change_settings(&mut self, change: impl FnOnce(&str) -> Result<String, Error>) -> Result<(), Error> {
         let path = self.root.join(SETTINGS);
         let text = settings_text(&path)?;
-        let changed = change(&text)?;
+        let changed = change(&text).map_err(|error| error.of_store(&self.root))?;
         if changed != text {
             let new = self.root.join("stepfs.toml.new");
             self.io.replace(&new, &path, changed.as_bytes(), SETTINGS_STEPS).map_err(Error::io(&path))?;
@@ -372,7 +380,7 @@ fn real_directory(path: &Path) -> Result<(), Error> {
 }
 
 fn read_settings(root: &Path) -> Result<Settings, Error> {
-    Settings::parse(&settings_text(&root.join(SETTINGS))?)
+    Settings::parse(&settings_text(&root.join(SETTINGS))?).map_err(|error| error.of_store(root))
 }
 
 fn settings_text(path: &Path) -> Result<String, Error> {
@@ -410,7 +418,7 @@ fn take_lock(root: &Path) -> Result<File, Error> {
         let mut holder = String::new();
         let _ = (&mut file).take(32).read_to_string(&mut holder);
         let holder = match holder.trim() {
-            "" => "another machine".to_string(),
+            "" => ANOTHER_MACHINE.to_string(),
             pid => pid.to_string(),
         };
         return Err(Error::Busy { path: root.to_path_buf(), holder });

@@ -42,7 +42,7 @@ fn another_format_is_refused_untouched() {
         fs::write(dir.path().join("tmp/half-done"), "x").unwrap();
         let before = picture(dir.path());
         for error in [Store::open(dir.path()).unwrap_err(), Store::look(dir.path()).unwrap_err()] {
-            assert!(matches!(error, Error::Format { found } if found == other), "{error}");
+            assert!(matches!(error, Error::Format { found, .. } if found == other), "{error}");
             assert!(error.to_string().contains(words), "{error}");
         }
         assert_eq!(picture(dir.path()), before);
