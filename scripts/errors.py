@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests/real/support"))
 
-from house import TEST, TOKEN, rust_files  # noqa: E402
+from house import TOKEN, rust_files  # noqa: E402
 from mistakes import LEFT_OUT, MISTAKES, pattern  # noqa: E402
 
 PAGE = ROOT / "docs/ERRORS.md"
@@ -32,46 +32,26 @@ Every command prints errors on standard error, and begins them with `stepfs:`. [
 # The calls that make a message; the literals inside their brackets are one.
 CALLS = re.compile(
     r"\b(?:(?:bail|anyhow|say_error)!|(?:with_)?context|Error::(?:new|other|Settings|Wrong|Away|Denied)|Damage|Err|denied"
-    r"|ok_or(?:_else)?|problem|warning|Problem::new)\(|#\[error\(|\blet (?:next|words|wrong|why|long) = "
+    r"|ok_or(?:_else)?|problem|warning|Problem::new)\(|#\[error\(|\blet (?:next|words|wrong|why|long) = |\bwords \\+= "
 )
 # Words of a message, without what is filled in.
 FEWEST_WORDS = 2
 
 
-def masked(text):
-    """The text with blanks for comments, for the insides of literals and for tests; each character stays at its place."""
-
-    def blanks(found):
-        word = found[0] if isinstance(found, re.Match) else found
-        return re.sub(r"[^\n]", " ", word)
-
-    out = TOKEN.sub(lambda found: blanks(found) if found[0][0] == "/" else '"' + blanks(found)[1:-1] + '"', text)
-    while found := TEST.search(out):
-        end, depth = found.end(), 0
-        while end < len(out):
-            depth += (out[end] == "{") - (out[end] == "}")
-            end += 1
-            if depth == 0 and out[end - 1] in ";}":
-                break
-        out = out[: found.start()] + blanks(out[found.start() : end]) + out[end:]
-    return out
-
-
 def end_of(code, start, closes):
     """Where the brackets that are open at `start` close, or where the statement ends."""
     depth = 1 if closes else 0
-    for at in range(start, len(code)):
-        depth += (code[at] in "([{") - (code[at] in ")]}")
-        if depth <= 0 and (closes or code[at] == ";"):
-            return at
+    for mark in re.compile(r"[][(){};]").finditer(code, start):
+        depth += (mark[0] in "([{") - (mark[0] in ")]}")
+        if depth <= 0 and (closes or mark[0] == ";"):
+            return mark.start()
     return len(code)
 
 
 def messages():
     """(file, message) for each literal that a command may print; what is filled in is a star."""
-    for _, path, _ in rust_files():
-        text = path.read_text()
-        code, seen = masked(text), set()
+    for _, path, code in rust_files():
+        text, seen = path.read_text(), set()
         for call in CALLS.finditer(code):
             end = end_of(code, call.end(), call[0].endswith("("))
             for token in TOKEN.finditer(text, call.end(), end):
@@ -86,7 +66,7 @@ def messages():
 
 def reason(path, message):
     """Why the catalogue has no entry for a message."""
-    found = (why for (where, what), why in LEFT_OUT.items() if re.match(where, path) and pattern(what).search(message))
+    found = (why for (where, what), why in LEFT_OUT.items() if re.match(where, path) and re.search(what, message))
     return next(found, None)
 
 
@@ -99,7 +79,7 @@ def cell(text):
     return text.replace("\n", " ").replace("|", "\\|")
 
 
-def code(text):
+def quoted(text):
     return f"`` {cell(text)} ``" if "`" in text else f"`{cell(text)}`"
 
 
@@ -109,7 +89,7 @@ def page():
         mistake = entry_of(message)
         if mistake and message not in seen:
             seen.add(message)
-            rows.append(f"| {code(message)} | {cell(mistake.when)} | {code(mistake.then)} |")
+            rows.append(f"| {quoted(message)} | {cell(mistake.when)} | {quoted(mistake.then)} |")
     return HEAD + "| message | situation | a next step that works |\n|---|---|---|\n" + "\n".join(sorted(rows)) + "\n"
 
 

@@ -390,6 +390,11 @@ impl Health<'_> {
             let says = format!("{} is gone: nothing is archived", tmp.display());
             self.problems.push(Problem::new("stalled", says, format!("mkdir -m 700 {}", tmp.display())));
         }
+        let objects = self.shared.store.objects();
+        if !objects.is_dir() {
+            let says = format!("{} is gone: released files cannot be read", objects.display());
+            self.problems.push(Problem::new("damaged", says, "put it back; else unmount, and `stepfs verify --repair STORE`"));
+        }
         if let Ok(found) = rustix::fs::statvfs(root) {
             status.free_bytes = found.f_bavail.saturating_mul(found.f_frsize);
             self.problems.extend(Problem::full(status.free_bytes, self.largest));
@@ -397,10 +402,13 @@ impl Health<'_> {
         if let Some(why) = &status.stalled {
             self.problems.push(Problem::new("stalled", why, "stepfs tries again by itself"));
         }
-        for why in status.mirror.iter().flat_map(|mirror| mirror.failing.iter().chain(&mirror.failed)) {
+        let lagging = status.mirror.iter().flat_map(|mirror| {
+            mirror.failing.iter().chain(&mirror.failed).map(move |why| (mirror, why))
+        });
+        for (mirror, why) in lagging {
             self.problems.push(Problem::new(
                 "mirror",
-                format!("the mirror lags behind: {why}"),
+                format!("the mirror {} lags behind: {why}", mirror.url),
                 "stepfs tries again by itself",
             ));
         }

@@ -11,6 +11,7 @@ use super::source::Source;
 
 /// Write a file of a store to standard output, without a mount.
 #[derive(clap::Args)]
+#[command(after_help = "Example: stepfs cat ~/ckpts.store run/step_100.pt | sha256sum")]
 pub(super) struct Args {
     /// The store, a directory in a mount, or the URL of a mirror.
     store: PathBuf,

@@ -17,7 +17,7 @@ use codec::hash::Sha256;
 
 use super::format::{name, progress};
 use super::mirror::local_path;
-use super::source::{Local, Tree, copy};
+use super::source::{Local, Tree, copy, is_store, refuse_inside};
 use super::wait::wait_for;
 
 /// Copy files into a store that is not mounted, and archive them where possible.
@@ -26,6 +26,7 @@ use super::wait::wait_for;
 /// which checkpoint is the newest and stays exact. After an interruption the same command goes on: it compares files that
 /// are already there, and copies the others.
 #[derive(clap::Args)]
+#[command(after_help = "Example: stepfs import ~/ckpts.store run/")]
 pub(super) struct Args {
     /// The store; created if missing.
     #[arg(value_parser = local_path())]
@@ -51,6 +52,10 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     let mut files = Vec::new();
     for file in &args.files {
         let real = fs::canonicalize(file).with_context(|| format!("{}", file.display()))?;
+        refuse_inside(file, &real)?;
+        if is_store(&real) {
+            bail!("{0} is a store; `stepfs export {0} . DIR` writes its files, and then import DIR", file.display());
+        }
         let last = real
             .file_name()
             .with_context(|| format!("{} has no file name; name a file or a directory", file.display()))?;

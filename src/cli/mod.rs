@@ -208,5 +208,14 @@ fn told(error: &anyhow::Error) -> String {
         }
         Some(None) => "; try again when that has ended".into(),
     };
-    format::causes(error) + &next
+    let mut words = format::causes(error);
+    // Where the system's words stand at the end, nothing says what to do.
+    let bare = error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>()?.raw_os_error());
+    match bare.last().filter(|code| words.ends_with(&format!("(os error {code})"))) {
+        Some(libc::EACCES | libc::EPERM) => words += "; work as its owner, or as root",
+        Some(libc::EROFS) => words += "; mount its file system read-write: mount -o remount,rw",
+        Some(libc::ENOSPC | libc::EDQUOT) => words += "; make room there, and try again",
+        _ => {}
+    }
+    words + &next
 }

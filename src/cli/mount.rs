@@ -41,6 +41,9 @@ const BUFFER_INTERVAL: Duration = Duration::from_secs(60);
 /// Returns when the mount serves. The daemon runs in the background until `stepfs umount`. With CAP_SYS_ADMIN (root)
 /// the kernel reads and writes resident files by itself, at the speed of the disk below.
 #[derive(clap::Args)]
+#[command(after_help = "Examples:\n  \
+stepfs mount ~/ckpts.store /ckpts\n  \
+stepfs mount ~/ckpts.store /ckpts --mirror s3://bucket/run-7")]
 pub(super) struct Args {
     /// Directory of the store, on a local disk with room for the newest checkpoints.
     #[arg(value_parser = local_path())]
@@ -126,7 +129,8 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         bail!("{} is a file; name a directory to mount the store on", mounting.dir.display());
     }
     let created = Created::before(&mounting.store, &mounting.dir);
-    let made = fs::create_dir_all(&mounting.dir).with_context(|| format!("{}", mounting.dir.display()));
+    let made = fs::create_dir_all(&mounting.dir);
+    let made = made.with_context(|| format!("cannot make the mount point {}", mounting.dir.display()));
     let done = made.and_then(|()| match (args.foreground, args.child) {
         (false, false) => start(&mounting).map(|()| ExitCode::SUCCESS),
         (_, child) => daemon(&mounting, child),
@@ -139,7 +143,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
 /// # Errors
 /// It is mounted elsewhere.
 fn is_mounted(mounting: &Mounting) -> Result<bool> {
-    let Mounting { store, dir, .. } = mounting;
+    let Mounting { store, dir, options, .. } = mounting;
     if !Store::is_locked(store).unwrap_or(false) {
         return Ok(false);
     }
@@ -148,8 +152,12 @@ fn is_mounted(mounting: &Mounting) -> Result<bool> {
     if mounted.point != *dir {
         return Err(Store::in_use(store).into());
     }
-    let (store, at) = (store.display(), dir.display());
-    say_error!("stepfs: {store} is already mounted at {at}; new options take effect at the next mount");
+    let (shown, at) = (store.display(), dir.display());
+    let is_new = |url: &String| Ok::<_, Error>(Store::look(store)?.settings().mirror.as_ref().is_none_or(|mirror| mirror.url != *url));
+    if options.mirror.as_ref().map(is_new).transpose()?.unwrap_or(false) {
+        bail!("{shown} is already mounted at {at}, without this mirror; first `stepfs umount {at}`");
+    }
+    say_error!("stepfs: {shown} is already mounted at {at}, and keeps its options; for others, first `stepfs umount {at}`");
     Ok(true)
 }
 
@@ -187,7 +195,7 @@ pub(super) fn start(mounting: &Mounting) -> Result<()> {
         .mode(0o600)
         .custom_flags(flags)
         .open(&log)
-        .with_context(|| format!("{}", log.display()))?;
+        .with_context(|| format!("cannot write the log {}", log.display()))?;
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("mount").arg(fs::canonicalize(store)?).arg(fs::canonicalize(dir)?).arg("--child");
     if options.allow_other {

@@ -36,7 +36,10 @@ pub(super) struct Args {
 
 /// The published systems, one per line.
 fn systems() -> String {
-    let mut words = "Published systems; models are kept as in their papers, everything else lossless:\n".to_string();
+    let mut words = "Examples:\n  \
+stepfs profile --set exact /ckpts/run-7\n  \
+stepfs profile /ckpts/run-7\n\n\
+Published systems; models are kept as in their papers, everything else lossless:\n".to_string();
     SystemId::usual().for_each(|system| words += &format!("  {:16}  {}\n", system.to_string(), system.about()));
     words
         + "\nInshrinkerator's other configurations have names such as\n\

@@ -26,6 +26,7 @@ use super::mirror::Mirror;
 
 /// Begins the name of a store that a mirror is copied into.
 const COPY: &str = "stepfs-mirror-";
+const NO_TEMPORARY: &str = "cannot create temporary files; set TMPDIR to a directory with room";
 
 /// The thing that a path or URL names.
 pub(super) enum Source {
@@ -79,7 +80,7 @@ impl Local {
             return Ok(Local { store: absolute, mount: None, path: PathBuf::new() });
         }
         let Some(mounted) = mount_of(&absolute) else {
-            if let Err(error @ Error::NoSettings { .. }) = Store::look(&absolute) {
+            if let Err(error @ (Error::NoSettings { .. } | Error::Io { .. })) = Store::look(&absolute) {
                 return Err(error.into());
             }
             refuse_inside(path, &absolute)?;
@@ -275,7 +276,7 @@ impl Brought {
     /// A new store with the names of a mirror at and below `wanted`, and their objects.
     pub(super) fn of(mirror: &Mirror, wanted: &Path) -> Result<Brought> {
         // It may be large.
-        let (copy, temporary) = Temporary::directory(COPY)?;
+        let (copy, temporary) = Temporary::directory(COPY).context(NO_TEMPORARY)?;
         let root = copy.path().join("store");
         let local = Local { store: root.clone(), mount: None, path: PathBuf::new() };
         let path = local.wanted(Path::new(&mirror.url), wanted)?;
@@ -351,7 +352,13 @@ impl Tree {
         let opened = store.io().open_beneath(&store.tree(), path, 0);
         let file = opened.map_err(|error| self.unless_missing(path, error))?;
         if let Some(stub) = Stub::read_on(&file, store.id()).with_context(name)? {
-            return decode(objects, &stub, sink).with_context(name);
+            return decode(objects, &stub, sink).map_err(|error| {
+                let is_damage = |of: &(dyn std::error::Error + 'static)| of.downcast_ref().is_some_and(ReadError::is_damage);
+                match error.get_ref().is_some_and(|of| is_damage(of)) {
+                    true => anyhow!("{}: {error}; `stepfs verify {}` says more", path.display(), self.named.display()),
+                    false => anyhow::Error::new(error).context(name()),
+                }
+            });
         }
         if let Some(id) = lost_stub(objects, &file).with_context(name)? {
             bail!("{}: its stub of object {id} was overwritten; run `stepfs verify --repair`", path.display());
@@ -369,7 +376,7 @@ fn decode(objects: &Objects, stub: &Stub, sink: &mut dyn FnMut(u64, &[u8]) -> io
     }
     // Decoded rows arrive in another order than in the file.
     let file = tempfile::tempfile()
-        .map_err(|error| io::Error::new(error.kind(), format!("cannot create a temporary file: {error}")))?;
+        .map_err(|error| io::Error::new(error.kind(), format!("{NO_TEMPORARY}: {error}")))?;
     recall::copy(&chain, &|bytes, at| scratch::write_all_at(&file, bytes, at))?;
     copy(&file, sink)
 }

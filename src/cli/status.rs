@@ -17,7 +17,7 @@ use super::color::{Look, paint};
 use super::format::{name, percent, size};
 use super::listing::survey;
 use super::say_json;
-use super::source::{Local, Source};
+use super::source::{Local, Source, mounted_at};
 
 /// Show the health of a store, its size, and the work left to do.
 ///
@@ -141,7 +141,10 @@ fn show(Mount { mount, store, status }: &Mount, verbose: bool) {
     say!("store      {}", store.display());
     match status.daemon {
         Some(pid) => say!("mounted    {} by process {pid}", mount.display()),
-        None if mount.as_os_str().is_empty() => say!("mounted    unknown: no mount was named"),
+        None if mount.as_os_str().is_empty() => match mounted_at(store) {
+            Some(Mounted { point, .. }) => say!("mounted    {0}; `stepfs status {0}` says more", point.display()),
+            None => say!("mounted    no, as far as this user sees"),
+        },
         None => {
             say!("mounted    {}, which does not answer", mount.display());
             return;

@@ -74,8 +74,12 @@ impl Store {
     /// # Errors
     /// [`Error::Missing`] without a store there; [`Error::NoSettings`] for one without `stepfs.toml`.
     pub fn look(root: &Path) -> Result<Store, Error> {
-        if !root.join(SETTINGS).exists() {
-            return Err(without_settings(root).unwrap_or_else(|| Error::Missing(root.to_path_buf())));
+        let settings = root.join(SETTINGS);
+        // Another user's store is there, although nobody else may look.
+        match settings.try_exists() {
+            Ok(true) => {}
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Err(Error::io(settings)(error)),
+            _ => return Err(without_settings(root).unwrap_or_else(|| Error::Missing(root.to_path_buf()))),
         }
         let root = fs::canonicalize(root).map_err(Error::io(root))?;
         let settings = read_settings(&root)?;

@@ -269,6 +269,13 @@ impl fmt::Display for SystemId {
     }
 }
 
+impl SystemId {
+    /// Whether a text begins with the name of a system: it means one, or is a misspelled one.
+    pub fn begins(text: &str) -> bool {
+        text.starts_with("inshrinkerator") || FAMILIES.iter().any(|family| text.starts_with(family.word))
+    }
+}
+
 impl FromStr for SystemId {
     type Err = String;
 

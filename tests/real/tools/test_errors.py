@@ -1,6 +1,7 @@
 """Each entry of the catalogue of mistakes: the command fails as written, names what happened, and its next step works."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -82,3 +83,16 @@ def test_a_mistake_and_its_next_step(ready, place, mistake):
         groups += found.groups()
     then = bash(mistake.then, place, *groups)
     assert then.returncode == 0, (mistake.then, groups, then.stdout + then.stderr)
+
+
+def test_each_message_has_an_entry_or_a_reason():
+    done = subprocess.run([sys.executable, ROOT / "scripts/errors.py"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_each_command_shows_an_example():
+    words = run("--help").stdout
+    commands = re.findall(r"(?m)^  ([a-z]+) ", words.split("Options:")[0])
+    assert len(commands) > 20 and "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 damage found." in words
+    for command in commands:
+        assert re.search(rf"(?s)Examples?:.*stepfs {command} ", run(command, "--help").stdout), command
