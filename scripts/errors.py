@@ -24,7 +24,9 @@ PAGE = ROOT / "docs/ERRORS.md"
 HEAD = """# Error messages
 
 This page is for you if stepfs has answered you with an error, and you look for the next step. `scripts/errors.py` writes it from the source
-and from the catalogue that the tests run: each command line of the last column was tried, and works. A star stands for a name or a number.
+and from the catalogue that the tests run: each command line of the last column was tried, and works. A star stands for a name or a number
+of the message. `st` is a store with checkpoints below `run`, `m` a mount point, `$M` a mount of the store `$S`, `mir` the directory of a
+mirror, and `edl` a checkpoint of ElasticDL.
 
 Every command prints errors on standard error, and begins them with `stepfs:`. [COMMANDS](COMMANDS.md) lists the exit codes.
 
@@ -34,7 +36,7 @@ CALLS = re.compile(
     r"\b(?:(?:bail|anyhow|say_error)!|(?:with_)?context|Error::(?:new|other|Settings|Wrong|Away|Denied)|Damage|Err|denied"
     r"|ok_or(?:_else)?|problem|warning|Problem::new)\(|#\[error\(|\blet (?:next|words|wrong|why|long) = |\bwords \\+= "
 )
-# Words of a message, without what is filled in.
+# Words of a message, without its stars.
 FEWEST_WORDS = 2
 
 
@@ -49,7 +51,7 @@ def end_of(code, start, closes):
 
 
 def messages():
-    """(file, message) for each literal that a command may print; what is filled in is a star."""
+    """(file, message) for each literal that a command may print; a star stands for each value."""
     for _, path, code in rust_files():
         text, seen = path.read_text(), set()
         for call in CALLS.finditer(code):
@@ -66,13 +68,14 @@ def messages():
 
 def reason(path, message):
     """Why the catalogue has no entry for a message."""
-    found = (why for (where, what), why in LEFT_OUT.items() if re.match(where, path) and re.search(what, message))
+    found = (why for (where, words), why in LEFT_OUT.items() if re.match(where, path) and re.search(words, message))
     return next(found, None)
 
 
 def entry_of(message):
-    covering = (mistake for mistake in MISTAKES if any(pattern(text).search(message) for text in mistake.patterns))
-    return next(covering, None)
+    """The entry for a message, by the longest pattern that it has."""
+    covering = [(len(text), mistake) for mistake in MISTAKES for text in mistake.patterns if pattern(text).search(message)]
+    return max(covering, key=lambda found: found[0], default=(0, None))[1]
 
 
 def cell(text):
@@ -89,7 +92,8 @@ def page():
         mistake = entry_of(message)
         if mistake and message not in seen:
             seen.add(message)
-            rows.append(f"| {quoted(message)} | {cell(mistake.when)} | {quoted(mistake.then)} |")
+            then = re.sub(r"\$\{\d[^}]*\}|\$\d", "*", mistake.then)
+            rows.append(f"| {quoted(message)} | {cell(mistake.when)} | {quoted(then)} |")
     return HEAD + "| message | situation | a next step that works |\n|---|---|---|\n" + "\n".join(sorted(rows)) + "\n"
 
 
@@ -106,8 +110,8 @@ def main():
     stale = not PAGE.exists() or PAGE.read_text() != page()
     if stale:
         print(f"{PAGE.relative_to(ROOT)} is out of date: run scripts/errors.py --write")
-    provoked = sum(entry_of(message) is not None for _, message in all_messages)
-    print(f"{len(all_messages)} messages: {provoked} provoked, {len(all_messages) - provoked - len(missing)} left out, {len(missing)} missing")
+    count, provoked = len(all_messages), sum(entry_of(message) is not None for _, message in all_messages)
+    print(f"{count} messages: {provoked} provoked, {count - provoked - len(missing)} left out, {len(missing)} missing")
     return int(bool(missing) or stale)
 
 

@@ -209,7 +209,7 @@ fn told(error: &anyhow::Error) -> String {
         Some(None) => "; try again when that has ended".into(),
     };
     let mut words = format::causes(error);
-    // Where the system's words stand at the end, nothing says what to do.
+    // After the system's own words there is no next step.
     let bare = error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>()?.raw_os_error());
     match bare.last().filter(|code| words.ends_with(&format!("(os error {code})"))) {
         Some(libc::EACCES | libc::EPERM) => words += "; work as its owner, or as root",

@@ -153,11 +153,15 @@ fn is_mounted(mounting: &Mounting) -> Result<bool> {
         return Err(Store::in_use(store).into());
     }
     let (shown, at) = (store.display(), dir.display());
-    let is_new = |url: &String| Ok::<_, Error>(Store::look(store)?.settings().mirror.as_ref().is_none_or(|mirror| mirror.url != *url));
+    let is_new = |url: &String| {
+        Ok::<_, Error>(Store::look(store)?.settings().mirror.as_ref().is_none_or(|mirror| mirror.url != *url))
+    };
     if options.mirror.as_ref().map(is_new).transpose()?.unwrap_or(false) {
         bail!("{shown} is already mounted at {at}, without this mirror; first `stepfs umount {at}`");
     }
-    say_error!("stepfs: {shown} is already mounted at {at}, and keeps its options; for others, first `stepfs umount {at}`");
+    say_error!(
+        "stepfs: {shown} is already mounted at {at}, and keeps its options; for others, first `stepfs umount {at}`"
+    );
     Ok(true)
 }
 
@@ -277,7 +281,9 @@ fn daemon(mounting: &Mounting, child: bool) -> Result<ExitCode> {
 fn open(mounting: &Mounting) -> Result<Store> {
     let (shown, dir) = (mounting.store.display(), mounting.dir.display());
     match (is_store(&mounting.store), is_store(&mounting.dir)) {
-        (false, true) => bail!("{dir} is a store, and {shown} is none; the store comes first: stepfs mount {dir} {shown}"),
+        (false, true) => {
+            bail!("{dir} is a store, and {shown} is none; the store comes first: stepfs mount {dir} {shown}")
+        }
         (true, true) => bail!("{dir} is a store; name another directory to mount {shown} on"),
         (is_there, false) if !is_there => refuse_inside(&mounting.store, &mounting.store)?,
         _ => {}

@@ -353,7 +353,8 @@ impl Tree {
         let file = opened.map_err(|error| self.unless_missing(path, error))?;
         if let Some(stub) = Stub::read_on(&file, store.id()).with_context(name)? {
             return decode(objects, &stub, sink).map_err(|error| {
-                let is_damage = |of: &(dyn std::error::Error + 'static)| of.downcast_ref().is_some_and(ReadError::is_damage);
+                let is_damage =
+                    |of: &(dyn std::error::Error + 'static)| of.downcast_ref().is_some_and(ReadError::is_damage);
                 match error.get_ref().is_some_and(|of| is_damage(of)) {
                     true => anyhow!("{}: {error}; `stepfs verify {}` says more", path.display(), self.named.display()),
                     false => anyhow::Error::new(error).context(name()),
@@ -375,8 +376,8 @@ fn decode(objects: &Objects, stub: &Stub, sink: &mut dyn FnMut(u64, &[u8]) -> io
         return stream(&chain, &Layout::of(chain.leaf()), |offset, _, bytes| sink(offset, bytes));
     }
     // Decoded rows arrive in another order than in the file.
-    let file = tempfile::tempfile()
-        .map_err(|error| io::Error::new(error.kind(), format!("{NO_TEMPORARY}: {error}")))?;
+    let file =
+        tempfile::tempfile().map_err(|error| io::Error::new(error.kind(), format!("{NO_TEMPORARY}: {error}")))?;
     recall::copy(&chain, &|bytes, at| scratch::write_all_at(&file, bytes, at))?;
     copy(&file, sink)
 }

@@ -127,7 +127,10 @@ fn print(report: &Report, args: &Args, Missing { names, unread, .. }: &Missing) 
             Some(remedy) => say!("    can be repaired: {}", name(remedy)),
             None => {
                 let salvage = damaged.object.as_ref().zip(damaged.paths.first()).map_or(String::new(), |(_, path)| {
-                    format!(", or save what is readable: stepfs export --salvage {} {path} OUT", args.store.display())
+                    format!(
+                        ", or save its readable tensors: stepfs export --salvage {} {path} OUT",
+                        args.store.display()
+                    )
                 });
                 say!("    cannot be repaired; restore it from a backup{}", name(&salvage));
             }

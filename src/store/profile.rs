@@ -122,7 +122,9 @@ impl FromStr for Profile {
         published.map_err(|why| match SystemId::begins(text) {
             true => format!("{why}; `stepfs help profile` lists all"),
             false => {
-                format!("no profile is named {text:?}; write exact, balanced or compact (`stepfs help profile` has more)")
+                format!(
+                    "no profile is named {text:?}; write exact, balanced or compact (`stepfs help profile` has more)"
+                )
             }
         })
     }

@@ -1,4 +1,4 @@
-"""Each entry of the catalogue of mistakes: the command fails as written, names what happened, and its next step works."""
+"""Each entry of the catalogue of mistakes: the command fails as written, and its next step works."""
 
 import os
 import re
