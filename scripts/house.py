@@ -26,27 +26,26 @@ TEST = re.compile(r"#\[cfg\((?:all\()?test\b[^\n]*\]\s*")
 TEST_FILE = re.compile(TEST.pattern + r"(?:pub(?:\([^)]*\))? )?mod (\w+);")
 
 
+def spaces(text):
+    """As many characters, of which the line ends stay."""
+    return re.sub(r"[^\n]", " ", text)
+
+
 def blanked(text):
-    """The text without comments, and with empty literals; line ends stay."""
-
-    def empty(found):
-        ends = "\n" * found[0].count("\n")
-        return ends if found[0].startswith("/") else '""' + ends
-
-    return TOKEN.sub(empty, text)
+    """The text without comments, and with empty literals; every other character stays at its place."""
+    return TOKEN.sub(lambda found: spaces(found[0]) if found[0][0] == "/" else '""' + spaces(found[0][2:]), text)
 
 
 def without_tests(code):
-    """The text without items behind `#[cfg(test)]`."""
+    """The text with blanks for items behind `#[cfg(test)]`."""
     while found := TEST.search(code):
-        end, depth = found.end(), 0
-        while end < len(code):
-            c = code[end]
-            depth += (c == "{") - (c == "}")
-            end += 1
-            if depth == 0 and c in ";}":
+        end, depth = len(code), 0
+        for mark in re.finditer("[{};]", code[found.end() :]):
+            depth += (mark[0] == "{") - (mark[0] == "}")
+            if depth == 0 and mark[0] in ";}":
+                end = found.end() + mark.end()
                 break
-        code = code[: found.start()] + code[end:]
+        code = code[: found.start()] + spaces(code[found.start() : end]) + code[end:]
     return code
 
 

@@ -133,7 +133,7 @@ impl Archive {
         {
             let why = "`store` is another id than the stubs in tree/ have; take stepfs.toml from a backup, or move \
                        it away, and `stepfs verify STORE` says the id";
-            return Err(Error::Settings(why.into()));
+            return Err(Error::Settings(format!("{}: {why}", store.root().join("stepfs.toml").display())));
         }
         scan::enter(found, &objects, &mut catalog);
         let workers = Arc::new(workers);

@@ -385,6 +385,10 @@ impl Health<'_> {
             let says = format!("the store is no longer at {}: {place}, and nothing is archived", root.display());
             let mend = "move it back, or unmount and mount it from its new place";
             self.problems.push(Problem::new("moved", says, mend));
+        } else if !self.shared.store.objects().is_dir() {
+            let says = format!("{} is gone: released files cannot be read", self.shared.store.objects().display());
+            let mend = "put it back; else unmount, and `stepfs verify --repair STORE`";
+            self.problems.push(Problem::new("damaged", says, mend));
         } else if !self.shared.store.tmp().is_dir() {
             let tmp = self.shared.store.tmp();
             let says = format!("{} is gone: nothing is archived", tmp.display());
@@ -397,10 +401,14 @@ impl Health<'_> {
         if let Some(why) = &status.stalled {
             self.problems.push(Problem::new("stalled", why, "stepfs tries again by itself"));
         }
-        for why in status.mirror.iter().flat_map(|mirror| mirror.failing.iter().chain(&mirror.failed)) {
+        let lagging = status
+            .mirror
+            .iter()
+            .flat_map(|mirror| mirror.failing.iter().chain(&mirror.failed).map(move |why| (mirror, why)));
+        for (mirror, why) in lagging {
             self.problems.push(Problem::new(
                 "mirror",
-                format!("the mirror lags behind: {why}"),
+                format!("the mirror {} lags behind: {why}", mirror.url),
                 "stepfs tries again by itself",
             ));
         }

@@ -7,10 +7,11 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 
 use super::mirror::tell;
-use super::source::{Source, Tree};
+use super::source::Source;
 
 /// Write a file of a store to standard output, without a mount.
 #[derive(clap::Args)]
+#[command(after_help = "Example: stepfs cat ~/ckpts.store run/step_100.pt | sha256sum")]
 pub(super) struct Args {
     /// The store, a directory in a mount, or the URL of a mirror.
     store: PathBuf,
@@ -24,7 +25,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     if let Some(why) = brought.missing.names.get(&brought.path) {
         bail!("{}: {why}", args.path.display());
     }
-    let tree = Tree::look(&brought.root)?;
+    let tree = brought.tree()?;
     let mut out = std::io::stdout().lock();
     tree.read(&brought.path, &mut |_, bytes| out.write_all(bytes))?;
     out.flush()?;

@@ -16,6 +16,7 @@ use super::format;
 /// With DIR, also check the file system there: a store, a mount, or the place for a new store. This writes a few bytes
 /// there and removes them. Exit code 1 means a problem; warnings do not count.
 #[derive(clap::Args)]
+#[command(after_help = "Example: stepfs doctor ~/ckpts.store")]
 pub(super) struct Args {
     /// A store, a mount, or a directory for a new store.
     dir: Option<PathBuf>,

@@ -14,7 +14,7 @@ use crate::store::{export_file, part_of, remove_part, write_beside};
 
 use super::format::{name, progress};
 use super::interrupt::Temporary;
-use super::mirror::tell;
+use super::mirror::{local_path, tell};
 use super::source::{Source, Tree};
 
 /// Copy a file or directory out of a store, without a mount.
@@ -31,6 +31,7 @@ pub(super) struct Args {
     /// Path relative to it; `.` for everything.
     path: PathBuf,
     /// Destination; inside an existing directory the file keeps its name.
+    #[arg(value_parser = local_path())]
     dest: PathBuf,
     /// Replace existing files.
     #[arg(long)]
@@ -45,7 +46,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     super::log_to_stderr("warn");
     let brought = Source::bring(&args.store, &args.path)?;
     let is_incomplete = tell(&brought.missing);
-    let tree = Tree::look(&brought.root)?;
+    let tree = brought.tree()?;
     if args.salvage {
         return salvage(&tree, &brought.path, &args);
     }

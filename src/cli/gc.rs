@@ -6,12 +6,12 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use serde::Serialize;
 
 use crate::archive::{Archive, AtRest, Condition, GcReport, Queue, Removed, Status, facts_at_rest, policy};
 use crate::store::retention::Verdict;
-use crate::store::{Error, Store, name_bytes};
+use crate::store::{Store, name_bytes};
 
 use super::format::{name, size, table};
 use super::say_json;
@@ -84,7 +84,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     super::log_to_stderr("warn");
     let local = Local::of(&args.path)?;
     if local.mount.is_none() && args.dry_run && Store::is_locked(&local.store)? {
-        bail!("{} is in use; name the directory where it is mounted", local.store.display());
+        return Err(Store::in_use(&local.store).into());
     }
     let report = match (&local.mount, args.dry_run) {
         (None, false) => at_rest(&local)?,
@@ -198,10 +198,7 @@ fn exists(tree: &Path, path: &Path) -> bool {
 
 /// Applies the policy to an unmounted store.
 fn at_rest(local: &Local) -> Result<Report> {
-    let store = Store::open(&local.store).map_err(|error| match error {
-        Error::Busy { .. } => anyhow::Error::new(error).context("name the directory where the store is mounted"),
-        error => error.into(),
-    })?;
+    let store = Store::open(&local.store)?;
     let namespace = Arc::new(AtRest::of(&store));
     let archive = Archive::open(store)?;
     let before = archive.status();

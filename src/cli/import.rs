@@ -16,7 +16,8 @@ use crate::store::{Store, beneath, import_file};
 use codec::hash::Sha256;
 
 use super::format::{name, progress};
-use super::source::{Local, Tree, copy};
+use super::mirror::local_path;
+use super::source::{Local, Tree, copy, is_store, refuse_inside};
 use super::wait::wait_for;
 
 /// Copy files into a store that is not mounted, and archive them where possible.
@@ -25,11 +26,13 @@ use super::wait::wait_for;
 /// which checkpoint is the newest and stays exact. After an interruption the same command goes on: it compares files that
 /// are already there, and copies the others.
 #[derive(clap::Args)]
+#[command(after_help = "Example: stepfs import ~/ckpts.store run/")]
 pub(super) struct Args {
     /// The store; created if missing.
+    #[arg(value_parser = local_path())]
     store: PathBuf,
     /// Files and directories.
-    #[arg(required = true)]
+    #[arg(required = true, value_parser = local_path())]
     files: Vec<PathBuf>,
     /// Directory inside the store to copy them into.
     #[arg(long, value_name = "DIR")]
@@ -49,6 +52,10 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     let mut files = Vec::new();
     for file in &args.files {
         let real = fs::canonicalize(file).with_context(|| format!("{}", file.display()))?;
+        refuse_inside(file, &real)?;
+        if is_store(&real) {
+            bail!("{0} is a store; `stepfs export {0} . DIR` writes its files, and then import DIR", file.display());
+        }
         let last = real
             .file_name()
             .with_context(|| format!("{} has no file name; name a file or a directory", file.display()))?;

@@ -22,6 +22,7 @@ use report::Report;
 ///
 /// Exit code 1 if something could not be read; the rest is shown.
 #[derive(clap::Args)]
+#[command(after_help = "Example: stepfs inspect /ckpts/run-7/step_100.pt")]
 pub(super) struct Args {
     /// Any files and directories, in a mount or not.
     #[arg(required = true, value_name = "PATH")]

@@ -39,7 +39,8 @@ pub(super) fn latest(args: LatestArgs) -> Result<ExitCode> {
         let mut newest: Vec<&Checkpoint> = found.iter().filter(is_state).collect();
         newest.sort_by_key(|checkpoint| std::cmp::Reverse((checkpoint.modified_ns, checkpoint.step)));
         let Some(at) = newest.iter().position(|checkpoint| checkpoint.is_whole && checkpoint.has_tensors) else {
-            bail!("no whole checkpoint is below {}{}", args.dir.display(), not_whole(&newest));
+            let (dir, why) = (args.dir.display(), not_whole(&newest));
+            bail!("no whole checkpoint is below {dir}{why}; `stepfs ls {dir}` shows all");
         };
         if at > 0 {
             say_error!("stepfs: newer, but not whole{}", not_whole(&newest[..at]));
@@ -65,7 +66,10 @@ pub(super) fn best(args: BestArgs) -> Result<ExitCode> {
             best = stated(|found| found.entries.iter().any(|entry| entry.has_best_result));
         }
         match best[..] {
-            [] => bail!("nothing below {} names a checkpoint as the best of its run", args.dir.display()),
+            [] => bail!(
+                "nothing below {0} names a checkpoint as the best of its run; `stepfs latest {0}` names the newest",
+                args.dir.display()
+            ),
             [best] => {
                 if best.entries.iter().any(|entry| entry.lossy != "0") {
                     say_error!("stepfs: it is lossy: it was named as the best after its release");

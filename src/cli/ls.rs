@@ -55,7 +55,9 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         match Source::of(path)? {
             Source::Mirror(mirror) if args.paths.len() == 1 => return mirror.at(args.at).list(args.json),
             Source::Mirror(_) => bail!("{}: name the URL of a mirror alone", path.display()),
-            Source::Local(_) if args.at.is_some() => bail!("--at belongs to the URL of a mirror"),
+            Source::Local(_) if args.at.is_some() => {
+                bail!("--at belongs to the URL of a mirror; leave it out for {}", path.display())
+            }
             Source::Local(local) => {
                 let entries = survey(&local)?;
                 places.push((local, entries));

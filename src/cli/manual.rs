@@ -11,8 +11,9 @@ use clap_mangen::Man;
 
 use super::{Cli, mount_helper};
 
-/// Print shell completions for the commands: `source <(stepfs completions bash)`.
+/// Print shell completions for the commands.
 #[derive(clap::Args)]
+#[command(after_help = "Example: source <(stepfs completions bash)")]
 pub(super) struct CompletionsArgs {
     /// The shell.
     shell: Shell,
@@ -20,8 +21,9 @@ pub(super) struct CompletionsArgs {
 
 /// Write the manual pages into a directory: one per command, and mount.stepfs.8.
 ///
-/// `man -l DIR/stepfs-mount.1` shows one. man(1) finds them in /usr/local/share/man/man1 and man8.
+/// man(1) finds them in /usr/local/share/man/man1 and man8.
 #[derive(clap::Args)]
+#[command(after_help = "Example: stepfs man pages && man -l pages/stepfs-mount.1")]
 pub(super) struct ManArgs {
     /// Directory for the pages; created if missing.
     dir: PathBuf,

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
+use clap::builder::{PathBufValueParser, TypedValueParser};
 use serde::Serialize;
 
 use crate::clock::wall_ns;
@@ -23,12 +24,9 @@ use super::{DAMAGED, say_json};
 /// The settings are wrong; the message says which.
 pub(super) fn connect(store: &Store, dir: &Path) -> Result<Option<(Arc<dyn Place>, Settings)>> {
     let Some(mirror) = store.settings().mirror.clone() else { return Ok(None) };
-    let keep = mirror.keep().context("stepfs.toml: keep_manifests is no time")?;
+    let keep = mirror.keep()?;
     let MirrorSettings { url, newest, bandwidth_mib, .. } = mirror;
     check_place(store, &url, dir)?;
-    if bandwidth_mib.is_some_and(|rate| !rate.is_finite() || rate <= 0.0) {
-        bail!("stepfs.toml: bandwidth_mib is not above 0");
-    }
     let bandwidth = bandwidth_mib.map(|rate| rate * f64::from(1 << 20));
     Ok(Some((open(&url)?, Settings { url, newest, keep, bandwidth })))
 }
@@ -125,6 +123,24 @@ struct Line {
 struct State {
     /// Seconds since 1970, rounded up: `--at @SECONDS` finds it.
     at: u64,
+}
+
+/// Reads a path of this machine, for clap.
+///
+/// # Errors
+/// It is a URL.
+pub(super) fn local(path: PathBuf) -> Result<PathBuf, String> {
+    match Mirror::of(&path) {
+        Some(_) => Err("it is a URL; name a path of this machine. `stepfs pull` makes a store of a mirror, \
+                        `stepfs mount --mirror URL` keeps one, and `stepfs export URL` copies files of one"
+            .into()),
+        None => Ok(path),
+    }
+}
+
+/// [`local`] for clap.
+pub(super) fn local_path() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().try_map(local)
 }
 
 impl Mirror {

@@ -37,7 +37,6 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::fs::all_mounts;
 use crate::store::Error;
 use crate::terminal::interrupt::{self, interrupted};
 use crate::terminal::{self, FAILED, color, format, log_to_stderr, say_json};
@@ -193,17 +192,32 @@ fn run(command: Command) -> ExitCode {
         if error.chain().any(|cause| kind(cause) == Some(std::io::ErrorKind::BrokenPipe)) {
             return ExitCode::SUCCESS;
         }
-        say_error!("stepfs: {}{}", format::lines(&format::causes(&error)), where_mounted(&error));
+        say_error!("stepfs: {}", format::lines(&told(&error)));
         ExitCode::from(FAILED)
     })
 }
 
-/// Where a store is mounted that a command needs for itself.
-fn where_mounted(error: &anyhow::Error) -> String {
+/// An error with its causes. Of a store that is in use: where it is mounted.
+fn told(error: &anyhow::Error) -> String {
     let busy = error.chain().find_map(|cause| match cause.downcast_ref() {
-        Some(Error::Busy { path, .. }) => std::fs::canonicalize(path).ok(),
+        Some(Error::Busy { path, .. }) => Some(std::fs::canonicalize(path).ok()),
         _ => None,
     });
-    let mounted = busy.and_then(|store| all_mounts().into_iter().rfind(|mounted| mounted.store == store));
-    mounted.map_or(String::new(), |mounted| format!("; it is mounted at {}", mounted.point.display()))
+    let next = match busy.as_ref().map(|store| source::mounted_at(store.as_deref()?)) {
+        None => String::new(),
+        Some(Some(mounted)) => {
+            format!("; it is mounted at {0}: work there, or first `stepfs umount {0}`", mounted.point.display())
+        }
+        Some(None) => "; try again when that has ended".into(),
+    };
+    let mut words = format::causes(error);
+    // After the system's own words there is no next step.
+    let bare = error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>()?.raw_os_error());
+    match bare.last().filter(|code| words.ends_with(&format!("(os error {code})"))) {
+        Some(libc::EACCES | libc::EPERM) => words += "; work as its owner, or as root",
+        Some(libc::EROFS) => words += "; mount its file system read-write: mount -o remount,rw",
+        Some(libc::ENOSPC | libc::EDQUOT) => words += "; make room there, and try again",
+        _ => {}
+    }
+    words + &next
 }

@@ -15,13 +15,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::archive::Archive;
-use crate::fs::{MountOptions, all_mounts, clear_dead_mount, is_dead, is_served, left_of, mount_of, serve_with};
+use crate::fs::{MountOptions, clear_dead_mount, is_served, left_of, mount_of, serve_with};
 use crate::store::{DAEMON_LOG, Error, Profile, Store};
 
 use super::format::parse_size;
-use super::mirror;
+use super::mirror::{self, local_path};
 use super::mount_options::Options;
 use super::passthrough;
+use super::source::{is_store, mounted_at, refuse_inside};
 use super::umount::HELD;
 
 /// A daemon's log above this size is truncated at the next mount.
@@ -40,10 +41,15 @@ const BUFFER_INTERVAL: Duration = Duration::from_secs(60);
 /// Returns when the mount serves. The daemon runs in the background until `stepfs umount`. With CAP_SYS_ADMIN (root)
 /// the kernel reads and writes resident files by itself, at the speed of the disk below.
 #[derive(clap::Args)]
+#[command(after_help = "Examples:\n  \
+stepfs mount ~/ckpts.store /ckpts\n  \
+stepfs mount ~/ckpts.store /ckpts --mirror s3://bucket/run-7")]
 pub(super) struct Args {
     /// Directory of the store, on a local disk with room for the newest checkpoints.
+    #[arg(value_parser = local_path())]
     store: PathBuf,
     /// Directory to mount it on; created if missing.
+    #[arg(value_parser = local_path())]
     dir: PathBuf,
     /// Stay in the foreground and log to standard error.
     #[arg(long)]
@@ -122,11 +128,9 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     if mounting.dir.exists() && !mounting.dir.is_dir() {
         bail!("{} is a file; name a directory to mount the store on", mounting.dir.display());
     }
-    if !args.child {
-        tell_hidden(&mounting.dir);
-    }
     let created = Created::before(&mounting.store, &mounting.dir);
-    let made = fs::create_dir_all(&mounting.dir).with_context(|| format!("{}", mounting.dir.display()));
+    let made = fs::create_dir_all(&mounting.dir);
+    let made = made.with_context(|| format!("cannot make the mount point {}", mounting.dir.display()));
     let done = made.and_then(|()| match (args.foreground, args.child) {
         (false, false) => start(&mounting).map(|()| ExitCode::SUCCESS),
         (_, child) => daemon(&mounting, child),
@@ -139,29 +143,30 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
 /// # Errors
 /// It is mounted elsewhere.
 fn is_mounted(mounting: &Mounting) -> Result<bool> {
-    let Mounting { store, dir, .. } = mounting;
+    let Mounting { store, dir, options, .. } = mounting;
     if !Store::is_locked(store).unwrap_or(false) {
         return Ok(false);
     }
     let wanted = fs::canonicalize(store)?;
-    let Some(mounted) = all_mounts().into_iter().rfind(|mounted| mounted.store == wanted && !is_dead(&mounted.point))
-    else {
-        return Ok(false);
-    };
-    let at = mounted.point.display();
+    let Some(mounted) = mounted_at(&wanted) else { return Ok(false) };
     if mounted.point != *dir {
-        let holder = Store::holder(store).map_or_else(|| "another process".into(), |pid| format!("process {pid}"));
-        let store = store.display();
-        bail!(
-            "{store} is in use by {holder}: it is mounted at {at} already; work there, or first `stepfs umount {at}`"
-        );
+        return Err(Store::in_use(store).into());
     }
-    say_error!("stepfs: {} is already mounted at {at}; new options take effect at the next mount", store.display());
+    let (shown, at) = (store.display(), dir.display());
+    let is_new = |url: &String| {
+        Ok::<_, Error>(Store::look(store)?.settings().mirror.as_ref().is_none_or(|mirror| mirror.url != *url))
+    };
+    if options.mirror.as_ref().map(is_new).transpose()?.unwrap_or(false) {
+        bail!("{shown} is already mounted at {at}, without this mirror; first `stepfs umount {at}`");
+    }
+    say_error!(
+        "stepfs: {shown} is already mounted at {at}, and keeps its options; for others, first `stepfs umount {at}`"
+    );
     Ok(true)
 }
 
 /// Says that the mount point has files of its own: a run that looks for its last checkpoint would not see them.
-pub(super) fn tell_hidden(dir: &Path) {
+fn tell_hidden(dir: &Path) {
     let count = fs::read_dir(dir).map_or(0, Iterator::count);
     if count > 0 {
         let (dir, s) = (dir.display(), if count == 1 { "" } else { "s" });
@@ -180,6 +185,7 @@ pub(super) fn start(mounting: &Mounting) -> Result<()> {
     let Mounting { store, dir, options, helper } = mounting;
     // Open and close the store and its mirror first: their errors appear here, and the log gets a directory.
     mirror::connect(&open(mounting)?, dir)?;
+    tell_hidden(dir);
     let log = options.log.clone().unwrap_or_else(|| store.join(DAEMON_LOG));
     // In a store that another user made, the default log may be a link to any file. A log that the user names may be a
     // link.
@@ -193,7 +199,7 @@ pub(super) fn start(mounting: &Mounting) -> Result<()> {
         .mode(0o600)
         .custom_flags(flags)
         .open(&log)
-        .with_context(|| format!("{}", log.display()))?;
+        .with_context(|| format!("cannot write the log {}", log.display()))?;
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("mount").arg(fs::canonicalize(store)?).arg(fs::canonicalize(dir)?).arg("--child");
     if options.allow_other {
@@ -251,7 +257,9 @@ fn end_of(log: &Path) -> String {
 fn daemon(mounting: &Mounting, child: bool) -> Result<ExitCode> {
     super::log_to_stderr("info");
     keep_few_buffers();
-    if child {
+    if !child {
+        tell_hidden(&mounting.dir);
+    } else {
         // A session of its own: closing the terminal or Ctrl-C there must not end the mount. This fails harmlessly if
         // the process already leads a group.
         let _ = rustix::process::setsid();
@@ -271,6 +279,15 @@ fn daemon(mounting: &Mounting, child: bool) -> Result<ExitCode> {
 
 /// Opens the store. Saves the given profile and mirror in the store, for `stepfs ls` and the next mount.
 fn open(mounting: &Mounting) -> Result<Store> {
+    let (shown, dir) = (mounting.store.display(), mounting.dir.display());
+    match (is_store(&mounting.store), is_store(&mounting.dir)) {
+        (false, true) => {
+            bail!("{dir} is a store, and {shown} is none; the store comes first: stepfs mount {dir} {shown}")
+        }
+        (true, true) => bail!("{dir} is a store; name another directory to mount {shown} on"),
+        (is_there, false) if !is_there => refuse_inside(&mounting.store, &mounting.store)?,
+        _ => {}
+    }
     let above = mounting.store.ancestors().find_map(|above| fs::canonicalize(above).ok());
     let parent = mounting.store.parent().filter(|parent| !parent.exists());
     if let Some(parent) = parent.filter(|_| !mounting.store.exists()) {

@@ -82,7 +82,7 @@ pub(super) fn arguments(arguments: impl Iterator<Item = OsString>) -> Vec<OsStri
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     let (error, code) = match options(&args).map(|options| mount(&args, options)) {
         Ok(Ok(())) => return Ok(ExitCode::SUCCESS),
-        Ok(Err(error)) => (format::causes(&error), FAILED),
+        Ok(Err(error)) => (super::told(&error), FAILED),
         Err(error) => (error, USAGE),
     };
     say_error!("{NAME}: {}", format::lines(&error));
@@ -119,7 +119,6 @@ fn mount(args: &Args, options: Options) -> Result<()> {
     if args.fake {
         return Ok(());
     }
-    mount::tell_hidden(&args.dir);
     let created = Created::before(&args.store, &args.dir);
     let mounting = Mounting { store: args.store.clone(), dir: args.dir.clone(), options, helper };
     mount::start(&mounting).inspect_err(|_| created.remove())

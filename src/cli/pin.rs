@@ -19,6 +19,7 @@ const CAN: &str = "be pinned";
 /// recall` brings it back). A pinned file still counts as newer state for older files. A pin follows its file on
 /// rename; `cp -a` does not copy it. Same as `setfattr -n user.stepfs.pin -v 1 PATH`.
 #[derive(clap::Args)]
+#[command(after_help = "Example: stepfs pin /ckpts/run-7/step_100.pt")]
 pub(super) struct PinArgs {
     /// Files and directories in a mount.
     #[arg(required = true)]
@@ -30,6 +31,7 @@ pub(super) struct PinArgs {
 /// Same as `setfattr -x user.stepfs.pin PATH`. Name the pinned path itself: a file below a pinned directory has no pin
 /// of its own.
 #[derive(clap::Args)]
+#[command(after_help = "Example: stepfs unpin /ckpts/run-7/step_100.pt")]
 pub(super) struct UnpinArgs {
     /// Files and directories in a mount.
     #[arg(required = true)]

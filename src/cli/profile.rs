@@ -36,7 +36,11 @@ pub(super) struct Args {
 
 /// The published systems, one per line.
 fn systems() -> String {
-    let mut words = "Published systems; models are kept as in their papers, everything else lossless:\n".to_string();
+    let mut words = "Examples:\n  \
+stepfs profile --set exact /ckpts/run-7\n  \
+stepfs profile /ckpts/run-7\n\n\
+Published systems; models are kept as in their papers, everything else lossless:\n"
+        .to_string();
     SystemId::usual().for_each(|system| words += &format!("  {:16}  {}\n", system.to_string(), system.about()));
     words
         + "\nInshrinkerator's other configurations have names such as\n\
@@ -53,7 +57,10 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
             mark(Some(profile.name().as_bytes()))?;
         } else if args.unset {
             if !mark(None)? {
-                bail!("{}: it has no profile of its own; a directory above it or a rule decides", shown());
+                bail!(
+                    "{}: it has no profile of its own; a directory above it or a rule decides: `stepfs profile {0}`",
+                    shown()
+                );
             }
         } else {
             let words = match mount.word(&local.path, "profile") {

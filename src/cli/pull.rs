@@ -46,7 +46,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     let reader = mirror.at(args.at).read(&wanted)?;
     let is_there = wanted.as_os_str().is_empty() || reader.tree.get(&wanted).is_some();
     if !is_there && reader.unread.is_empty() {
-        bail!("{url} has no {}; `stepfs ls {url}` lists its files", wanted.display());
+        bail!("{} is not on {url}; `stepfs ls {url}` shows its files", wanted.display());
     }
     let store = Store::open(Path::new(&args.store))?;
     let (bar, stop) = (progress(0, true), interrupted()?);

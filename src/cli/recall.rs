@@ -16,6 +16,7 @@ use super::source::Local;
 /// stands for them again, and no bytes change. Use it for programs that read a file many times in small pieces, or that
 /// read it while stepfs does not run. Ctrl-C stops after the current file.
 #[derive(clap::Args)]
+#[command(after_help = "Example: stepfs recall /ckpts/run-7/step_100.pt")]
 pub(super) struct Args {
     /// Files and directories in a mount.
     #[arg(required = true)]

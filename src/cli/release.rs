@@ -26,6 +26,7 @@ const LOOKS: u32 = 4;
 /// Prints each file that must stay, with the reason, and exits with 1. These are the newest file of a lineage (which
 /// stays exact), pinned files and open files. Files that `stepfs recall` brought back become the same objects again.
 #[derive(clap::Args)]
+#[command(after_help = "Example: stepfs release /ckpts/run-7")]
 pub(super) struct Args {
     /// Files and directories in a mount.
     #[arg(required = true)]

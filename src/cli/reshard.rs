@@ -80,13 +80,16 @@ impl Version {
     fn find(text: &str) -> Result<Version> {
         let name = text.to_string();
         let plain = either(Path::new(text));
+        if is_store(&plain) {
+            bail!("{text} is a store; name a version in it: {text}:version-V");
+        }
         if plain.is_dir() {
             return Ok(Version { name, tree: None, path: plain, _brought: None });
         }
         let Some((store, inside)) =
             text.rsplit_once(':').filter(|(store, inside)| !store.is_empty() && !inside.is_empty())
         else {
-            bail!("{text}: no such directory (to read from a store, write STORE:version-V)");
+            bail!("{text}: no such directory; of a store write STORE:version-V");
         };
         let (place, inside) = (Path::new(store), Path::new(inside));
         if inside.components().any(|part| !matches!(part, std::path::Component::Normal(_))) {

@@ -11,11 +11,11 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Component, Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use serde::de::DeserializeOwned;
 
 use crate::archive::repair::lost_stub;
-use crate::fs::{Unanswered, mount_of};
+use crate::fs::{Mounted, Unanswered, all_mounts, is_dead, mount_of};
 use crate::mirror::{Missing, pull};
 use crate::recall::{self, Chain, Layout, ReadError, order, stream};
 use crate::store::durable::scratch;
@@ -26,6 +26,7 @@ use super::mirror::Mirror;
 
 /// Begins the name of a store that a mirror is copied into.
 const COPY: &str = "stepfs-mirror-";
+const NO_TEMPORARY: &str = "cannot create temporary files; set TMPDIR to a directory with room";
 
 /// The thing that a path or URL names.
 pub(super) enum Source {
@@ -55,7 +56,8 @@ impl Source {
         let local = Local::in_some_mount(path)?;
         let local = local.unwrap_or_else(|| Local { store: path.to_path_buf(), mount: None, path: PathBuf::new() });
         let wanted = local.wanted(path, wanted)?;
-        Ok(Brought { root: local.store, path: wanted, missing: Missing::default(), _copy: None })
+        let named = path.to_path_buf();
+        Ok(Brought { root: local.store, path: wanted, named, missing: Missing::default(), _copy: None })
     }
 }
 
@@ -72,14 +74,16 @@ pub(super) struct Local {
 impl Local {
     /// Finds the place of `path`: a store, a mount, or a path in a mount.
     pub(super) fn of(path: &Path) -> Result<Local> {
+        super::mirror::local(path.to_path_buf()).map_err(|why| anyhow!("{}: {why}", path.display()))?;
         let absolute = fs::canonicalize(path).map_err(|error| unreachable(path, error))?;
         if is_store(&absolute) {
             return Ok(Local { store: absolute, mount: None, path: PathBuf::new() });
         }
         let Some(mounted) = mount_of(&absolute) else {
-            if let Err(error @ Error::NoSettings { .. }) = Store::look(&absolute) {
+            if let Err(error @ (Error::NoSettings { .. } | Error::Io { .. })) = Store::look(&absolute) {
                 return Err(error.into());
             }
+            refuse_inside(path, &absolute)?;
             bail!(
                 "{} is neither a stepfs store nor in a stepfs mount; `stepfs status` lists the mounts",
                 path.display()
@@ -110,11 +114,13 @@ impl Local {
         let mut local = Local::of(path)?;
         match local.mount.take() {
             Some(mount) => Ok((mount, local)),
-            None => bail!(
-                "{} is a store; this needs the daemon: `stepfs mount {} DIR`, then name files below DIR",
-                path.display(),
-                path.display()
-            ),
+            None => {
+                let next = match mounted_at(&local.store) {
+                    Some(mounted) => format!("name its mount {0}, or a path below {0}", mounted.point.display()),
+                    None => format!("this needs its daemon: `stepfs mount {} DIR`, then name DIR", path.display()),
+                };
+                bail!("{} is a store; {next}", path.display())
+            }
         }
     }
 
@@ -168,6 +174,23 @@ fn unreachable(path: &Path, error: io::Error) -> anyhow::Error {
     }
 }
 
+/// Where a store is mounted; `store` is absolute and has no links.
+pub(super) fn mounted_at(store: &Path) -> Option<Mounted> {
+    all_mounts().into_iter().rfind(|mounted| mounted.store == store && !is_dead(&mounted.point))
+}
+
+/// Refuses a path inside a store: files are there in the store's own form. `absolute` has no links.
+///
+/// # Errors
+/// It lies in a store; names the path in the mount.
+pub(super) fn refuse_inside(path: &Path, absolute: &Path) -> Result<()> {
+    let Some(store) = absolute.ancestors().skip(1).find(|above| is_store(above)) else { return Ok(()) };
+    let below = absolute.strip_prefix(store.join("tree")).ok();
+    let at = mounted_at(store).zip(below).map(|(mounted, below)| format!(": {}", mounted.point.join(below).display()));
+    let (path, store) = (path.display(), store.display());
+    bail!("{path} lies inside the store {store}; name the store, or a path in its mount{}", at.unwrap_or_default())
+}
+
 /// True for the directory of a store.
 pub(super) fn is_store(path: &Path) -> bool {
     path.join("stepfs.toml").is_file()
@@ -183,10 +206,7 @@ pub(super) struct Mount {
 impl Mount {
     /// The mount that holds `path`.
     pub(super) fn of(path: &Path) -> Result<Mount> {
-        match Local::of(path)?.mount {
-            Some(mount) => Ok(mount),
-            None => bail!("{} is a store; name the directory where it is mounted", path.display()),
-        }
+        Local::in_mount(path).map(|(mount, _)| mount)
     }
 
     /// A file's path for programs.
@@ -218,14 +238,18 @@ impl Mount {
     pub(super) fn mark(&self, path: &Path, mark: &str, value: Option<&[u8]>, can: &str) -> Result<bool> {
         let at = self.at(path);
         let done = match value {
-            Some(value) => xattr::set(at, mark, value),
-            None => xattr::remove(at, mark),
+            Some(value) => xattr::set(&at, mark, value),
+            None => xattr::remove(&at, mark),
         };
         match done {
             Err(error) if value.is_none() && error.raw_os_error() == Some(libc::ENODATA) => Ok(false),
-            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => bail!(
-                "only files and directories can {can}, and the store's file system must support extended attributes"
-            ),
+            // The kernel refuses attributes of pipes and devices.
+            Err(_) if fs::symlink_metadata(at).is_ok_and(|it| !it.is_file() && !it.is_dir()) => {
+                bail!("only files and directories can {can}")
+            }
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                bail!("it cannot {can}: the store's file system has no extended attributes; put the store on another")
+            }
             done => Ok(done.map(|()| true)?),
         }
     }
@@ -241,6 +265,8 @@ pub(super) struct Brought {
     pub(super) root: PathBuf,
     /// The wanted path in its tree.
     pub(super) path: PathBuf,
+    /// As the user names it.
+    named: PathBuf,
     /// The names that could not be brought.
     pub(super) missing: Missing,
     pub(super) _copy: Option<(tempfile::TempDir, Temporary)>,
@@ -250,18 +276,25 @@ impl Brought {
     /// A new store with the names of a mirror at and below `wanted`, and their objects.
     pub(super) fn of(mirror: &Mirror, wanted: &Path) -> Result<Brought> {
         // It may be large.
-        let (copy, temporary) = Temporary::directory(COPY)?;
+        let (copy, temporary) = Temporary::directory(COPY).context(NO_TEMPORARY)?;
         let root = copy.path().join("store");
         let local = Local { store: root.clone(), mount: None, path: PathBuf::new() };
         let path = local.wanted(Path::new(&mirror.url), wanted)?;
         let missing = pull(&mirror.read(&path)?, &Store::open(&root)?, &path, &|_| true)?;
-        Ok(Brought { root, path, missing, _copy: Some((copy, temporary)) })
+        Ok(Brought { root, path, named: PathBuf::from(&mirror.url), missing, _copy: Some((copy, temporary)) })
+    }
+
+    /// Its files.
+    pub(super) fn tree(&self) -> Result<Tree> {
+        Ok(Tree { named: self.named.clone(), ..Tree::look(&self.root)? })
     }
 }
 
 /// The files of a store, read without its daemon.
 pub(super) struct Tree {
     pub(super) store: Store,
+    /// The store, mount or URL, for messages.
+    named: PathBuf,
     objects: OnceCell<Objects>,
 }
 
@@ -272,19 +305,26 @@ impl Tree {
     }
 
     pub(super) fn of(store: Store) -> Tree {
-        Tree { store, objects: OnceCell::new() }
+        Tree { named: store.root().to_path_buf(), store, objects: OnceCell::new() }
     }
 
     /// Paths inside the tree of the regular files at or below `path`. Skips files that disappear meanwhile.
     pub(super) fn files(&self, path: &Path) -> Result<Vec<PathBuf>> {
-        let mut files = files_below(&self.store.tree(), path).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => {
-                anyhow::anyhow!("{} is not in the store; `stepfs ls` shows its files", path.display())
-            }
-            _ => error.into(),
-        })?;
+        let mut files = files_below(&self.store.tree(), path).map_err(|error| self.unless_missing(path, error))?;
         files.sort_by(|a, b| natural::order(a, b));
         Ok(files)
+    }
+
+    /// The error for a path that cannot be opened.
+    fn unless_missing(&self, path: &Path, error: io::Error) -> anyhow::Error {
+        let (shown, named) = (path.display(), self.named.display());
+        match error.kind() {
+            io::ErrorKind::NotFound => anyhow!("{shown} is not in {named}; `stepfs ls {named}` shows its files"),
+            _ if self.store.tree().join(path).is_dir() => {
+                anyhow!("{shown} is a directory in {named}; `stepfs export {named} {shown} DEST` copies it")
+            }
+            _ => anyhow::Error::new(error).context(format!("{shown}")),
+        }
     }
 
     /// The stub at a path in the tree, if there is one.
@@ -309,9 +349,17 @@ impl Tree {
         let (store, objects) = (&self.store, self.objects()?);
         let name = || format!("{}", path.display());
         // Check and copy through one handle: a daemon may put a stub in the file's place at any moment.
-        let file = store.io().open_beneath(&store.tree(), path, 0).with_context(name)?;
+        let opened = store.io().open_beneath(&store.tree(), path, 0);
+        let file = opened.map_err(|error| self.unless_missing(path, error))?;
         if let Some(stub) = Stub::read_on(&file, store.id()).with_context(name)? {
-            return decode(objects, &stub, sink).with_context(name);
+            return decode(objects, &stub, sink).map_err(|error| {
+                let is_damage =
+                    |of: &(dyn std::error::Error + 'static)| of.downcast_ref().is_some_and(ReadError::is_damage);
+                match error.get_ref().is_some_and(|of| is_damage(of)) {
+                    true => anyhow!("{}: {error}; `stepfs verify {}` says more", path.display(), self.named.display()),
+                    false => anyhow::Error::new(error).context(name()),
+                }
+            });
         }
         if let Some(id) = lost_stub(objects, &file).with_context(name)? {
             bail!("{}: its stub of object {id} was overwritten; run `stepfs verify --repair`", path.display());
@@ -328,8 +376,8 @@ fn decode(objects: &Objects, stub: &Stub, sink: &mut dyn FnMut(u64, &[u8]) -> io
         return stream(&chain, &Layout::of(chain.leaf()), |offset, _, bytes| sink(offset, bytes));
     }
     // Decoded rows arrive in another order than in the file.
-    let file = tempfile::tempfile()
-        .map_err(|error| io::Error::new(error.kind(), format!("cannot create a temporary file: {error}")))?;
+    let file =
+        tempfile::tempfile().map_err(|error| io::Error::new(error.kind(), format!("{NO_TEMPORARY}: {error}")))?;
     recall::copy(&chain, &|bytes, at| scratch::write_all_at(&file, bytes, at))?;
     copy(&file, sink)
 }

@@ -11,13 +11,13 @@ use serde::Serialize;
 use crate::archive::{Problem, Restored, Status};
 use crate::fs::{Mounted, all_mounts, mount_of};
 use crate::mirror::Progress;
-use crate::store::{DAEMON_LOG, Objects, Restores, STUB_BYTES};
+use crate::store::{DAEMON_LOG, Objects, Restores, STUB_BYTES, in_parallel};
 
 use super::color::{Look, paint};
 use super::format::{name, percent, size};
 use super::listing::survey;
 use super::say_json;
-use super::source::{Local, Source};
+use super::source::{Local, Source, mounted_at};
 
 /// Show the health of a store, its size, and the work left to do.
 ///
@@ -56,7 +56,11 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     // Not through the file system: it may not answer.
     let named = |path: &PathBuf| mount_of(&std::path::absolute(path).ok()?);
     let mounts = match (&args.path, args.path.as_ref().and_then(named)) {
-        (None, _) => all_mounts().into_iter().filter(Mounted::is_ours).map(ask).collect(),
+        (None, _) => {
+            let ours: Vec<Mounted> = all_mounts().into_iter().filter(Mounted::is_ours).collect();
+            // Each daemon may be slow to answer.
+            in_parallel(&ours, |mounted| ask(mounted.clone()))
+        }
         (Some(_), Some(mounted)) if !args.json => vec![ask(mounted)],
         (Some(path), _) => match Source::of(path)? {
             Source::Mirror(mirror) => return mirror.status(args.json),
@@ -137,7 +141,10 @@ fn show(Mount { mount, store, status }: &Mount, verbose: bool) {
     say!("store      {}", store.display());
     match status.daemon {
         Some(pid) => say!("mounted    {} by process {pid}", mount.display()),
-        None if mount.as_os_str().is_empty() => say!("mounted    unknown: no mount was named"),
+        None if mount.as_os_str().is_empty() => match mounted_at(store) {
+            Some(Mounted { point, .. }) => say!("mounted    {0}; `stepfs status {0}` says more", point.display()),
+            None => say!("mounted    no, as far as this user sees"),
+        },
         None => {
             say!("mounted    {}, which does not answer", mount.display());
             return;

@@ -26,6 +26,8 @@ const INTERVAL: Duration = Duration::from_millis(5);
 /// The newest checkpoint of each lineage and all open files stay as written. Files that programs save meanwhile do not
 /// extend the wait. Where files are open, the wait takes half a second at least.
 #[derive(clap::Args)]
+#[command(after_help = "Example: before the machine goes away\n  \
+stepfs sync --mirror /ckpts")]
 pub(super) struct Args {
     /// The mount, or a path in it.
     dir: PathBuf,

@@ -11,6 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::fs::{MountError, Mounted};
 use crate::store::{Error, Store};
 
+use super::mirror::local_path;
 use super::source::{Local, is_store};
 
 /// Unmount, and wait until the daemon has ended.
@@ -23,6 +24,7 @@ stepfs umount /ckpts\n  \
 stepfs umount --force /ckpts      although a container or a program holds it")]
 pub(super) struct Args {
     /// Where the store is mounted, or the store.
+    #[arg(value_parser = local_path())]
     dir: PathBuf,
     /// Also if programs or other mount namespaces hold it: they get errors from then on, and closed files stay safe.
     #[arg(long)]

@@ -26,7 +26,8 @@ use super::source::Source;
 /// With --against, files are compared with a manifest that `sha256sum` made when they were written. A released file may
 /// be lossy by now; its object has the SHA-256 of the original bytes.
 #[derive(clap::Args)]
-#[command(after_help = "Exit codes: 0 no damage left, 1 failed, 3 damage left. With --against: 0 every file has the \
+#[command(after_help = "Example: stepfs verify ~/ckpts.store\n\n\
+Exit codes: 0 no damage left, 1 failed, 3 damage left. With --against: 0 every file has the \
 manifest's hash, or was archived from such bytes, 1 failed, 3 a file differs, is missing or is damaged.")]
 pub(super) struct Args {
     /// The store, a mount, or the URL of a mirror. With --against also a directory in a mount that the manifest's names
@@ -124,8 +125,15 @@ fn print(report: &Report, args: &Args, Missing { names, unread, .. }: &Missing) 
         say!("{line}{}", damaged.error);
         match &damaged.remedy {
             Some(remedy) => say!("    can be repaired: {}", name(remedy)),
-            None if args.repair => say!("    cannot be repaired; restore it from a backup"),
-            None => {}
+            None => {
+                let salvage = damaged.object.as_ref().zip(damaged.paths.first()).map_or(String::new(), |(_, path)| {
+                    format!(
+                        ", or save its readable tensors: stepfs export --salvage {} {path} OUT",
+                        args.store.display()
+                    )
+                });
+                say!("    cannot be repaired; restore it from a backup{}", name(&salvage));
+            }
         }
     }
     say!("{} files, {} objects, {} decoded", report.files, report.objects, size(report.decoded_bytes));

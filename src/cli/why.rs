@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use serde::Serialize;
 
 use crate::archive::why_at_rest;
@@ -11,7 +11,7 @@ use crate::store::{Store, name_bytes};
 
 use super::format::name;
 use super::say_json;
-use super::source::{Local, Mount, Source};
+use super::source::{Local, Mount};
 
 /// Say why files are exact, lossy, or as they were written, and the next step.
 ///
@@ -49,9 +49,7 @@ struct Answer {
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     let mut answers = Vec::new();
     for path in &args.paths {
-        let Source::Local(local) = Source::of(path)? else {
-            bail!("{}: name files in a mount of a store with this mirror", path.display());
-        };
+        let local = Local::of(path)?;
         let tree = local.tree()?;
         for file in tree.files(&local.path)? {
             // A file may disappear meanwhile.

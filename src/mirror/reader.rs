@@ -42,11 +42,12 @@ impl Reader {
     pub fn open(place: &Arc<dyn Place>, at_ms: Option<u64>, wanted: &Path) -> Result<Reader> {
         let (_, states) = Reader::states(place.as_ref())?;
         let is_old = |state: &&Number| at_ms.is_none_or(|at_ms| state.at_ms <= at_ms);
-        let state = states
-            .iter()
-            .rev()
-            .find(is_old)
-            .ok_or_else(|| Error::Denied(format!("it has no state of that time, {} later ones", states.len())))?;
+        let state = states.iter().rev().find(is_old).ok_or_else(|| {
+            Error::Denied(format!(
+                "it has no state of that time, but {} later ones; `stepfs status` of this URL lists them",
+                states.len()
+            ))
+        })?;
         let is_wanted = |path: &Path, _| path.starts_with(wanted) || wanted.starts_with(path);
         let Loaded { tree, objects, unread, .. } =
             load(place.as_ref(), manifest::get(place.as_ref(), *state)?, &is_wanted)?;

@@ -42,7 +42,7 @@ fn parse(url: &str) -> Result<Parsed<'_>> {
         Some(("file", _)) => denied(format!("{url}: write file:/// and an absolute path")),
         // Before any words that have the URL.
         _ if url.contains(['@', '?', '#']) => {
-            denied("credentials and options do not belong into a mirror's URL; set AWS_*".into())
+            denied("credentials and options do not belong into a mirror's URL; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY".into())
         }
         #[cfg(feature = "s3")]
         Some(("s3", rest)) => {

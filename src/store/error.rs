@@ -1,8 +1,9 @@
 //! Errors of a store.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use super::store::SETTINGS;
 use super::{FORMAT, Id};
 
 /// Bytes on the device differ from the written ones; names the broken rule.
@@ -23,7 +24,7 @@ pub enum Error {
     #[error("{0} is not a stepfs store and not empty; name an empty or new directory to create one")]
     NotAStore(PathBuf),
     /// There is no store at the path.
-    #[error("there is no stepfs store at {0}; `stepfs mount STORE DIR` creates one")]
+    #[error("there is no stepfs store at {0}; check the path, or create one: stepfs mount {0} DIR")]
     Missing(PathBuf),
     /// A store that was used has no `stepfs.toml`.
     #[error(
@@ -39,7 +40,7 @@ pub enum Error {
     },
     /// Another version of stepfs made it.
     #[error(
-        "the store has format {found}, this stepfs reads format {FORMAT} only; {}",
+        "{root}: the store has format {found}, this stepfs reads format {FORMAT} only; {}",
         if *found > FORMAT {
             "use a newer stepfs; without one, the store's own read_store.py reads it (see its README)"
         } else {
@@ -47,14 +48,16 @@ pub enum Error {
         }
     )]
     Format {
+        /// The store.
+        root: PathBuf,
         /// The store's format.
         found: u32,
     },
-    /// `stepfs.toml` cannot be parsed.
-    #[error("stepfs.toml: {0}")]
+    /// `stepfs.toml` cannot be parsed; begins with its path once the store is known.
+    #[error("{0}")]
     Settings(String),
     /// Another process holds the lock.
-    #[error("{path} is in use by process {holder}; one daemon at a time may use a store (`stepfs umount` ends it)")]
+    #[error("{path} is in use by {}, and a store serves one process at a time", process(.holder))]
     Busy {
         /// The store.
         path: PathBuf,
@@ -74,7 +77,20 @@ pub enum Error {
     },
 }
 
+fn process(holder: &str) -> String {
+    if holder.bytes().all(|byte| byte.is_ascii_digit()) { format!("process {holder}") } else { holder.to_string() }
+}
+
 impl Error {
+    /// Names the store whose settings are wrong.
+    pub(super) fn of_store(self, root: &Path) -> Error {
+        match self {
+            Error::Settings(why) => Error::Settings(format!("{}: {why}", root.join(SETTINGS).display())),
+            Error::Format { found, .. } => Error::Format { root: root.to_path_buf(), found },
+            error => error,
+        }
+    }
+
     /// Adds the path to a device error.
     pub(crate) fn io(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Error {
         let path = path.into();

@@ -119,11 +119,13 @@ impl FromStr for Profile {
             return Ok(known);
         }
         let published = text.parse().map(Profile::Published);
-        published.map_err(|why| match SystemId::is_meant(text) {
-            true => why,
-            false => format!(
-                "no profile is named {text:?}; write exact, balanced or compact (`stepfs help profile` has more)"
-            ),
+        published.map_err(|why| match SystemId::begins(text) {
+            true => format!("{why}; `stepfs help profile` lists all"),
+            false => {
+                format!(
+                    "no profile is named {text:?}; write exact, balanced or compact (`stepfs help profile` has more)"
+                )
+            }
         })
     }
 }

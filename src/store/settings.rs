@@ -1,5 +1,6 @@
 //! `stepfs.toml`: format version, store id, and the users' choices.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -80,8 +81,12 @@ fn default_keep() -> String {
 
 impl MirrorSettings {
     /// [`MirrorSettings::keep_manifests`] as a time.
-    pub fn keep(&self) -> Option<Duration> {
-        retention::duration(&self.keep_manifests).ok().map(Duration::from_nanos)
+    ///
+    /// # Errors
+    /// [`Error::Settings`]: it is none.
+    pub fn keep(&self) -> Result<Duration, Error> {
+        let wrong = |_| Error::Settings("keep_manifests is no time; write 12h or 7d".into());
+        retention::duration(&self.keep_manifests).map(Duration::from_nanos).map_err(wrong)
     }
 }
 
@@ -188,7 +193,7 @@ impl Settings {
         };
         let FormatOnly { format } = toml::from_str(text).map_err(wrong)?;
         if format != FORMAT {
-            return Err(Error::Format { found: format });
+            return Err(Error::Format { root: PathBuf::new(), found: format });
         }
         let document: Document = toml::from_str(text).map_err(wrong)?;
         // A line at the end of a new file belongs to such a rule, and has no effect there.
@@ -200,8 +205,11 @@ impl Settings {
         let profiles = profile::Rules::parse(document.profiles, document.default_profile, document.expected_restores)
             .map_err(Error::Settings)?;
         let retention = retention::parse(document.retention).map_err(Error::Settings)?;
-        if document.mirror.as_ref().is_some_and(|mirror| mirror.keep().is_none()) {
-            return Err(Error::Settings("keep_manifests is no time; write 12h or 7d".into()));
+        if let Some(mirror) = &document.mirror {
+            mirror.keep()?;
+            if mirror.bandwidth_mib.is_some_and(|rate| !rate.is_finite() || rate <= 0.0) {
+                return Err(Error::Settings("bandwidth_mib is not above 0; leave it out for no limit".into()));
+            }
         }
         Ok(Settings {
             retention,
@@ -337,7 +345,7 @@ mod tests {
         let changed = Settings::with_mirror(&text, url).unwrap();
         let mirror = Settings::parse(&changed).unwrap().mirror.unwrap();
         assert_eq!(
-            (mirror.url.as_str(), mirror.newest, mirror.keep()),
+            (mirror.url.as_str(), mirror.newest, mirror.keep().ok()),
             (url, Newest::Exact, Some(Duration::from_secs(7 * 86_400)))
         );
         assert_eq!(Settings::with_mirror(&changed, url).unwrap(), changed);
@@ -359,7 +367,7 @@ mod tests {
     fn another_format_is_told_apart_from_a_broken_file() {
         for other in [1, 3] {
             let text = template(Id([7; 16])).replace("format = 2", &format!("format = {other}\nunheard_of = true"));
-            assert!(matches!(Settings::parse(&text), Err(Error::Format { found }) if found == other));
+            assert!(matches!(Settings::parse(&text), Err(Error::Format { found, .. }) if found == other));
         }
         assert!(matches!(Settings::parse("format = \"x\""), Err(Error::Settings(_))));
     }

@@ -15,9 +15,11 @@ use super::settings::{self, Settings};
 use super::{Error, Profile, Profiles, Stub, beneath, files_below, guide, profile_mark, release};
 
 const DIRECTORIES: [&str; 4] = ["tree", "objects", "tmp", "cache"];
-const SETTINGS: &str = "stepfs.toml";
+pub(super) const SETTINGS: &str = "stepfs.toml";
 const SETTINGS_STEPS: (CrashPoint, CrashPoint) = (CrashPoint::SettingsWritten, CrashPoint::SettingsInPlace);
 const LOCK: &str = "lock";
+/// The holder of a lock that names no process of this machine.
+const ANOTHER_MACHINE: &str = "another machine";
 /// The files of a store that was never used. The settings go first: without them the rest is no store.
 const OWN_FILES: [&str; 3] = [SETTINGS, DAEMON_LOG, LOCK];
 /// Larger than any real settings; a larger file is not read into memory.
@@ -72,8 +74,12 @@ impl Store {
     /// # Errors
     /// [`Error::Missing`] without a store there; [`Error::NoSettings`] for one without `stepfs.toml`.
     pub fn look(root: &Path) -> Result<Store, Error> {
-        if !root.join(SETTINGS).exists() {
-            return Err(without_settings(root).unwrap_or_else(|| Error::Missing(root.to_path_buf())));
+        let settings = root.join(SETTINGS);
+        // Another user's store is there, although nobody else may look.
+        match settings.try_exists() {
+            Ok(true) => {}
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Err(Error::io(settings)(error)),
+            _ => return Err(without_settings(root).unwrap_or_else(|| Error::Missing(root.to_path_buf()))),
         }
         let root = fs::canonicalize(root).map_err(Error::io(root))?;
         let settings = read_settings(&root)?;
@@ -121,6 +127,12 @@ impl Store {
     pub fn holder(root: &Path) -> Option<u32> {
         Store::is_locked(root).ok().filter(|is_locked| *is_locked)?;
         fs::read_to_string(root.join(LOCK)).ok()?.trim().parse().ok()
+    }
+
+    /// The error for a store that another process has.
+    pub fn in_use(root: &Path) -> Error {
+        let holder = Store::holder(root).map_or_else(|| ANOTHER_MACHINE.into(), |pid| pid.to_string());
+        Error::Busy { path: root.to_path_buf(), holder }
     }
 
     /// Where this open store is by now, if somebody has moved it. `None` if it is gone.
@@ -196,7 +208,7 @@ impl Store {
     fn change_settings(&mut self, change: impl FnOnce(&str) -> Result<String, Error>) -> Result<(), Error> {
         let path = self.root.join(SETTINGS);
         let text = settings_text(&path)?;
-        let changed = change(&text)?;
+        let changed = change(&text).map_err(|error| error.of_store(&self.root))?;
         if changed != text {
             let new = self.root.join("stepfs.toml.new");
             self.io.replace(&new, &path, changed.as_bytes(), SETTINGS_STEPS).map_err(Error::io(&path))?;
@@ -372,7 +384,7 @@ fn real_directory(path: &Path) -> Result<(), Error> {
 }
 
 fn read_settings(root: &Path) -> Result<Settings, Error> {
-    Settings::parse(&settings_text(&root.join(SETTINGS))?)
+    Settings::parse(&settings_text(&root.join(SETTINGS))?).map_err(|error| error.of_store(root))
 }
 
 fn settings_text(path: &Path) -> Result<String, Error> {
@@ -410,7 +422,7 @@ fn take_lock(root: &Path) -> Result<File, Error> {
         let mut holder = String::new();
         let _ = (&mut file).take(32).read_to_string(&mut holder);
         let holder = match holder.trim() {
-            "" => "another machine".to_string(),
+            "" => ANOTHER_MACHINE.to_string(),
             pid => pid.to_string(),
         };
         return Err(Error::Busy { path: root.to_path_buf(), holder });

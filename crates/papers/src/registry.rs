@@ -197,11 +197,6 @@ pub struct SystemId {
 const INSHRINKERATOR: [(Metric, u8); 2] = [(Metric::Magnitude, 20), (Metric::Sensitivity, 21)];
 
 impl SystemId {
-    /// Whether a name begins like those of a published system. The rest of it may be wrong.
-    pub fn is_meant(text: &str) -> bool {
-        FAMILIES.iter().any(|family| text.starts_with(family.word))
-    }
-
     /// The usual ones of all families, in the order of the table.
     pub fn usual() -> impl Iterator<Item = SystemId> {
         FAMILIES.iter().flat_map(|family| family.usual.iter().map(|&number| SystemId::new(family, number)))
@@ -271,6 +266,13 @@ impl fmt::Display for SystemId {
             0 => f.write_str(self.row().word),
             number => write!(f, "{}-{number}", self.row().word),
         }
+    }
+}
+
+impl SystemId {
+    /// Whether a text begins with the name of a system: it means one, or is a misspelled one.
+    pub fn begins(text: &str) -> bool {
+        text.starts_with("inshrinkerator") || FAMILIES.iter().any(|family| text.starts_with(family.word))
     }
 }
 

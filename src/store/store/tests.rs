@@ -42,7 +42,7 @@ fn another_format_is_refused_untouched() {
         fs::write(dir.path().join("tmp/half-done"), "x").unwrap();
         let before = picture(dir.path());
         for error in [Store::open(dir.path()).unwrap_err(), Store::look(dir.path()).unwrap_err()] {
-            assert!(matches!(error, Error::Format { found } if found == other), "{error}");
+            assert!(matches!(error, Error::Format { found, .. } if found == other), "{error}");
             assert!(error.to_string().contains(words), "{error}");
         }
         assert_eq!(picture(dir.path()), before);
@@ -67,7 +67,8 @@ fn broken_settings_name_the_key() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join(SETTINGS), text).unwrap();
         let error = Store::open(dir.path()).unwrap_err().to_string();
-        assert!(error.starts_with("stepfs.toml: ") && error.contains(key), "{key}: {error}");
+        let path = dir.path().join(SETTINGS);
+        assert!(error.starts_with(&format!("{}: ", path.display())) && error.contains(key), "{key}: {error}");
     }
 }
 
@@ -113,7 +114,7 @@ fn one_may_write() {
     assert!(Store::is_locked(dir.path()).unwrap());
     let error = Store::open(dir.path()).unwrap_err();
     assert!(matches!(&error, Error::Busy { .. }), "{error}");
-    assert!(error.to_string().contains(&format!("process {};", std::process::id())), "{error}");
+    assert!(error.to_string().contains(&format!("process {},", std::process::id())), "{error}");
     // The holder's name is still there for the next process.
     assert!(Store::open(dir.path()).unwrap_err().to_string().contains(&std::process::id().to_string()));
     Store::look(dir.path()).unwrap();

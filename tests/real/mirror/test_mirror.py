@@ -208,7 +208,7 @@ def test_commands_read_a_mirror(mirror, mounts):
         assert read(place / name) == read(mount / "run" / name), name
     assert run("cat", url, "note").stdout == "small"
     done = run("pull", url, mount.base / "none.store", "nothing", check=False)
-    assert done.returncode == 1 and "has no nothing" in done.stderr and not (mount.base / "none.store").exists()
+    assert done.returncode == 1 and "nothing is not on" in done.stderr and not (mount.base / "none.store").exists()
     done = run("pull", f"{url}-not", mount.base / "none.store", check=False)
     assert done.returncode == 1 and "no mirror" in done.stderr and not (mount.base / "none.store").exists()
 

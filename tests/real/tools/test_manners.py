@@ -364,7 +364,7 @@ def test_colour_where_it_is_wanted(mount):
     (["umount", "D/full"], "no stepfs is mounted at D/full"),
     (["ls", "D/full"], "`stepfs status` lists the mounts"),
     (["latest", "D/store"], "stepfs mount D/store DIR"),
-    (["export", "D/store", "none", "D/out"], "none is not in the store; `stepfs ls` shows its files"),
+    (["export", "D/store", "none", "D/out"], "none is not in D/store; `stepfs ls D/store` shows its files"),
     (["export", "D/store", "a", "D/none/x"], "D/none does not exist; mkdir -p D/none"),
     (["mount", "--profile", "best", "D/s", "D/m"], "write exact, balanced or compact"),
     (["mount", "--memory", "lots", "D/s", "D/m"], "write a size such as 512M or 2G"),
