@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::place::{Error, Result};
 use super::source::{Ahead, Shape, Source};
-use super::tree::{Attributes, Blob, Content, Encoding, Encodings, PIECE, Witness, chain};
+use super::tree::{Attributes, Content, Encoding, Encodings, PIECE, Witness, chain};
 use super::whole;
 use crate::clock::stamp_ns;
 use crate::store::object::Object;
@@ -25,12 +25,15 @@ pub(super) struct Found {
     pub(super) shape: Shape,
     pub(super) attributes: Attributes,
     pub(super) len: u64,
+    /// Names that it has.
+    pub(super) names: u64,
     pub(super) witness: Witness,
 }
 
 impl Found {
     pub(super) fn of(shape: Shape, metadata: &Metadata) -> Found {
-        Found { shape, attributes: attributes_of(metadata), len: metadata.len(), witness: witness_of(metadata) }
+        let (attributes, witness) = (attributes_of(metadata), witness_of(metadata));
+        Found { shape, attributes, len: metadata.len(), names: metadata.nlink(), witness }
     }
 }
 
@@ -140,8 +143,8 @@ impl Work {
         if found.len < MIN_RELEASE_BYTES {
             let mut bytes = vec![0; found.len as usize];
             file.read_exact_at(&mut bytes, 0)?;
-            let packed = zstd::bulk::compress(&bytes, whole::LEVEL)?;
-            work = Work::new(Content::Small(Blob::of(&packed)), None);
+            let (blob, packed) = whole::pack(&bytes)?;
+            work = Work::new(Content::Small(blob), None);
             work.add(Box::new(packed), None);
         } else {
             let original = whole::hash(&file, going)?;
