@@ -15,7 +15,7 @@ use std::sync::Arc;
 use super::place::{Error, Result};
 use super::reader::Reader;
 use super::tree::{Attributes, Blob, Content, Encoding, File, Node, PIECE, chain};
-use super::whole::{self, pack};
+use super::whole;
 use crate::store::durable::{Attribute, CrashPoint, DeviceFile, Times};
 use crate::store::object::Header;
 use crate::store::{Id, MIN_RELEASE_BYTES, Objects, Store, Stub, beneath, found_at, in_parallel, modified_ns};
@@ -212,7 +212,7 @@ impl Pull<'_> {
             Content::Small(blob) => {
                 let mut bytes = vec![0; own.size() as usize];
                 own.read_exact_at(&mut bytes, 0)?;
-                return Ok(pack(&bytes)?.0 == blob || self.small(file, blob)? == bytes);
+                return Ok(Blob::pack(&bytes)?.0 == blob || self.small(file, blob)? == bytes);
             }
             Content::Object(object) => self.object(file, object, failed)?,
         };

@@ -13,16 +13,9 @@ use codec::hash::{Sha256, Xxh3Of128, xxh3_64};
 use formats::ReadAt;
 
 use super::place::{Error, Result};
-use super::tree::Blob;
 
 /// zstd level: floating-point numbers hardly compress, and training needs the processor.
 const LEVEL: i32 = 1;
-
-/// Packs a small file.
-pub(super) fn pack(bytes: &[u8]) -> Result<(Blob, Vec<u8>)> {
-    let packed = zstd::bulk::compress(bytes, LEVEL)?;
-    Ok((Blob::of(&packed), packed))
-}
 
 /// Passes the bytes of a file to `each`, in tiles, while `going`.
 fn read(source: &DeviceFile, going: &dyn Fn() -> bool, each: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {

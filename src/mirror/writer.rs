@@ -7,23 +7,22 @@
 //! that changed between them: the catalog is asked again first, and tells of the name anew.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::fs;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::blobs::Blobs;
+use super::look::{Found, Seen, attributes_of, others, see};
 use super::manifest::{self, Number};
 use super::pace::Pace;
 use super::place::{Error, Place, Result};
 use super::settings::{Progress, Settings};
 use super::source::{Shape, Source};
 use super::tree::{Attributes, Blob, Content, Directory, Encodings, File, Loaded, Node, Witness, chain, load};
-use super::work::{Found, Work, attributes_of};
+use super::work::Work;
 use crate::clock::wall_ns;
-use crate::store::{Id, MIN_RELEASE_BYTES, Newest, beneath, found_at};
+use crate::store::{Id, MIN_RELEASE_BYTES, Newest, found_at};
 
 /// Files that travel in one round. Each may be open meanwhile.
 const AT_ONCE: usize = 256;
@@ -36,14 +35,6 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 const FIRST_COLLECTION: Duration = Duration::from_secs(60);
 /// Failures that `stepfs status` and `stepfs sync --mirror` name.
 const MOST_NAMED: usize = 20;
-
-/// What is at a name.
-enum Seen {
-    Nothing,
-    File(Found),
-    /// A link or directory.
-    Other(Node),
-}
 
 /// A name that changed, and what the archive knows of a regular file there.
 type Changed = (PathBuf, Option<Shape>);
@@ -261,8 +252,9 @@ impl Writer {
             if let Ok(Some(Seen::Other(Node::Directory(..)))) = found
                 && listed.insert(path.clone())
             {
-                match self.others_in(&tree, &path) {
-                    Ok(others) => changed.extend(others),
+                changed.extend(self.tree.others(&path).into_iter().flatten().map(|path| (path, None)));
+                match others(&tree, &path) {
+                    Ok(others) => changed.extend(others.into_iter().map(|path| (path, None))),
                     Err(error) => found = Err(error),
                 }
             }
@@ -276,19 +268,6 @@ impl Writer {
                 self.learn(source, &path, found);
             }
         }
-    }
-
-    /// The links and directories that are in a directory, here and on the mirror. Of files the archive tells.
-    fn others_in(&self, tree: &Path, path: &Path) -> io::Result<Vec<Changed>> {
-        let mut others: Vec<PathBuf> = self.tree.others(path).into_iter().flatten().collect();
-        let opened = beneath::open_dir(tree, path)?;
-        for entry in fs::read_dir(beneath::by_descriptor(&opened))? {
-            let entry = entry?;
-            if !entry.file_type()?.is_file() {
-                others.push(path.join(entry.file_name()));
-            }
-        }
-        Ok(others.into_iter().map(|path| (path, None)).collect())
     }
 
     /// Enters what was seen at a name. One that cannot be looked at is tried again.
@@ -559,21 +538,4 @@ impl Writer {
         self.objects.retain(|_, object| blobs.has_all(object));
         deleted
     }
-}
-
-/// Looks at a name of the tree. `None` for a file of which the archive has not told yet.
-fn see(tree: &Path, path: &Path, shape: Option<Shape>) -> io::Result<Option<Seen>> {
-    let Some(metadata) = found_at(tree, path)? else { return Ok(Some(Seen::Nothing)) };
-    let (kind, attributes) = (metadata.file_type(), attributes_of(&metadata));
-    Ok(Some(if kind.is_dir() {
-        Seen::Other(Node::Directory(attributes, Directory::default()))
-    } else if kind.is_symlink() {
-        let target = fs::read_link(beneath::reach(tree, path)?)?;
-        Seen::Other(Node::Link(attributes, target.as_os_str().as_bytes().to_vec()))
-    } else if kind.is_file() {
-        let Some(shape) = shape else { return Ok(None) };
-        Seen::File(Found::of(shape, &metadata))
-    } else {
-        Seen::Nothing
-    }))
 }
