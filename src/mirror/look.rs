@@ -1,4 +1,4 @@
-//! What the tree of a store shows at a name.
+//! A look at a name of the tree.
 
 use std::fs::{self, Metadata};
 use std::io;
@@ -28,7 +28,7 @@ impl Found {
     }
 }
 
-/// What is at a name.
+/// A name of the tree, as it was seen.
 pub(super) enum Seen {
     Nothing,
     File(Found),

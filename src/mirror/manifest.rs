@@ -163,7 +163,7 @@ pub(super) fn outdated(all: &[(Number, i64)], now_ns: i64, keep: Duration) -> Ve
     all.windows(2).filter(is_outdated).map(|pair| pair[0].0).collect()
 }
 
-/// Deletes manifests, durably: what they name may go after that, and a crash must not bring them back then.
+/// Deletes manifests, durably: their blobs may go after that, and a crash must not bring them back then.
 pub(super) fn delete(place: &dyn Place, numbers: &[Number]) -> Result<()> {
     in_parallel(numbers, |number| place.delete(&number.name())).into_iter().collect::<Result<()>>()?;
     place.sync(MANIFESTS)

@@ -7,7 +7,7 @@
 //! - [`tree`]: the names, and the bytes of each directory.
 //! - [`manifest`]: the states that are there, and whose mirror it is.
 //! - [`source`]: what the archive tells of its files.
-//! - `look`: what the tree shows at a name.
+//! - `look`: a look at a name of the tree.
 //! - `whole`: an object for a file that the archive has not encoded.
 //! - `work`, `blobs`: the bytes of one file, and how they get there.
 //! - `writer`: brings bytes, then a manifest; deletes what nothing needs.

@@ -34,7 +34,7 @@ struct Machine {
     shapes: Mutex<BTreeMap<PathBuf, Shape>>,
     touched: Mutex<BTreeSet<PathBuf>>,
     changes: AtomicU64,
-    /// What programs do right after each answer about what changed.
+    /// Programs do this right after each answer about changed names.
     meanwhile: Mutex<Option<Meanwhile>>,
 }
 
@@ -84,7 +84,7 @@ impl Machine {
         Machine { _dir: dir, store, objects, shapes, touched, changes: AtomicU64::new(1), meanwhile }
     }
 
-    /// Programs do this once, right after the next answer about what changed.
+    /// Programs do this once, right after the next answer.
     fn once_meanwhile(&self, act: impl FnOnce(&Machine) + Send + 'static) {
         let mut act = Some(act);
         let act = move |machine: &Machine| act.take().into_iter().for_each(|act| act(machine));

@@ -36,9 +36,6 @@ const FIRST_COLLECTION: Duration = Duration::from_secs(60);
 /// Failures that `stepfs status` and `stepfs sync --mirror` name.
 const MOST_NAMED: usize = 20;
 
-/// A name that changed, and what the archive knows of a regular file there.
-type Changed = (PathBuf, Option<Shape>);
-
 /// A file whose bytes are not on the mirror yet.
 struct Pending {
     found: Found,
@@ -79,10 +76,8 @@ pub(super) struct Writer {
     gone: BTreeSet<PathBuf>,
     /// Inode numbers of files that are not sealed yet, which may have had another name.
     unsettled: BTreeMap<PathBuf, u64>,
-    /// Names to look at, whether they changed or not.
+    /// Names to look at, whether they change or not.
     again: Vec<PathBuf>,
-    /// Names that changed while they were looked at, or while bytes were on their way.
-    noted: Vec<Changed>,
     /// The store's change that was looked at last.
     change: u64,
     /// Directories that are not put yet.
@@ -126,7 +121,6 @@ impl Writer {
             gone: BTreeSet::new(),
             unsettled: BTreeMap::new(),
             again: Vec::new(),
-            noted: Vec::new(),
             change: 0,
             packed: Vec::new(),
             is_new: true,
@@ -141,7 +135,7 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Takes from the tree what the mirror has lost: it travels again. Returns all blobs, and when each was put.
+    /// Takes from the tree all that the mirror has lost: it travels again. Returns all blobs, and when each was put.
     fn list(&mut self) -> Result<Vec<(Id, i64)>> {
         let listed = self.blobs.list()?;
         let newest = listed.iter().map(|(_, put_ns)| *put_ns).max().unwrap_or_default();
@@ -174,8 +168,8 @@ impl Writer {
 
     /// Whether something is to be done although nothing has changed.
     pub(super) fn is_due(&self) -> bool {
-        let (now, is_left) = (Instant::now(), !self.again.is_empty() || !self.noted.is_empty());
-        self.collect_at <= now || is_left || self.pending.values().any(|pending| pending.is_due(now))
+        let now = Instant::now();
+        self.collect_at <= now || !self.again.is_empty() || self.pending.values().any(|pending| pending.is_due(now))
     }
 
     /// The mirror has all changes of the store up to the first number, and up to the second one but for files that fail.
@@ -189,7 +183,7 @@ impl Writer {
         (before(true), before(false))
     }
 
-    /// Notes what is still to come.
+    /// Notes the files that are still to come.
     pub(super) fn tell(&self, progress: &mut Progress) {
         let all = self.pending.values();
         progress.files = self.pending.len() as u64;
@@ -199,7 +193,7 @@ impl Writer {
         progress.failed = failed.take(MOST_NAMED).map(|(path, why)| format!("{}: {why}", path.display())).collect();
     }
 
-    /// Brings what is to come, for some seconds, and puts a manifest. [`Writer::look`] comes before. `asked`: somebody
+    /// Brings files that are to come, for some seconds, and puts a manifest. [`Writer::look`] comes before. `asked`: somebody
     /// waits, so the mirror must answer.
     ///
     /// # Errors
@@ -220,7 +214,7 @@ impl Writer {
         self.publish(pace)
     }
 
-    /// Enters what changed into the tree, as far as its bytes are there. `change`: the store's present one. `asked`:
+    /// Enters changed names into the tree, as far as its bytes are there. `change`: the store's present one. `asked`:
     /// failed files are tried again now.
     pub(super) fn look(&mut self, source: &dyn Source, change: u64, asked: bool) {
         self.change = change;
@@ -237,8 +231,6 @@ impl Writer {
         if is_new {
             changed.push((PathBuf::new(), None));
         }
-        // The earlier ones are looked at first, from the end.
-        changed.append(&mut self.noted);
         // A name that comes or goes changes the time of its directory.
         let above: BTreeSet<PathBuf> =
             changed.iter().filter_map(|(path, _)| Some(path.parent()?.to_path_buf())).collect();
@@ -248,7 +240,7 @@ impl Writer {
         let mut listed = HashSet::new();
         while let Some((path, shape)) = changed.pop() {
             let mut found = see(&tree, &path, shape);
-            // Another directory may have its place, and nobody tells of what is in it but files.
+            // Another directory may have its place, and of all that is in it only files are told.
             if let Ok(Some(Seen::Other(Node::Directory(..)))) = found
                 && listed.insert(path.clone())
             {
@@ -260,8 +252,7 @@ impl Writer {
             }
             seen.push((found, path));
         }
-        self.noted = source.changed(false, Vec::new());
-        let noted: HashSet<PathBuf> = self.noted.iter().map(|(path, _)| path.clone()).collect();
+        let noted = self.changed_since(source);
         for (found, path) in seen {
             // With a directory that moved, all below it is told anew.
             if !path.ancestors().any(|above| noted.contains(above)) {
@@ -270,19 +261,26 @@ impl Writer {
         }
     }
 
-    /// Enters what was seen at a name. One that cannot be looked at is tried again.
+    /// The names that changed since the catalog was asked last. They are looked at in the next round.
+    fn changed_since(&mut self, source: &dyn Source) -> HashSet<PathBuf> {
+        let noted: HashSet<PathBuf> = source.changed(false, Vec::new()).into_iter().map(|(path, _)| path).collect();
+        self.again.extend(noted.iter().cloned());
+        noted
+    }
+
+    /// Enters a name as it was seen. One that cannot be looked at is tried again.
     fn learn(&mut self, source: &dyn Source, path: &Path, seen: io::Result<Option<Seen>>) {
+        // If the archive has not told of a file, the note of it is on its way.
+        let Some(seen) = seen.transpose() else { return };
         self.unsettled.remove(path);
         let entered = match seen {
-            // The note of it is on its way.
-            Ok(None) => return,
-            Ok(Some(Seen::Nothing)) => {
+            Ok(Seen::Nothing) => {
                 self.pending.remove(path);
                 self.gone.insert(path.to_path_buf());
                 return;
             }
-            Ok(Some(Seen::File(found))) => self.want(source, path, found),
-            Ok(Some(Seen::Other(node))) => {
+            Ok(Seen::File(found)) => self.want(source, path, found),
+            Ok(Seen::Other(node)) => {
                 self.pending.remove(path);
                 self.set(source, path, node);
                 Ok(())
@@ -418,8 +416,8 @@ impl Writer {
         }
         let errors = self.blobs.bring(&mut works, pace, until);
         // What a program has opened meanwhile may have been read half written.
-        self.noted.extend(source.changed(false, Vec::new()));
-        let noted: HashSet<PathBuf> = self.noted.iter().map(|(path, _)| path.clone()).collect();
+        self.changed_since(source);
+        let noted: HashSet<PathBuf> = self.again.iter().cloned().collect();
         for ((path, work), error) in works.into_iter().zip(errors) {
             self.settle(source, &path, work, (error, noted.contains(&path)));
         }

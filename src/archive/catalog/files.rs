@@ -77,7 +77,7 @@ struct Run {
     checkpoints: HashSet<Arc<Checkpoint>>,
     /// The last decision about `files`, void if the run has changed.
     answer: Answer,
-    /// The files that stay exact by it, for what others say of them.
+    /// The files that stay exact by it, because others say so.
     exact: HashSet<Arc<Path>>,
 }
 

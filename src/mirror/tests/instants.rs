@@ -1,4 +1,4 @@
-//! What programs do between the catalog's answer, a look at the tree, and the bytes.
+//! Changes between the catalog's answer, a look at the tree, and the bytes.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! What a pull makes in a store, and what it leaves alone.
+//! The files that a pull makes in a store, and those that it leaves alone.
 
 use super::*;
 

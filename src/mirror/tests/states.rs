@@ -116,7 +116,7 @@ fn a_collector_that_is_killed_after_any_request_leaves_every_state_whole() {
         place.fail_after(Some(at), true);
         let killed = writer.collect().is_err();
         place.heal();
-        // What the mirror's machine has forgotten by then is worst for the states that were deleted.
+        // The mirror's machine dies, too: deletions that are not durable are undone.
         place.crash("manifests/");
         for state in Reader::states(place.as_ref()).unwrap().1 {
             let (_, missing) = pulled(&place, Some(state.at_ms)).unwrap();
