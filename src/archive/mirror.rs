@@ -101,6 +101,7 @@ impl Source for Mirrored {
     }
 
     fn changed(&self, all: bool, also: Vec<PathBuf>) -> Vec<(PathBuf, Option<Shape>)> {
+        self.shared.await_notes(Path::new(""));
         let mut catalog = self.shared.catalog();
         let mut touched = catalog.decided().touched().take();
         if all {

@@ -219,6 +219,12 @@ impl Shared {
         }
     }
 
+    /// Returns once the notes of all changes are there that the tree showed before. A thread that changes names holds the
+    /// file system's lock until the note of it is made, and this takes that lock once.
+    pub(super) fn await_notes(&self, path: &Path) {
+        let _ = self.namespace().map(|namespace| namespace.idle(path, FileId { dev: 0, ino: 0 }));
+    }
+
     /// Forgets a path at which there is nothing any more, if it failed for that before and no note of it is on its way.
     /// Answers whether it did.
     pub(super) fn forget_what_went(&self, path: &Path, version: u64) -> bool {
@@ -227,12 +233,11 @@ impl Shared {
             entry.is_some_and(|entry| entry.failed.as_ref().is_some_and(|failed| failed.is_passing))
         };
         let gone = || matches!(found_at(&self.store.tree(), path), Ok(None));
-        let Some(namespace) = self.namespace().filter(|_| failed(&self.catalog()) && gone()) else {
+        if self.namespace().is_none() || !failed(&self.catalog()) || !gone() {
             return false;
-        };
-        // A thread that takes a name away holds the file system's lock until the note of it is made. This call takes
-        // that lock once: every such note is there now, and has changed the version.
-        namespace.idle(path, FileId { dev: 0, ino: 0 });
+        }
+        // The note would have changed the version.
+        self.await_notes(path);
         let mut catalog = self.catalog();
         let forgotten = failed(&catalog);
         if forgotten {

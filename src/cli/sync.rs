@@ -92,8 +92,10 @@ fn wait_for_mirror(mount: &Mount) -> Result<()> {
             return Ok(());
         }
         let why: Vec<&str> = now.failing.iter().chain(&now.failed).map(String::as_str).collect();
-        // While other files travel, one that fails stops nothing.
-        if std::mem::replace(&mut bytes, now.bytes) > now.bytes || why.is_empty() {
+        // While other files travel, one that fails stops nothing. Those that came later are not waited for.
+        let travels =
+            std::mem::replace(&mut bytes, now.bytes) > now.bytes && now.failing.is_none() && now.others < wanted;
+        if travels || why.is_empty() {
             failing = None;
         } else if failing.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
             let (files, left) = (now.files, size(now.bytes));

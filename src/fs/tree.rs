@@ -279,6 +279,14 @@ impl Tree {
             let (kind, mode) = (rustix::fs::FileType::from_raw_mode(kind), Mode::from_raw_mode(mode));
             Ok(rustix::fs::mknodat(CWD, path, kind, mode, device_number(rdev))?)
         })
+        .inspect(|_| {
+            // As if a program had created and closed it.
+            let made = table.child(parent, name).unwrap_or_default();
+            if kind == libc::S_IFREG {
+                self.archive.opened_for_writing(&made);
+                self.archive.written(&made, 0);
+            }
+        })
     }
 
     pub(super) fn mkdir(&self, parent: u64, name: &OsStr, creator: Creator) -> Result<Attributes> {
@@ -311,7 +319,10 @@ impl Tree {
         let reached = table.reach(&to)?;
         std::fs::hard_link(table.reach(&from)?, &reached)?;
         let metadata = reached.symlink_metadata()?;
-        self.archive.linked(&from, &to);
+        match metadata.is_symlink() {
+            true => self.archive.link_changed(&to),
+            false => self.archive.linked(&from, &to),
+        }
         self.entry(&mut table, parent, name, &metadata)
     }
 

@@ -163,6 +163,18 @@ mod tests {
     }
 
     #[test]
+    fn a_number_in_an_address_is_no_throttling() {
+        let told = |words: &str| told(object_store::Error::Generic { store: "S3", source: words.into() }, "x", "write");
+        assert!(matches!(told("error sending request for url (http://h/503/429/TooMany)"), Error::Away(_)));
+        for busy in BUSY {
+            assert!(
+                matches!(told(&format!("status {busy}: <Error><Code>{busy}</Code></Error>")), Error::Busy(_)),
+                "{busy}"
+            );
+        }
+    }
+
+    #[test]
     fn the_words_of_a_server_have_no_keys() {
         let text = "status 403: <?xml version=\"1.0\"?> <Error><Code>InvalidToken</Code><Message>It is malformed.</Message>\
                     <AWSAccessKeyId>AKIA7</AWSAccessKeyId><Token-0>FwoG</Token-0></Error>";

@@ -103,31 +103,29 @@ fn follow(source: &dyn Source, place: &Arc<dyn Place>, shared: &Shared) {
             shared.pace.rest(LOOK_EVERY);
             continue;
         }
-        let mut round = || -> Result<bool> {
+        let mut round = || -> Result<()> {
             let writer = match &mut writer {
                 Some(writer) => writer,
                 None => writer.insert(Writer::open(place, source.store().id(), &shared.settings)?),
             };
             let is_asked = asked != now_asked;
-            writer.look(source, is_asked);
+            writer.look(source, changes, is_asked);
             writer.tell(&mut shared.progress());
-            let done = writer.round(source, &shared.pace, is_asked)?;
+            writer.round(source, &shared.pace, is_asked)?;
             asked = now_asked;
-            Ok(done)
+            Ok(())
         };
         let done = round();
         writer.iter().for_each(|writer| writer.tell(&mut shared.progress()));
         let mut progress = shared.progress();
         match done {
-            Ok(done) => {
+            Ok(()) => {
                 if std::mem::replace(&mut pause, FIRST_PAUSE) != FIRST_PAUSE {
                     log::info!("mirror: it answers again");
                 }
                 progress.failing = None;
                 seen = changes;
-                if done {
-                    progress.done = changes;
-                }
+                (progress.done, progress.others) = writer.as_ref().map_or((0, 0), Writer::done);
             }
             Err(error) => {
                 if pause == FIRST_PAUSE && !shared.pace.is_stopped() {

@@ -142,6 +142,13 @@ impl Place for Directory {
             _ => Ok(()),
         })
     }
+
+    fn sync(&self, prefix: &str) -> Result<()> {
+        self.with(prefix, |root| match File::open(root.join(prefix)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            opened => opened?.sync_all(),
+        })
+    }
 }
 
 #[cfg(test)]
@@ -162,6 +169,7 @@ mod tests {
         assert_eq!(mirror.list("blobs/").unwrap().len(), 1);
         assert!(!at(".part-1").exists() && at(".part-2").exists());
         assert_eq!(mirror.list("none/").unwrap(), []);
+        ["blobs/ab/", "none/"].into_iter().for_each(|prefix| mirror.sync(prefix).unwrap());
     }
 
     #[test]

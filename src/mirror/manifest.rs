@@ -20,9 +20,9 @@ const MAGIC: &[u8; 8] = b"stepfsMM";
 const MANIFEST_BYTES: u64 = 4096;
 /// All states of this time stay: somebody may read them, or may have removed something a minute ago.
 pub(super) const ALL_FOR: Duration = Duration::from_secs(3600);
-/// Of older ones, the last of each hour stays for a day, and then the last of each day.
-const HOUR_MS: u64 = 3_600_000;
-const DAY_MS: u64 = 24 * HOUR_MS;
+/// Of older ones, the last of each hour stays for a day, and then the last of each day. Nanoseconds.
+const HOUR: i64 = 3_600_000_000_000;
+const DAY: i64 = 24 * HOUR;
 
 /// A state of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -81,14 +81,16 @@ pub(super) fn get(place: &dyn Place, number: Number) -> Result<Blob> {
     }
 }
 
-/// The states of the mirror's owner, the oldest first. Those of a former owner count only as long as there are no others.
-pub(super) fn list(place: &dyn Place, owner: Id) -> Result<Vec<Number>> {
-    let mut all: Vec<Number> = place.list(MANIFESTS)?.iter().filter_map(|of| Number::parse(&of.name)).collect();
+/// The states of the mirror's owner, the oldest first, and when each was put. Those of a former owner count only as long
+/// as there are no others.
+pub(super) fn list(place: &dyn Place, owner: Id) -> Result<Vec<(Number, i64)>> {
+    let listed = place.list(MANIFESTS)?;
+    let mut all: Vec<_> = listed.iter().filter_map(|of| Some((Number::parse(&of.name)?, of.put_ns))).collect();
     all.sort_unstable();
-    if let Some(first) = all.iter().position(|number| number.store == short(owner)) {
+    if let Some(first) = all.iter().position(|(number, _)| number.store == short(owner)) {
         // What came later from another store is of a writer that was too late.
-        let begins = all[first].at_ms;
-        all.retain(|number| number.store == short(owner) || number.at_ms < begins);
+        let begins = all[first].0.at_ms;
+        all.retain(|(number, _)| number.store == short(owner) || number.at_ms < begins);
     }
     Ok(all)
 }
@@ -149,53 +151,63 @@ fn belongs_to(owner: Id) -> Error {
     ))
 }
 
-/// The states that nobody needs any more. A state was true until the next one.
-pub(super) fn outdated(all: &[Number], now_ms: u64, keep: Duration) -> Vec<Number> {
-    let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-    let is_outdated = |pair: &&[Number]| {
-        let (this, next) = (pair[0], pair[1]);
-        let age = now_ms.saturating_sub(next.at_ms);
-        let slot = if age < DAY_MS { HOUR_MS } else { DAY_MS };
-        age >= ms(keep) || age >= ms(ALL_FOR) && this.at_ms / slot == next.at_ms / slot
+/// The states that nobody needs any more. A state was true until the next one was put. All times are the mirror's own.
+pub(super) fn outdated(all: &[(Number, i64)], now_ns: i64, keep: Duration) -> Vec<Number> {
+    let is_older = |age: i64, than: Duration| age >= i64::try_from(than.as_nanos()).unwrap_or(i64::MAX);
+    let is_outdated = |pair: &&[(Number, i64)]| {
+        let ((_, this), (_, next)) = (pair[0], pair[1]);
+        let age = now_ns.saturating_sub(next).max(0);
+        let slot = if age < DAY { HOUR } else { DAY };
+        is_older(age, keep) || is_older(age, ALL_FOR) && this / slot == next / slot
     };
-    all.windows(2).filter(is_outdated).map(|pair| pair[0]).collect()
+    all.windows(2).filter(is_outdated).map(|pair| pair[0].0).collect()
 }
 
-/// Deletes manifests. What they name may go only after that.
+/// Deletes manifests, durably: their blobs may go after that, and a crash must not bring them back then.
 pub(super) fn delete(place: &dyn Place, numbers: &[Number]) -> Result<()> {
-    in_parallel(numbers, |number| place.delete(&number.name())).into_iter().collect()
+    in_parallel(numbers, |number| place.delete(&number.name())).into_iter().collect::<Result<()>>()?;
+    place.sync(MANIFESTS)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const MINUTE: i64 = HOUR / 60;
+
     fn number(at_ms: u64) -> Number {
         Number { at_ms, store: 7 }
     }
 
+    /// A state that was put then, with a time in its name that says nothing.
+    fn state(put_ns: i64) -> (Number, i64) {
+        (number((put_ns / MINUTE) as u64), put_ns)
+    }
+
     #[test]
     fn states_thin_out_with_age() {
-        let (now, minute) = (100 * DAY_MS, 60_000);
-        let all: Vec<Number> = (0..14 * 24 * 60).rev().map(|age| number(now - age * minute)).collect();
+        let now = 100 * DAY;
+        let all: Vec<_> = (0..14 * 24 * 60).rev().map(|age| state(now - age * MINUTE)).collect();
         let week = Duration::from_secs(7 * 24 * 3600);
         let gone = outdated(&all, now, week);
-        let kept: Vec<u64> = all.iter().filter(|of| !gone.contains(of)).map(|of| (now - of.at_ms) / minute).collect();
+        let left: Vec<_> = all.iter().filter(|(of, _)| !gone.contains(of)).copied().collect();
+        let kept: Vec<i64> = left.iter().map(|(_, put_ns)| (now - put_ns) / MINUTE).collect();
         assert!(kept.iter().filter(|age| **age <= 60).count() >= 60, "{kept:?}");
         assert!((22..=24).contains(&kept.iter().filter(|age| **age > 61 && **age <= 24 * 60).count()), "{kept:?}");
         assert!((6..=8).contains(&kept.iter().filter(|age| **age > 24 * 60).count()), "{kept:?}");
         // Thinning again takes nothing more, and the newest always stays.
-        let left: Vec<Number> = all.iter().filter(|of| !gone.contains(of)).copied().collect();
         assert!(outdated(&left, now, week).is_empty());
         assert_eq!(outdated(&all[..1], now, Duration::ZERO), []);
-        assert_eq!(outdated(&all[..2], now, Duration::ZERO), all[..1]);
+        assert_eq!(outdated(&all[..2], now, Duration::ZERO), [all[0].0]);
+        // One that was put after now is of a clock that was ahead.
+        assert_eq!(outdated(&all, 0, week), []);
     }
 
     #[test]
     fn a_state_that_was_the_last_for_long_stays() {
-        let now = 100 * DAY_MS;
+        let now = 100 * DAY;
         // Removed a moment ago, after days without a change.
-        let all = [number(now - 30 * DAY_MS), number(now - 1)];
+        let all = [state(now - 30 * DAY), state(now - 1)];
         assert!(outdated(&all, now, Duration::from_secs(60)).is_empty());
     }
 

@@ -7,6 +7,7 @@
 //! - [`tree`]: the names, and the bytes of each directory.
 //! - [`manifest`]: the states that are there, and whose mirror it is.
 //! - [`source`]: what the archive tells of its files.
+//! - `look`: a look at a name of the tree.
 //! - `whole`: an object for a file that the archive has not encoded.
 //! - `work`, `blobs`: the bytes of one file, and how they get there.
 //! - `writer`: brings bytes, then a manifest; deletes what nothing needs.
@@ -22,6 +23,7 @@ mod blobs;
 mod bucket;
 pub mod daemon;
 mod directory;
+mod look;
 pub mod manifest;
 mod pace;
 pub mod place;

@@ -67,11 +67,20 @@ pub trait Place: Send + Sync {
     /// [`Error`]; a missing prefix has no names.
     fn list(&self, prefix: &str) -> Result<Vec<Listed>>;
 
-    /// Deletes a name that may be gone already.
+    /// Deletes a name that may be gone already. A crash may bring it back before [`Place::sync`].
     ///
     /// # Errors
     /// [`Error`].
     fn delete(&self, name: &str) -> Result<()>;
+
+    /// Makes all deletions of names right below a prefix durable.
+    ///
+    /// # Errors
+    /// [`Error`].
+    fn sync(&self, _prefix: &str) -> Result<()> {
+        // A bucket's are.
+        Ok(())
+    }
 }
 
 /// All bytes of a name, if they are at most `most`.

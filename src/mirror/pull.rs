@@ -14,9 +14,12 @@ use std::sync::Arc;
 
 use super::place::{Error, Result};
 use super::reader::Reader;
-use super::tree::{Attributes, Content, Encoding, File, Node, PIECE, chain};
+use super::tree::{Attributes, Blob, Content, Encoding, File, Node, PIECE, chain};
+use super::whole;
 use crate::store::durable::{Attribute, CrashPoint, DeviceFile, Times};
+use crate::store::object::Header;
 use crate::store::{Id, MIN_RELEASE_BYTES, Objects, Store, Stub, beneath, found_at, in_parallel, modified_ns};
+use formats::ReadAt;
 
 const WRITTEN: CrashPoint = CrashPoint::ImportWritten;
 const IN_PLACE: CrashPoint = CrashPoint::ImportInPlace;
@@ -192,38 +195,67 @@ impl Pull<'_> {
                 if is_same { Ok(()) } else { taken() }
             }
             (Node::File(file), Some(there)) => {
-                // An interrupted pull has made it.
-                let is_same =
-                    there.is_file() && (there.len(), modified_ns(&there)) == (file.len, file.attributes.modified_ns);
+                // An interrupted pull has made it, or a program the same one.
+                let is_like = (there.len(), modified_ns(&there)) == (file.len, file.attributes.modified_ns);
+                let is_same = there.is_file() && is_like && self.has(path, file, failed)?;
                 if is_same { Ok(()) } else { taken() }
             }
             (Node::File(file), None) => self.make_file(path, file, failed),
         }
     }
 
+    /// Whether a file of the store, as long as this one, has its bytes, or those that a lossy object was made from. Reads
+    /// only files that no object decodes to, and the mirror only if this program packs a small file in another way.
+    fn has(&self, path: &Path, file: &File, failed: &BTreeMap<Id, String>) -> Result<bool> {
+        let own = self.store.io().open_beneath(&self.store.tree(), path, 0)?;
+        let object = match file.content {
+            Content::Small(blob) => {
+                let mut bytes = vec![0; own.size() as usize];
+                own.read_exact_at(&mut bytes, 0)?;
+                return Ok(Blob::pack(&bytes)?.0 == blob || self.small(file, blob)? == bytes);
+            }
+            Content::Object(object) => self.object(file, object, failed)?,
+        };
+        Ok(match Stub::read_on(&own, self.store.id())? {
+            Some(stub) => {
+                let of = self.objects.get(stub.object);
+                stub.object == object.id || of.is_some_and(|(of, _)| of.decoded_hash == object.decoded_hash)
+            }
+            None => whole::hash(&own, &|| (self.watch)(Step::Came(0)))? == object.original,
+        })
+    }
+
+    /// The bytes of a small file.
+    fn small(&self, file: &File, blob: Blob) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        let packed = blob.get(self.from.place.as_ref())?;
+        zstd::stream::read::Decoder::new(&packed[..])?.take(file.len + 1).read_to_end(&mut bytes)?;
+        match bytes.len() as u64 == file.len {
+            true => Ok(bytes),
+            false => Err(Error::Wrong(format!("{} has another length", blob.name()))),
+        }
+    }
+
+    /// The object that decodes to a file.
+    fn object(&self, file: &File, id: Id, failed: &BTreeMap<Id, String>) -> Result<Header> {
+        let ids = chain(&self.from.objects, id);
+        match self.objects.get(id).filter(|_| ids.is_some()) {
+            Some((header, _)) if header.logical_len == file.len => Ok(header),
+            Some(_) => Err(Error::Wrong(format!("object {id} has another length"))),
+            None => {
+                let why = ids.into_iter().flatten().find_map(|encoding| failed.get(&encoding.id));
+                Err(Error::Wrong(why.map_or("an object of it is missing".into(), String::clone)))
+            }
+        }
+    }
+
     fn make_file(&self, path: &Path, file: &File, failed: &BTreeMap<Id, String>) -> Result<()> {
         let store = self.store;
         let block = match file.content {
-            Content::Small(blob) if file.len < MIN_RELEASE_BYTES => {
-                let mut bytes = Vec::new();
-                let packed = blob.get(self.from.place.as_ref())?;
-                zstd::stream::read::Decoder::new(&packed[..])?.take(file.len + 1).read_to_end(&mut bytes)?;
-                if bytes.len() as u64 != file.len {
-                    return Err(Error::Wrong(format!("{} has another length", blob.name())));
-                }
-                bytes
-            }
-            Content::Object(object) if file.len >= MIN_RELEASE_BYTES => {
-                let header = self.objects.get(object).map(|(header, _)| header);
-                match header.filter(|_| chain(&self.from.objects, object).is_some()) {
-                    Some(header) if header.logical_len == file.len => Vec::new(),
-                    Some(_) => return Err(Error::Wrong(format!("object {object} has another length"))),
-                    None => {
-                        let ids = chain(&self.from.objects, object).unwrap_or_default();
-                        let why = ids.into_iter().find_map(|encoding| failed.get(&encoding.id));
-                        return Err(Error::Wrong(why.map_or("an object of it is missing".into(), String::clone)));
-                    }
-                }
+            Content::Small(blob) if file.len < MIN_RELEASE_BYTES => self.small(file, blob)?,
+            Content::Object(id) if file.len >= MIN_RELEASE_BYTES => {
+                self.object(file, id, failed)?;
+                Vec::new()
             }
             _ => return Err(Error::Wrong("its bytes are of another kind than its length says".into())),
         };

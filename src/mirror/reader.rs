@@ -31,7 +31,7 @@ impl Reader {
         let owner = manifest::owner(place)?.ok_or_else(|| {
             Error::Denied("it is no mirror of stepfs, or has no state of a store; is the URL right?".into())
         })?;
-        Ok((owner, manifest::list(place, owner)?))
+        Ok((owner, manifest::list(place, owner)?.into_iter().map(|(number, _)| number).collect()))
     }
 
     /// Opens the state that was true at a time, in milliseconds since 1970, or else the last one. Reads the names at and

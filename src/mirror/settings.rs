@@ -34,6 +34,8 @@ pub struct Progress {
     pub changes: u64,
     /// The mirror has all changes up to this one.
     pub done: u64,
+    /// The same for the files that do not fail.
+    pub others: u64,
     /// Why it does not go on at the moment.
     pub failing: Option<String>,
     /// Some of the files that fail, each with the reason.

@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
@@ -27,7 +27,7 @@ const MAX_PACKED: u64 = 1 << 28;
 const MAX_UNPACKED: u64 = 1 << 30;
 /// Longer than any path that the kernel takes.
 const MAX_PATH: usize = 4096;
-/// zstd level: a directory is packed at each save in it.
+/// zstd level of small files and directories: a directory is packed at each save in it.
 const LEVEL: i32 = 1;
 const MAGIC: &[u8; 8] = b"stepfsMD";
 
@@ -44,6 +44,12 @@ impl Blob {
     /// Of these bytes.
     pub(super) fn of(bytes: &[u8]) -> Blob {
         Blob { hash: short(&sha256(bytes)), len: bytes.len() as u64 }
+    }
+
+    /// Packs bytes.
+    pub(super) fn pack(bytes: &[u8]) -> io::Result<(Blob, Vec<u8>)> {
+        let packed = zstd::bulk::compress(bytes, LEVEL)?;
+        Ok((Blob::of(&packed), packed))
     }
 
     /// Its name on the mirror.
@@ -271,8 +277,7 @@ impl Directory {
             rows.push((name.as_bytes(), row));
         }
         let needed: Vec<&Encoding> = needed.into_values().map(AsRef::as_ref).collect();
-        let bytes = zstd::bulk::compress(&record::encode(MAGIC, &(rows, needed)), LEVEL)?;
-        let blob = Blob::of(&bytes);
+        let (blob, bytes) = Blob::pack(&record::encode(MAGIC, &(rows, needed)))?;
         packed.push((blob, bytes));
         self.stored = Some(blob);
         Ok(blob)

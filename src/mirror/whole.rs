@@ -15,7 +15,7 @@ use formats::ReadAt;
 use super::place::{Error, Result};
 
 /// zstd level: floating-point numbers hardly compress, and training needs the processor.
-pub(super) const LEVEL: i32 = 1;
+const LEVEL: i32 = 1;
 
 /// Passes the bytes of a file to `each`, in tiles, while `going`.
 fn read(source: &DeviceFile, going: &dyn Fn() -> bool, each: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {

@@ -1,38 +1,22 @@
 //! The bytes of one file on their way to a mirror.
 
-use std::fs::Metadata;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::look::{Found, witness_of};
 use super::place::{Error, Result};
 use super::source::{Ahead, Shape, Source};
-use super::tree::{Attributes, Blob, Content, Encoding, Encodings, PIECE, Witness, chain};
+use super::tree::{Blob, Content, Encoding, Encodings, PIECE, chain};
 use super::whole;
 use crate::clock::stamp_ns;
 use crate::store::object::Object;
-use crate::store::{Hold, Id, MAX_CHAIN, MIN_RELEASE_BYTES, Newest, modified_ns};
+use crate::store::{Hold, Id, MAX_CHAIN, MIN_RELEASE_BYTES, Newest};
 use formats::ReadAt;
 
 /// The kernel's clock for files advances within this time.
 const A_TICK: Duration = Duration::from_millis(10);
-
-/// A file of the tree.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Found {
-    pub(super) shape: Shape,
-    pub(super) attributes: Attributes,
-    pub(super) len: u64,
-    pub(super) witness: Witness,
-}
-
-impl Found {
-    pub(super) fn of(shape: Shape, metadata: &Metadata) -> Found {
-        Found { shape, attributes: attributes_of(metadata), len: metadata.len(), witness: witness_of(metadata) }
-    }
-}
 
 /// See the module.
 pub(super) struct Work {
@@ -140,8 +124,8 @@ impl Work {
         if found.len < MIN_RELEASE_BYTES {
             let mut bytes = vec![0; found.len as usize];
             file.read_exact_at(&mut bytes, 0)?;
-            let packed = zstd::bulk::compress(&bytes, whole::LEVEL)?;
-            work = Work::new(Content::Small(Blob::of(&packed)), None);
+            let (blob, packed) = Blob::pack(&bytes)?;
+            work = Work::new(Content::Small(blob), None);
             work.add(Box::new(packed), None);
         } else {
             let original = whole::hash(&file, going)?;
@@ -198,15 +182,4 @@ impl Work {
     pub(super) fn has_come(&mut self, (body, piece): (usize, usize), hash: Id) {
         self.bodies[body].pieces[piece] = Some(hash);
     }
-}
-
-/// The attributes of a file, link or directory.
-pub(super) fn attributes_of(metadata: &Metadata) -> Attributes {
-    let (mode, uid, gid) = (metadata.mode() & 0o1777, metadata.uid(), metadata.gid());
-    Attributes { mode, uid, gid, modified_ns: modified_ns(metadata) }
-}
-
-fn witness_of(metadata: &Metadata) -> Witness {
-    let changed_ns = metadata.ctime().saturating_mul(1_000_000_000).saturating_add(metadata.ctime_nsec());
-    Witness { inode: metadata.ino(), changed_ns }
 }

@@ -2,25 +2,27 @@
 //!
 //! It keeps the tree of the last manifest, and enters into it what changed. A name whose bytes are not there yet keeps
 //! what it had. So each manifest is complete, and one file that fails delays only itself.
+//!
+//! The catalog's answer, a look at a name, and the bytes of a file are three instants. So nothing is entered of a name
+//! that changed between them: the catalog is asked again first, and tells of the name anew.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::fs;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::blobs::Blobs;
+use super::look::{Found, Seen, attributes_of, others, see};
 use super::manifest::{self, Number};
 use super::pace::Pace;
 use super::place::{Error, Place, Result};
 use super::settings::{Progress, Settings};
 use super::source::{Shape, Source};
 use super::tree::{Attributes, Blob, Content, Directory, Encodings, File, Loaded, Node, Witness, chain, load};
-use super::work::{Found, Work, attributes_of};
+use super::work::Work;
 use crate::clock::wall_ns;
-use crate::store::{Id, MIN_RELEASE_BYTES, Newest, beneath, found_at};
+use crate::store::{Id, MIN_RELEASE_BYTES, Newest, found_at};
 
 /// Files that travel in one round. Each may be open meanwhile.
 const AT_ONCE: usize = 256;
@@ -38,6 +40,8 @@ const MOST_NAMED: usize = 20;
 struct Pending {
     found: Found,
     since: Instant,
+    /// The store's change at which it was found so.
+    change: u64,
     /// What is under way.
     work: Option<Work>,
     /// When it is tried again, and after which pause.
@@ -72,14 +76,16 @@ pub(super) struct Writer {
     gone: BTreeSet<PathBuf>,
     /// Inode numbers of files that are not sealed yet, which may have had another name.
     unsettled: BTreeMap<PathBuf, u64>,
-    /// Names to look at, whether they changed or not.
+    /// Names to look at, whether they change or not.
     again: Vec<PathBuf>,
-    /// Names that changed while bytes were on their way.
-    noted: Vec<(PathBuf, Option<Shape>)>,
+    /// The store's change that was looked at last.
+    change: u64,
     /// Directories that are not put yet.
     packed: Vec<(Blob, Vec<u8>)>,
     is_new: bool,
     collect_at: Instant,
+    /// The mirror's own time, in nanoseconds since 1970, was this at least at that moment.
+    clock: (i64, Instant),
 }
 
 impl Writer {
@@ -89,7 +95,7 @@ impl Writer {
     /// It is another store's; those of the mirror. Damage is none: what is lost is written again.
     pub(super) fn open(place: &Arc<dyn Place>, store: Id, settings: &Settings) -> Result<Writer> {
         manifest::check(place.as_ref(), store)?;
-        let last = manifest::list(place.as_ref(), store)?.pop();
+        let last = manifest::list(place.as_ref(), store)?.pop().map(|(number, _)| number);
         let read = |number| load(place.as_ref(), manifest::get(place.as_ref(), number)?, &|_, _| true);
         let Loaded { tree, objects, unread, damaged } = match last.map(read) {
             None => Loaded::default(),
@@ -115,11 +121,12 @@ impl Writer {
             gone: BTreeSet::new(),
             unsettled: BTreeMap::new(),
             again: Vec::new(),
-            noted: Vec::new(),
+            change: 0,
             packed: Vec::new(),
             is_new: true,
             // What is new comes first.
             collect_at: Instant::now() + settings.keep.min(FIRST_COLLECTION),
+            clock: (0, Instant::now()),
         };
         writer.list()?;
         writer.blobs.lose(&damaged);
@@ -128,9 +135,11 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Takes from the tree what the mirror has lost: it travels again. Returns all blobs, and when each was put.
+    /// Takes from the tree all that the mirror has lost: it travels again. Returns all blobs, and when each was put.
     fn list(&mut self) -> Result<Vec<(Id, i64)>> {
         let listed = self.blobs.list()?;
+        let newest = listed.iter().map(|(_, put_ns)| *put_ns).max().unwrap_or_default();
+        self.clock = (newest.max(self.now_ns()), Instant::now());
         let blobs = &self.blobs;
         self.objects.retain(|_, object| blobs.has_all(object));
         let mut lost = Vec::new();
@@ -152,13 +161,29 @@ impl Writer {
         Ok(listed)
     }
 
+    /// The mirror's own time, or an earlier one: this machine's clock may be wrong by years.
+    fn now_ns(&self) -> i64 {
+        self.clock.0 + self.clock.1.elapsed().as_nanos() as i64
+    }
+
     /// Whether something is to be done although nothing has changed.
     pub(super) fn is_due(&self) -> bool {
         let now = Instant::now();
         self.collect_at <= now || !self.again.is_empty() || self.pending.values().any(|pending| pending.is_due(now))
     }
 
-    /// Notes what is still to come.
+    /// The mirror has all changes of the store up to the first number, and up to the second one but for files that fail.
+    /// A later change of a file does not count for an earlier one: saves may go on all the time.
+    pub(super) fn done(&self) -> (u64, u64) {
+        let before = |fails: bool| {
+            let pending = self.pending.values().filter(|pending| fails || pending.failed.is_none());
+            let first = pending.map(|pending| pending.change).chain(self.again.first().map(|_| self.change)).min();
+            first.map_or(self.change, |change| change.saturating_sub(1))
+        };
+        (before(true), before(false))
+    }
+
+    /// Notes the files that are still to come.
     pub(super) fn tell(&self, progress: &mut Progress) {
         let all = self.pending.values();
         progress.files = self.pending.len() as u64;
@@ -168,12 +193,12 @@ impl Writer {
         progress.failed = failed.take(MOST_NAMED).map(|(path, why)| format!("{}: {why}", path.display())).collect();
     }
 
-    /// Brings what is to come, for some seconds, and puts a manifest. [`Writer::look`] comes before. True if nothing is left.
-    /// `asked`: somebody waits, so the mirror must answer.
+    /// Brings files that are to come, for some seconds, and puts a manifest. [`Writer::look`] comes before. `asked`: somebody
+    /// waits, so the mirror must answer.
     ///
     /// # Errors
     /// Those of the mirror that are not of one file.
-    pub(super) fn round(&mut self, source: &dyn Source, pace: &Pace, asked: bool) -> Result<bool> {
+    pub(super) fn round(&mut self, source: &dyn Source, pace: &Pace, asked: bool) -> Result<()> {
         if asked || self.is_due() || self.tree.stored() != self.published || !self.gone.is_empty() {
             manifest::check(self.place.as_ref(), self.store)?;
         }
@@ -186,12 +211,13 @@ impl Writer {
             }
         }
         self.push(source, pace);
-        self.publish(pace)?;
-        Ok(self.pending.is_empty() && self.gone.is_empty() && self.noted.is_empty())
+        self.publish(pace)
     }
 
-    /// Enters what changed into the tree, as far as its bytes are there. `asked`: failed files are tried again now.
-    pub(super) fn look(&mut self, source: &dyn Source, asked: bool) {
+    /// Enters changed names into the tree, as far as its bytes are there. `change`: the store's present one. `asked`:
+    /// failed files are tried again now.
+    pub(super) fn look(&mut self, source: &dyn Source, change: u64, asked: bool) {
+        self.change = change;
         if asked {
             self.pending.values_mut().for_each(|pending| pending.again = None);
         }
@@ -205,81 +231,68 @@ impl Writer {
         if is_new {
             changed.push((PathBuf::new(), None));
         }
-        // The earlier ones are looked at first, from the end.
-        changed.append(&mut self.noted);
         // A name that comes or goes changes the time of its directory.
         let above: BTreeSet<PathBuf> =
             changed.iter().filter_map(|(path, _)| Some(path.parent()?.to_path_buf())).collect();
         let (known, new): (Vec<_>, Vec<_>) = above.into_iter().partition(|path| self.tree.others(path).is_some());
-        known.iter().for_each(|path| drop(self.look_at(source, path, None)));
+        let mut seen: Vec<_> = known.into_iter().map(|path| (see(&tree, &path, None), path)).collect();
         changed.extend(new.into_iter().map(|path| (path, None)));
         let mut listed = HashSet::new();
         while let Some((path, shape)) = changed.pop() {
-            match self.look_at(source, &path, shape) {
-                // Another directory may have its place, and nobody tells of what is in it but files.
-                Ok(true) if listed.insert(path.clone()) => changed.extend(self.others_in(&tree, &path)),
-                Ok(_) => {}
-                Err(error) => {
-                    let (attributes, witness) = Default::default();
-                    self.await_bytes(&path, Found { shape: Shape::Stuck, attributes, len: 0, witness });
-                    self.postpone(&path, Some(error.into()));
+            let mut found = see(&tree, &path, shape);
+            // Another directory may have its place, and of all that is in it only files are told.
+            if let Ok(Some(Seen::Other(Node::Directory(..)))) = found
+                && listed.insert(path.clone())
+            {
+                changed.extend(self.tree.others(&path).into_iter().flatten().map(|path| (path, None)));
+                match others(&tree, &path) {
+                    Ok(others) => changed.extend(others.into_iter().map(|path| (path, None))),
+                    Err(error) => found = Err(error),
                 }
+            }
+            seen.push((found, path));
+        }
+        let noted = self.changed_since(source);
+        for (found, path) in seen {
+            // With a directory that moved, all below it is told anew.
+            if !path.ancestors().any(|above| noted.contains(above)) {
+                self.learn(source, &path, found);
             }
         }
     }
 
-    /// The links and directories that are in a directory, here and on the mirror. Of files the archive tells.
-    fn others_in(&self, tree: &Path, path: &Path) -> Vec<(PathBuf, Option<Shape>)> {
-        let mut others: Vec<PathBuf> = self.tree.others(path).into_iter().flatten().collect();
-        let mut list = || -> io::Result<()> {
-            let opened = beneath::open_dir(tree, path)?;
-            for entry in fs::read_dir(beneath::by_descriptor(&opened))? {
-                let entry = entry?;
-                if !entry.file_type()?.is_file() {
-                    others.push(path.join(entry.file_name()));
-                }
-            }
-            Ok(())
-        };
-        // If it has gone, the note of that is on its way.
-        let _ = list();
-        others.into_iter().map(|path| (path, None)).collect()
+    /// The names that changed since the catalog was asked last. They are looked at in the next round.
+    fn changed_since(&mut self, source: &dyn Source) -> HashSet<PathBuf> {
+        let noted: HashSet<PathBuf> = source.changed(false, Vec::new()).into_iter().map(|(path, _)| path).collect();
+        self.again.extend(noted.iter().cloned());
+        noted
     }
 
-    /// Looks at a name. True for a directory.
-    fn look_at(&mut self, source: &dyn Source, path: &Path, shape: Option<Shape>) -> io::Result<bool> {
-        if path.as_os_str().is_empty() {
-            return Ok(true);
-        }
-        let tree = source.store().tree();
+    /// Enters a name as it was seen. One that cannot be looked at is tried again.
+    fn learn(&mut self, source: &dyn Source, path: &Path, seen: io::Result<Option<Seen>>) {
+        // If the archive has not told of a file, the note of it is on its way.
+        let Some(seen) = seen.transpose() else { return };
         self.unsettled.remove(path);
-        let Some(metadata) = found_at(&tree, path)? else {
-            self.pending.remove(path);
-            self.gone.insert(path.to_path_buf());
-            return Ok(false);
-        };
-        let attributes = attributes_of(&metadata);
-        let kind = metadata.file_type();
-        if kind.is_file() {
-            match shape {
-                Some(shape) => self.want(source, path, Found::of(shape, &metadata))?,
-                // The note of it is on its way.
-                None => return Ok(false),
+        let entered = match seen {
+            Ok(Seen::Nothing) => {
+                self.pending.remove(path);
+                self.gone.insert(path.to_path_buf());
+                return;
             }
-        } else if kind.is_symlink() {
-            let target = fs::read_link(beneath::reach(&tree, path)?)?;
-            self.set(source, path, Node::Link(attributes, target.as_os_str().as_bytes().to_vec()));
-        } else if kind.is_dir() {
-            self.set(source, path, Node::Directory(attributes, Directory::default()));
-        } else {
-            self.gone.insert(path.to_path_buf());
-            return Ok(false);
-        }
-        if !kind.is_file() {
-            self.pending.remove(path);
-        }
+            Ok(Seen::File(found)) => self.want(source, path, found),
+            Ok(Seen::Other(node)) => {
+                self.pending.remove(path);
+                self.set(source, path, node);
+                Ok(())
+            }
+            Err(error) => Err(error),
+        };
         self.gone.remove(path);
-        Ok(kind.is_dir())
+        if let Err(error) = entered {
+            let (attributes, witness) = Default::default();
+            self.await_bytes(path, Found { shape: Shape::Stuck, attributes, len: 0, names: 0, witness });
+            self.postpone(path, Some(error.into()));
+        }
     }
 
     fn set(&mut self, source: &dyn Source, path: &Path, node: Node) {
@@ -293,7 +306,7 @@ impl Writer {
     fn want(&mut self, source: &dyn Source, path: &Path, found: Found) -> io::Result<()> {
         let is_behind = || self.newest == Newest::None && found.len >= MIN_RELEASE_BYTES;
         let content = match found.shape {
-            Shape::Object(id) => chain(&self.objects, id).map(|_| Content::Object(id)),
+            Shape::Object(id) => Some(Content::Object(id)),
             Shape::Stuck => None,
             Shape::Newest if is_behind() && !source.stays_exact(path)? => {
                 self.pending.remove(path);
@@ -324,8 +337,8 @@ impl Writer {
     /// Notes a file whose bytes are to come.
     fn await_bytes(&mut self, path: &Path, found: Found) {
         if self.pending.get(path).is_none_or(|pending| pending.found != found) {
-            let (since, pause) = (Instant::now(), FIRST_PAUSE);
-            let pending = Pending { found, since, work: None, again: None, pause, failed: None };
+            let (since, change, pause) = (Instant::now(), self.change, FIRST_PAUSE);
+            let pending = Pending { found, since, change, work: None, again: None, pause, failed: None };
             self.pending.insert(path.to_path_buf(), pending);
         }
     }
@@ -337,17 +350,35 @@ impl Writer {
         }
     }
 
-    /// Enters a file whose bytes are there.
+    fn is_there(&self, content: Content) -> bool {
+        match content {
+            Content::Small(blob) => self.blobs.has(&blob.hash),
+            Content::Object(id) => chain(&self.objects, id).is_some(),
+        }
+    }
+
+    /// Enters a file if its bytes are there. The collector may have taken an ancestor of its object meanwhile.
     fn enter(&mut self, source: &dyn Source, path: &Path, found: Found, content: Content) {
-        let Found { shape, attributes, len, mut witness } = found;
+        if !self.is_there(content) {
+            return self.await_bytes(path, found);
+        }
+        let Found { shape, attributes, len, names, mut witness } = found;
         // A stub's own bytes say nothing.
         if let Shape::Object(_) = shape {
             witness = Witness::default();
         }
         let file = File { attributes, len, content, witness };
-        self.known.insert(witness.inode, file.clone());
+        let had = self.known.insert(witness.inode, file.clone());
         self.set(source, path, Node::File(file));
         self.pending.remove(path);
+        // A file changes under all of its names, and the archive may know of one only.
+        if names > 1 && had.is_some_and(|had| had.witness != witness) {
+            let again = &mut self.again;
+            self.tree.each(&mut |path, node| match node {
+                Node::File(of) if of.witness.inode == witness.inode && of.witness != witness => again.push(path),
+                _ => {}
+            });
+        }
     }
 
     /// Brings the bytes of the newest pending files.
@@ -385,8 +416,8 @@ impl Writer {
         }
         let errors = self.blobs.bring(&mut works, pace, until);
         // What a program has opened meanwhile may have been read half written.
-        self.noted = source.changed(false, Vec::new());
-        let noted: HashSet<PathBuf> = self.noted.iter().map(|(path, _)| path.clone()).collect();
+        self.changed_since(source);
+        let noted: HashSet<PathBuf> = self.again.iter().cloned().collect();
         for ((path, work), error) in works.into_iter().zip(errors) {
             self.settle(source, &path, work, (error, noted.contains(&path)));
         }
@@ -473,18 +504,18 @@ impl Writer {
     /// Those of the mirror; [`Error::Wrong`] if a state that stays cannot be read.
     pub(super) fn collect(&mut self) -> Result<()> {
         let place = Arc::clone(&self.place);
-        let mut states = manifest::list(place.as_ref(), self.store)?;
-        let old = manifest::outdated(&states, (wall_ns() / 1_000_000).max(0) as u64, self.keep);
-        manifest::delete(place.as_ref(), &old)?;
-        states.retain(|state| !old.contains(state));
         let listed = self.list()?;
+        let mut states = manifest::list(place.as_ref(), self.store)?;
+        let old = manifest::outdated(&states, self.now_ns(), self.keep);
+        manifest::delete(place.as_ref(), &old)?;
+        states.retain(|(state, _)| !old.contains(state));
         let mut needed = HashSet::new();
         self.tree.blobs(&self.objects, &mut needed);
-        if !states.iter().any(|state| Some(*state) == self.last) {
+        if states.last().map(|(state, _)| *state) != self.last {
             // Somebody removed the newest state: it is put again.
             self.published = None;
         }
-        for state in states {
+        for (state, _) in states {
             let root = manifest::get(place.as_ref(), state)?;
             // A directory that was read has told what it needs.
             let loaded = load(place.as_ref(), root, &|_, blob| !needed.contains(&blob.hash))?;
@@ -496,10 +527,9 @@ impl Writer {
         // After the states: a directory of theirs that is packed here, too, was not read by anybody.
         needed.extend(self.packed.iter().map(|(blob, _)| blob.hash));
         needed.extend(self.pending.values().filter_map(|pending| pending.work.as_ref()).flat_map(Work::pieces));
-        // By the mirror's own clock. A blob may be young because its file is on its way.
-        let newest = listed.iter().map(|(_, put_ns)| *put_ns).max().unwrap_or_default();
-        let grace = self.keep.min(manifest::ALL_FOR).as_nanos() as i64;
-        let is_garbage = |(hash, put_ns): &&(Id, i64)| !needed.contains(hash) && newest - put_ns >= grace;
+        // A blob may be young because its file is on its way.
+        let (now_ns, grace) = (self.now_ns(), self.keep.min(manifest::ALL_FOR).as_nanos() as i64);
+        let is_garbage = |(hash, put_ns): &&(Id, i64)| !needed.contains(hash) && now_ns - put_ns >= grace;
         let garbage: HashSet<Id> = listed.iter().filter(is_garbage).map(|(hash, _)| *hash).collect();
         let deleted = self.blobs.delete(&garbage);
         let blobs = &self.blobs;

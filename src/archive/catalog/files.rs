@@ -77,6 +77,8 @@ struct Run {
     checkpoints: HashSet<Arc<Checkpoint>>,
     /// The last decision about `files`, void if the run has changed.
     answer: Answer,
+    /// The files that stay exact by it, because others say so.
+    exact: HashSet<Arc<Path>>,
 }
 
 /// A step that a thread may take now.
@@ -261,6 +263,13 @@ impl Files {
         let links = links.map(|(link, target)| (Arc::clone(link), Arc::clone(target))).collect();
         let orphans = self.orphans.iter().filter(|(path, _)| path.starts_with(key)).cloned().collect();
         run.answer = decide(&run.files, &Others { links, orphans }, self.settle, self.now);
+        let is_exact = |at: &usize| run.answer.marks.contains_key(at) || run.answer.files[*at].is_unfinished;
+        let exact = (0..run.files.len()).filter(is_exact).map(|at| Arc::clone(&run.files[at].path)).collect();
+        let former = std::mem::replace(&mut run.exact, exact);
+        // A mirror may have it with a loss.
+        if former != run.exact {
+            self.touched.add(former.symmetric_difference(&run.exact).cloned());
+        }
         if run.answer.queued + run.answer.settling > 0 {
             self.at_work.insert(Arc::clone(key));
         } else {

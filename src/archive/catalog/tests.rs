@@ -694,6 +694,21 @@ fn statements_and_links_go_with_their_directory() {
 }
 
 #[test]
+fn a_mirror_hears_of_a_file_that_is_named_the_best_since() {
+    let mut catalog = with_files(&["run/step_1.pt", "run/step_2.pt"]);
+    catalog.decided().touched().take();
+    let best = Path::new("run/step_2.pt");
+    for target in [Some(best.to_path_buf()), None] {
+        assert_eq!(catalog.decided().mark(best).is_some(), target.is_none());
+        catalog.decided().touched().take();
+        catalog.link_read(Path::new("run/best.pt"), target);
+        assert!(catalog.decided().decision(best).is_some());
+        let touched: Vec<_> = catalog.decided().touched().take().into_iter().collect();
+        assert_eq!(touched, [Arc::from(best)]);
+    }
+}
+
+#[test]
 fn files_in_one_directory_are_one_series_by_their_names() {
     let names = ["a/epoch=0-step=20.ckpt", "a/epoch=1-step=40.ckpt", "a/epoch=2-step=60.ckpt", "a/last.ckpt"];
     let mut catalog = with_files(&names);

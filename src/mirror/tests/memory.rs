@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::clock::wall_ns;
 use crate::mirror::place::{Error, Listed, Place, Result};
 
-/// A request as a test sees it: `put`, `get`, `list` or `delete`, the name, and the bytes of a put. An error is its answer.
+/// A request as a test sees it: `put`, `get`, `list`, `delete` or `sync`, the name, and the bytes of a put. An error is its answer.
 type Fault = Box<dyn FnMut(&str, &str, usize) -> Option<Error> + Send>;
 
 /// The data behind the lock.
@@ -16,6 +16,8 @@ type Fault = Box<dyn FnMut(&str, &str, usize) -> Option<Error> + Send>;
 struct Inside {
     /// The bytes of each name, and when it was put.
     names: BTreeMap<String, (Vec<u8>, i64)>,
+    /// Those that were deleted, as long as that is not durable.
+    deleted: BTreeMap<String, (Vec<u8>, i64)>,
     requests: u64,
     /// Bytes that were got, and that were put.
     got: u64,
@@ -59,9 +61,18 @@ impl Memory {
         (inside.requests, inside.put, inside.got)
     }
 
-    /// Makes all names older.
-    pub(super) fn age(&self, by: Duration) {
-        self.lock().names.values_mut().for_each(|(_, time)| *time -= by.as_nanos() as i64);
+    /// Makes all names below a prefix older.
+    pub(super) fn age(&self, prefix: &str, by: Duration) {
+        let mut inside = self.lock();
+        let older = inside.names.iter_mut().filter(|(name, _)| name.starts_with(prefix));
+        older.for_each(|(_, (_, time))| *time -= by.as_nanos() as i64);
+    }
+
+    /// The mirror's machine dies. Names below a prefix come back whose deletion was not durable; other deletions were.
+    pub(super) fn crash(&self, prefix: &str) {
+        let mut inside = self.lock();
+        let deleted = std::mem::take(&mut inside.deleted);
+        inside.names.extend(deleted.into_iter().filter(|(name, _)| name.starts_with(prefix)));
     }
 
     /// All names with their bytes.
@@ -129,7 +140,15 @@ impl Place for Memory {
 
     fn delete(&self, name: &str) -> Result<()> {
         self.request(("delete", name, 0), |inside| {
-            inside.names.remove(name);
+            let was = inside.names.remove(name);
+            inside.deleted.extend(was.map(|was| (name.to_string(), was)));
+            Ok(())
+        })
+    }
+
+    fn sync(&self, prefix: &str) -> Result<()> {
+        self.request(("sync", prefix, 0), |inside| {
+            inside.deleted.retain(|name, _| !name.starts_with(prefix));
             Ok(())
         })
     }

@@ -56,7 +56,7 @@ fn what_was_removed_is_there_at_the_time_before() {
     machine.session(&place, false).unwrap();
     let mut writer = machine.writer(&shared(&place), settings().keep).unwrap();
     writer.collect().unwrap();
-    place.age(Duration::from_secs(7200));
+    place.age("blobs/", Duration::from_secs(7200));
     writer.collect().unwrap();
     assert_eq!(pulled(&place, None).unwrap().0.into_keys().collect::<Vec<_>>(), ["empty", "latest"]);
     assert_eq!(pulled(&place, Some(then)).unwrap().0, before);
@@ -96,7 +96,7 @@ fn a_blob_on_its_way_stays() {
     let mut writer = machine.writer(&shared(&place), Duration::from_secs(3600)).unwrap();
     writer.collect().unwrap();
     assert!(place.names().contains_key("blobs/ab/abababababababababababababababab"));
-    place.age(Duration::from_secs(3601));
+    place.age("blobs/", Duration::from_secs(3601));
     place.set("blobs/cd/cdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcd", Some(b"x".to_vec()));
     writer.collect().unwrap();
     assert!(!place.names().contains_key("blobs/ab/abababababababababababababababab"));
@@ -116,6 +116,8 @@ fn a_collector_that_is_killed_after_any_request_leaves_every_state_whole() {
         place.fail_after(Some(at), true);
         let killed = writer.collect().is_err();
         place.heal();
+        // The mirror's machine dies, too: deletions that are not durable are undone.
+        place.crash("manifests/");
         for state in Reader::states(place.as_ref()).unwrap().1 {
             let (_, missing) = pulled(&place, Some(state.at_ms)).unwrap();
             assert!(missing.names.is_empty() && missing.unread.is_empty(), "killed at {at}: {missing:?}");
@@ -125,6 +127,114 @@ fn a_collector_that_is_killed_after_any_request_leaves_every_state_whole() {
             break;
         }
     }
+}
+
+#[test]
+fn a_clock_that_is_a_year_ahead_takes_no_state() {
+    let (machine, place) = (run(), Arc::new(Memory::default()));
+    machine.session(&place, false).unwrap();
+    let before = names(&machine.store);
+    machine.remove("run");
+    std::thread::sleep(Duration::from_millis(5));
+    machine.session(&place, false).unwrap();
+    // Seen from there, the names say that all this was a year ago. The mirror's own clock says that it was a moment ago.
+    let (_, states) = Reader::states(place.as_ref()).unwrap();
+    let year_ago = |state: &manifest::Number| {
+        let root = manifest::get(place.as_ref(), *state).unwrap();
+        place.set(&state.name(), None);
+        let number = manifest::Number::after(None, state.at_ms - 365 * 24 * 3_600_000, machine.store.id());
+        manifest::put(place.as_ref(), machine.store.id(), number, root).unwrap();
+        number
+    };
+    let states: Vec<_> = states.iter().map(year_ago).collect();
+    let mut writer = machine.writer(&shared(&place), settings().keep).unwrap();
+    writer.collect().unwrap();
+    assert_eq!(Reader::states(place.as_ref()).unwrap().1, states);
+    let last_but_one = states[states.len() - 2].at_ms;
+    assert_eq!(pulled(&place, Some(last_but_one)).unwrap().0, before);
+    // Without a put, the mirror's time goes on nevertheless.
+    let mut writer = machine.writer(&shared(&place), Duration::from_millis(20)).unwrap();
+    std::thread::sleep(Duration::from_millis(30));
+    writer.collect().unwrap();
+    assert_eq!(Reader::states(place.as_ref()).unwrap().1, states[states.len() - 1..]);
+}
+
+#[test]
+fn the_newest_state_that_somebody_removed_is_put_again() {
+    let (machine, place) = (run(), Arc::new(Memory::default()));
+    machine.session(&place, false).unwrap();
+    let mut writer = machine.writer(&shared(&place), settings().keep).unwrap();
+    assert!(machine.rounds(&mut writer).unwrap());
+    for state in Reader::states(place.as_ref()).unwrap().1 {
+        place.set(&state.name(), None);
+    }
+    writer.collect().unwrap();
+    assert!(machine.rounds(&mut writer).unwrap());
+    assert_eq!(pulled(&place, None).unwrap().0, names(&machine.store));
+}
+
+#[test]
+fn what_a_file_needs_and_the_collector_took_travels_again() {
+    let (machine, place) = (Machine::new(), Arc::new(Memory::default()));
+    let parent = machine.release("a/parent.pt", &noise(100_000, 1), None);
+    let mut writer = machine.writer(&shared(&place), Duration::ZERO).unwrap();
+    assert!(machine.rounds(&mut writer).unwrap());
+    // The difference to it is on its way for long.
+    place.fault(|what, name, len| {
+        let is_large = what == "put" && name.starts_with("blobs/") && len > 50_000;
+        is_large.then(|| Error::Away("refused".into()))
+    });
+    machine.release("b/child.pt", &noise(100_000, 2), Some(parent));
+    assert!(!machine.rounds(&mut writer).unwrap());
+    let before = place.names().len();
+    machine.remove("a");
+    assert!(!machine.rounds(&mut writer).unwrap());
+    writer.collect().unwrap();
+    assert!(place.names().len() < before, "nobody needs the parent");
+    place.heal();
+    assert!(machine.rounds(&mut writer).unwrap());
+    assert_eq!(pulled(&place, None).unwrap(), (names(&machine.store), Missing { found: 1, ..Missing::default() }));
+}
+
+#[test]
+fn a_directory_that_was_packed_in_vain_keeps_what_an_older_state_needs() {
+    let (machine, place) = (Machine::new(), Arc::new(Memory::default()));
+    machine.write("run/a.pt", &noise(100_000, 1));
+    let mut writer = machine.writer(&shared(&place), Duration::ZERO).unwrap();
+    assert!(machine.rounds(&mut writer).unwrap());
+    let before = names(&machine.store);
+    // The directory's bytes are packed once more under its new name, and then it goes.
+    place.fault(|what, name, _| (what == "put" && name.starts_with("blobs/")).then(|| Error::Away("away".into())));
+    machine.rename("run", "moved");
+    assert!(step(&mut writer, &machine, true).is_err());
+    machine.remove("moved");
+    assert!(step(&mut writer, &machine, true).is_err());
+    writer.collect().unwrap();
+    place.heal();
+    assert_eq!(pulled(&place, None).unwrap(), (before, Missing { found: 1, ..Missing::default() }));
+}
+
+#[test]
+fn an_object_on_the_mirror_stays_in_its_first_encoding() {
+    let (machine, place) = (Machine::new(), Arc::new(Memory::default()));
+    let bytes: Vec<u8> = noise(200_000, 1).iter().map(|byte| byte & 15).collect();
+    let parent = machine.release("parent.pt", &bytes, None);
+    machine.remove("parent.pt");
+    machine.release("b/child.pt", &noise(100_000, 2), Some(parent));
+    let mut writer = machine.writer(&shared(&place), Duration::ZERO).unwrap();
+    place.fault(|what, name, len| {
+        let is_large = what == "put" && name.starts_with("blobs/") && len > 50_000;
+        is_large.then(|| Error::Away("refused".into()))
+    });
+    assert!(!machine.rounds(&mut writer).unwrap());
+    place.heal();
+    // Another file brings the parent meanwhile, in an encoding of today. Then the first one comes, with that of yesterday.
+    machine.reencode(parent, &bytes);
+    machine.release("a/other.pt", &noise(100_000, 3), Some(parent));
+    assert!(!step(&mut writer, &machine, false).unwrap());
+    assert!(machine.rounds(&mut writer).unwrap());
+    writer.collect().unwrap();
+    assert_eq!(pulled(&place, None).unwrap(), (names(&machine.store), Missing { found: 2, ..Missing::default() }));
 }
 
 #[test]

@@ -3,8 +3,10 @@
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -154,6 +156,36 @@ def test_names_links_and_directories_move_and_go(mirror, mounts):
     mount.kill()
     os.remove(mount.store / "tree/latest")
     mount.mount()
+    is_mirrored()
+
+
+def test_names_that_programs_make_without_a_write_travel(mirror, mounts):
+    mount = mounts(mirror)
+    os.symlink("nowhere", mount / "link")
+    sizes = {"small": 1000, "large": 100_000}
+    for name, size in sizes.items():
+        (mount / name).write_bytes(noise(1, size))
+        os.link(mount / name, mount / f"{name}.other")
+    mount.mirrored()
+
+    def is_mirrored():
+        mount.mirrored()
+        base = mirror.base / "seen"
+        other = mounts(store=pull(mirror.other_url, base))
+        assert everything(other.dir) == everything(mount.dir)
+        other.umount()
+        shutil.rmtree(base)
+
+    os.link(mount / "link", mount / "link.other", follow_symlinks=False)
+    os.mknod(mount / "empty", 0o600 | stat.S_IFREG)
+    is_mirrored()
+    # After this the kernel knows one name of each file only.
+    mount.remount()
+    mount.mirrored()
+    for name, size in sizes.items():
+        with open(mount / name, "r+b") as f:
+            f.write(noise(2, size))
+        os.chmod(mount / name, 0o640)
     is_mirrored()
 
 
@@ -356,6 +388,47 @@ def test_a_mirror_that_is_away_delays_nobody_and_catches_up():
         for name in ("step_0019.pt", "step_0000.pt"):
             assert run("cat", mirror.url, name, text=False).stdout == read(mount / name)
     finally:
+        mount.close()
+        remove_base(base)
+
+
+def test_a_file_that_fails_ends_a_sync_while_saves_go_on():
+    base = make_base()
+    mirror = Directory(base)
+    mount = Mirrored(make_base(), mirror)
+    over = threading.Event()
+
+    def save():
+        number = 0
+        while not over.wait(0.3):
+            number += 1
+            (mount / f"{number % 5}.bin").write_bytes(noise(number, 200_000))
+
+    saves = threading.Thread(target=save)
+    try:
+        mount.mount()
+        before = set(mirror.names())
+        (mount / "refused").write_bytes(noise(7, 3000))
+        mount.mirrored()
+        blob = next(n for n, size in mirror.names().items() if n not in before and n.startswith("blobs/") and size >= 3000)
+        os.remove(mount / "refused")
+        mount.umount()
+        # A directory has its place: only these bytes cannot be put.
+        (mirror.root / blob).unlink()
+        (mirror.root / blob / "x").mkdir(parents=True)
+        mount.mount()
+        saves.start()
+        (mount / "refused").write_bytes(noise(7, 3000))
+        done = run("sync", "--mirror", mount.dir, check=False, timeout=150)
+        assert done.returncode == 1 and "refused" in done.stderr, done.stderr
+        shutil.rmtree(mirror.root / blob)
+        # Saves go on.
+        mount.mirrored(60)
+        assert run("cat", mirror.url, "refused", text=False).stdout == noise(7, 3000)
+    finally:
+        over.set()
+        if saves.is_alive():
+            saves.join()
         mount.close()
         remove_base(base)
 

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from harness import require_clean, run
+from harness import require_clean, run, wait_until
 from series import flatten, save_walk, walk
 
 pytestmark = [pytest.mark.stepfs, pytest.mark.slow]
@@ -80,6 +80,21 @@ def test_what_must_stay_exact_travels_exact(mirror, mounts):
     run("pin", mount / names[-1])
     mount.mirrored()
     assert run("cat", mirror.other_url, names[-1], text=False).stdout == exact
+
+
+def test_what_is_named_the_best_later_travels_exact(mirror, mounts):
+    mount = mounts(mirror, 'newest = "quantized"')
+    os.mkdir(mount / "run")
+    for step, state in enumerate(walk(4, scale=4)):
+        torch.save(state, mount / f"run/step_{step:04d}.pt")
+        mount.sync()
+        mount.mirrored()
+    newest = "run/step_0003.pt"
+    on_mirror = lambda: run("cat", mirror.other_url, newest, text=False).stdout  # noqa: E731
+    exact = read(mount / newest)
+    assert on_mirror() != exact
+    os.symlink("step_0003.pt", mount / "run/best.pt")
+    wait_until(lambda: on_mirror() == exact, 60, "the best is exact there")
 
 
 def test_none_keeps_the_newest_here(mirror, mounts):
