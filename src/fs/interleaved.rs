@@ -76,7 +76,7 @@ impl Fixture {
     fn open(&self, ino: u64, access: Access) -> Result<FileHandle> {
         let mut made = None;
         loop {
-            let wanted = match self.core.files.try_open(ino, ROOT_USER, access, made.take(), None)? {
+            let wanted = match self.core.files.try_open(ino, ROOT_USER, access, made.take(), &mut None)? {
                 Tried::Done(answer) => return Ok(answer.fh),
                 Tried::Recall(wanted) => wanted,
                 Tried::Register(_) => unreachable!("passthrough is off"),

@@ -2,11 +2,10 @@
 
 use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, Weak};
 
-use crate::store::durable::scratch;
+use crate::store::durable::scratch::{self, read_full};
 use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Condvar, Mutex};
 use formats::Order;
 
@@ -96,21 +95,24 @@ impl Reader {
         self.file.as_ref().filter(|_| self.missing.load(Ordering::Acquire) == 0)
     }
 
-    /// The whole file becomes the one in the tree, so its bytes may change. The cache must not get it back. False if it
-    /// was given before: then that attempt failed, and may have lost bytes of it, or put it under some of its names.
-    pub fn give(&self) -> bool {
-        !self.given.swap(true, Ordering::Relaxed)
+    /// The whole file becomes the one in the tree, so its bytes may change, and the cache does not get it back. False:
+    /// an earlier attempt has failed and may have lost bytes of it, so they must be written anew. The kernel may serve
+    /// readers from it, and takes no other file for them.
+    pub fn give(&self) -> Option<(&Decoded, bool)> {
+        let decoded = self.whole()?;
+        Some((decoded, !self.given.swap(true, Ordering::Relaxed)))
     }
 
     /// The file that holds these bytes at their offset, if all are decoded. Reading them then costs no more than with
-    /// any plain file.
+    /// any plain file. None also if that was cut short: [`Reader::read_at`] knows by whom.
     pub fn present(&self, offset: u64, len: u64) -> Option<&Arc<Decoded>> {
         let file = self.file.as_ref()?;
         let end = self.len().min(offset.saturating_add(len));
         let segments = self.layout.covering(self.order.around(offset..end));
         let progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
         let present = |segment: &super::layout::Segment| progress[segment.unit] == Progress::Present;
-        self.layout.segments[segments].iter().all(present).then_some(file)
+        let is_long = || file.file().metadata().is_ok_and(|metadata| metadata.len() >= end);
+        (self.layout.segments[segments].iter().all(present) && is_long()).then_some(file)
     }
 
     /// Reads up to `buf.len()` bytes at `offset`; short only at the end of the file. Decodes missing units, so never
@@ -139,9 +141,13 @@ impl Reader {
                 return self.read_uncached(offset, buf);
             }
         }
-        let fail = |error| ReadError::object(self.chain.leaf().header().id, error);
-        file.read_exact_at(buf, offset).map_err(fail)?;
-        Ok(buf.len())
+        match read_full(file, buf, offset) {
+            Ok(len) if len == buf.len() => Ok(len),
+            // It is the file in the tree by now, and a program has cut it short.
+            Ok(len) if self.given.load(Ordering::Relaxed) => Ok(len),
+            // Something is wrong with the cache. That says nothing about the object.
+            _ => self.read_uncached(offset, buf),
+        }
     }
 
     /// Returns when a unit's bytes are in the file: decodes them, or waits for another thread. `false` if there is no

@@ -128,7 +128,7 @@ fn a_file_brought_back_has_its_bytes_and_attributes() {
     let rest = settled("cache_mib = 10240");
     let archive = rest.open();
     let path = rest.path(&step(2));
-    let back = archive.recall(&rest.stub(&step(2)).unwrap(), &fs::File::open(&path).unwrap(), None).unwrap();
+    let (back, _) = archive.recall(&rest.stub(&step(2)).unwrap(), &fs::File::open(&path).unwrap(), None).unwrap();
     assert_eq!(fs::read(&back).unwrap(), rest.read(&step(2)).unwrap());
     let (was, is) = (fs::metadata(&path).unwrap(), fs::metadata(&back).unwrap());
     assert_eq!((was.mode(), was.mtime(), was.mtime_nsec()), (is.mode(), is.mtime(), is.mtime_nsec()));
