@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use serde::{Deserialize, Serialize};
 
 use crate::mirror::Progress;
-use crate::recall::MemoryStatus;
+use crate::recall::{Decoded, MemoryStatus};
 use crate::store::durable::{CrashPoint, DeviceFile};
 use crate::store::{Id, STUB_BYTES, Stub, is_recalled};
 
@@ -76,6 +76,21 @@ pub struct Status {
     pub mirror: Option<Progress>,
     /// Process number of the daemon; none when the store is not mounted.
     pub daemon: Option<u32>,
+    /// Who reads and writes the resident files, if the store is mounted.
+    #[serde(default)]
+    pub serving: Option<Serving>,
+}
+
+/// Who reads and writes the resident files of a mount.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", tag = "by", content = "because")]
+pub enum Serving {
+    /// The kernel.
+    Kernel,
+    /// The kernel. A helper registers the files with it.
+    Helper,
+    /// The daemon, for this reason.
+    Daemon(String),
 }
 
 /// The outstanding steps, and why they are delayed. Programs that wait poll it.
@@ -300,17 +315,16 @@ impl Archive {
     }
 
     /// Brings a released file back for writing: makes a durable file with the attributes of `from`, of which only the
-    /// handle may be left. It is the file that `reader` has decoded, or a new one in `tmp/`. The caller renames it over
-    /// the file, and makes it durable by the returned descriptor. Blocks until then.
+    /// handle may be left. It is what a reader gave ([`Reader::give`]), or a new file in `tmp/`. The caller renames it
+    /// over the file, and makes later changes durable by the returned descriptor. Blocks until then.
     ///
     /// # Errors
-    /// [`ReadError`] names the missing or damaged object, or the device's lack of room. The next attempt writes the
-    /// reader's file anew.
+    /// [`ReadError`] names the missing or damaged object, or the device's lack of room.
     pub fn recall(
         &self,
         stub: &Stub,
         from: &fs::File,
-        reader: Option<&Reader>,
+        given: Option<(&Decoded, bool)>,
     ) -> Result<(PathBuf, DeviceFile), ReadError> {
         let fail = |error| ReadError::object(stub.object, error);
         // As a reader is told, too: it would become another file.
@@ -318,12 +332,9 @@ impl Archive {
             ReadError::unless_as_long(stub, header.logical_len)?;
         }
         let io = self.shared.io();
-        let given = reader.and_then(Reader::give);
         let (path, file) = match given {
             // The descriptor that wrote it: another one may not be told that its bytes did not reach the device.
-            Some((decoded, _)) => {
-                (decoded.path().to_path_buf(), io.adopt(decoded.file().try_clone().map_err(fail)?))
-            }
+            Some((decoded, _)) => (decoded.path().to_path_buf(), io.adopt(decoded.file().try_clone().map_err(fail)?)),
             None => {
                 let new = self.shared.store.tmp().join(format!("recall-{}", Id::random().map_err(fail)?));
                 let file = io.create(&new, CrashPoint::RecallWritten).map_err(fail)?;
@@ -331,8 +342,7 @@ impl Archive {
             }
         };
         let decode = || -> Result<(), ReadError> {
-            let metadata = file.metadata().map_err(fail)?;
-            if !given.is_some_and(|(_, is_whole)| is_whole && metadata.len() == stub.logical_len) {
+            if !given.is_some_and(|(_, is_whole)| is_whole) {
                 let put = |bytes: &[u8], at| file.write_all_at(bytes, at, CrashPoint::RecallWritten);
                 let copied = self.shared.recall.copy(stub.object, &put);
                 copied.inspect_err(|error| self.shared.recall.read_failed(stub.object, error))?;

@@ -158,10 +158,10 @@ impl OpenFiles {
     pub(super) fn new(tree: Arc<Tree>, passthrough: bool, helper: Option<Arc<Client>>) -> Self {
         let reports_at_close = sys::reports_at_close(&tree.archive().store().tree());
         let mappings = Arc::new(Mappings::new(Arc::clone(&tree)));
-        if passthrough && !mappings.has_leases() {
-            log::warn!("files are served without kernel passthrough: the store's file system has no leases");
+        let passthrough = Passthrough::new((!passthrough).then_some("it was mounted with --no-passthrough"), helper);
+        if !mappings.has_leases() {
+            passthrough.give_up("the store's file system has no leases");
         }
-        let passthrough = Passthrough::new(passthrough && mappings.has_leases(), helper);
         let (recalls, early) = (Recalls::new(Arc::clone(&tree)), Arc::default());
         Self { tree, recalls, mappings, early, handles: Mutex::default(), reports_at_close, passthrough }
     }
@@ -543,3 +543,6 @@ impl OpenFiles {
         Ok(Step::Done(()))
     }
 }
+
+#[cfg(test)]
+mod tests;

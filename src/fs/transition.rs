@@ -188,23 +188,23 @@ impl Recalls {
             let table = self.tree.table();
             let opened = table.node(ino)?.opened.as_ref();
             let reader = opened.and_then(|opened| match &opened.source {
-                Source::Reader(reader) if reader.whole().is_some() => Some(Arc::clone(reader)),
-                _ => None,
+                Source::Reader(reader) => Some(Arc::clone(reader)),
+                Source::File(_) => None,
             });
             (table.place(ino)?.hold()?, reader, opened.is_some_and(Opened::passes_through))
         };
         // What readers see must not be emptied before it is the file.
         let is_new_bytes = wanted == RecallGoal::Empty && !passes_through;
-        let reader = reader.filter(|_| !is_new_bytes);
+        let given = reader.as_ref().filter(|_| !is_new_bytes).and_then(|reader| reader.give());
         let before = Seen::of(&original)?;
         let (path, file) = if is_new_bytes {
             let path = self.temporary();
             let file = self.tree.io().create(&path, CrashPoint::RecallWritten)?;
             (path, file)
         } else {
-            self.tree.archive().recall(stub, &original, reader.as_deref())?
+            self.tree.archive().recall(stub, &original, given)?
         };
-        let _unless_in_place = reader.is_none().then(|| Temporary(path.clone()));
+        let _unless_in_place = given.is_none().then(|| Temporary(path.clone()));
         let (mut table, now) = self.carry_attributes(ino, &original, (!is_new_bytes).then_some(before), &file)?;
         let opened = Arc::new(file.into_file());
         let replacement = FileId::of(&opened.metadata()?);
@@ -235,17 +235,21 @@ impl Recalls {
             handles.source = Source::File(Arc::clone(&opened));
             handles.handles.values().for_each(|handle| handle.switch(&opened));
         }
-        if wanted == RecallGoal::Resident || replaced.is_err() {
+        if wanted == RecallGoal::Resident {
             // No program opens it, so the archive learns of it here. The object keeps its name.
             paths.iter().for_each(|path| self.tree.archive().recalled(path));
         }
         drop(table);
         self.tree.invalidations.inode(ino);
-        sync_replaced(self.tree.io(), &replaced?)?;
-        if let Some(node) = self.tree.table().get_mut(ino) {
+        let synced = replaced.and_then(|directories| sync_replaced(self.tree.io(), &directories));
+        let mut table = self.tree.table();
+        if synced.is_err() {
+            // Nor does one open it now.
+            table.paths(ino).iter().for_each(|path| self.tree.archive().recalled(path));
+        } else if let Some(node) = table.get_mut(ino) {
             node.name_not_durable = false;
         }
-        Ok(())
+        Ok(synced?)
     }
 
     /// After an error between the renames of a file with several names: those that still lead to the stub are another

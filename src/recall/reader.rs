@@ -58,7 +58,7 @@ impl Reader {
         let layout = Layout::of(chain.leaf());
         let header = chain.leaf().header();
         let key = (header.id, owner);
-        let whole = recall.cache.take(&key);
+        let whole = recall.cache.take(&key).filter(|file| file.reaches(header.logical_len));
         let progress = if whole.is_some() { Progress::Present } else { Progress::Missing };
         let missing = if whole.is_some() { 0 } else { layout.units.len() };
         let file = whole.or_else(|| recall.cache.begin(header.logical_len).map(Arc::new));
@@ -92,6 +92,10 @@ impl Reader {
 
     /// The decoded file, if it is whole: passthrough serves it.
     pub fn whole(&self) -> Option<&Arc<Decoded>> {
+        self.decoded().filter(|file| file.reaches(self.len()))
+    }
+
+    fn decoded(&self) -> Option<&Arc<Decoded>> {
         self.file.as_ref().filter(|_| self.missing.load(Ordering::Acquire) == 0)
     }
 
@@ -99,8 +103,9 @@ impl Reader {
     /// an earlier attempt has failed and may have lost bytes of it, so they must be written anew. The kernel may serve
     /// readers from it, and takes no other file for them.
     pub fn give(&self) -> Option<(&Decoded, bool)> {
-        let decoded = self.whole()?;
-        Some((decoded, !self.given.swap(true, Ordering::Relaxed)))
+        let decoded = self.decoded()?;
+        let is_first = !self.given.swap(true, Ordering::Relaxed);
+        Some((decoded, is_first && decoded.reaches(self.len())))
     }
 
     /// The file that holds these bytes at their offset, if all are decoded. Reading them then costs no more than with
@@ -111,8 +116,7 @@ impl Reader {
         let segments = self.layout.covering(self.order.around(offset..end));
         let progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
         let present = |segment: &super::layout::Segment| progress[segment.unit] == Progress::Present;
-        let is_long = || file.file().metadata().is_ok_and(|metadata| metadata.len() >= end);
-        (self.layout.segments[segments].iter().all(present) && is_long()).then_some(file)
+        (self.layout.segments[segments].iter().all(present) && file.reaches(end)).then_some(file)
     }
 
     /// Reads up to `buf.len()` bytes at `offset`; short only at the end of the file. Decodes missing units, so never
@@ -286,7 +290,7 @@ impl Reader {
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        if self.missing.load(Ordering::Acquire) == 0
+        if self.whole().is_some()
             && !self.given.load(Ordering::Relaxed)
             && let Some(file) = self.file.take()
         {
