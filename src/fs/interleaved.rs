@@ -11,9 +11,10 @@ use fuser::{FileHandle, RenameFlags};
 
 use super::archive_hooks::Served;
 use super::errno::Result;
+use super::node::Access;
 use super::node::{Handle, Source};
 use super::numbers::ROOT;
-use super::open::{Access, Tried};
+use super::open::Tried;
 use super::privileges::Caller;
 use super::*;
 use crate::store::Store;

@@ -98,6 +98,38 @@ impl Node {
     }
 }
 
+/// The access that an open asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Access {
+    pub(super) read: bool,
+    pub(super) write: bool,
+    pub(super) truncate: bool,
+    /// O_NOATIME.
+    pub(super) aside: bool,
+    /// The process that opens, if this may become part of a restore.
+    pub(super) by: Option<u32>,
+}
+
+impl Access {
+    /// From open(2) flags.
+    pub(super) fn of(flags: i32) -> Self {
+        let mode = flags & libc::O_ACCMODE;
+        Self {
+            read: mode != libc::O_WRONLY,
+            write: mode != libc::O_RDONLY,
+            // Also with O_RDONLY: Linux truncates, and the kernel has checked the permission.
+            truncate: flags & libc::O_TRUNC != 0,
+            aside: flags & libc::O_NOATIME != 0,
+            by: None,
+        }
+    }
+
+    /// The bytes may change through this open.
+    pub(super) fn changes(self) -> bool {
+        self.write || self.truncate
+    }
+}
+
 /// The handles of one node. The first decides the mode until the last is released, because the kernel refuses a
 /// mixture with EIO.
 pub(super) struct Opened {

@@ -27,7 +27,7 @@ use super::early::Early;
 use super::errno::{Fault, Result};
 use super::inodes::Table;
 use super::mapped::Mappings;
-use super::node::{Handle, Mode, Node, Opened, Reading, Source};
+use super::node::{Access, Handle, Mode, Node, Opened, Reading, Source};
 use super::passthrough::{Backing, Passthrough, Reply};
 use super::privileges::Caller;
 use super::sys;
@@ -37,38 +37,6 @@ use crate::archive::{FileId, process_of};
 use crate::recall::Reader;
 use crate::store::Stub;
 use crate::sync::{Mutex, MutexGuard};
-
-/// The access that an open asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Access {
-    pub(super) read: bool,
-    pub(super) write: bool,
-    pub(super) truncate: bool,
-    /// O_NOATIME.
-    pub(super) aside: bool,
-    /// The process that opens, if this may become part of a restore.
-    pub(super) by: Option<u32>,
-}
-
-impl Access {
-    /// From open(2) flags.
-    pub(super) fn of(flags: i32) -> Self {
-        let mode = flags & libc::O_ACCMODE;
-        Self {
-            read: mode != libc::O_WRONLY,
-            write: mode != libc::O_RDONLY,
-            // Also with O_RDONLY: Linux truncates, and the kernel has checked the permission.
-            truncate: flags & libc::O_TRUNC != 0,
-            aside: flags & libc::O_NOATIME != 0,
-            by: None,
-        }
-    }
-
-    /// The bytes may change through this open.
-    pub(super) fn changes(self) -> bool {
-        self.write || self.truncate
-    }
-}
 
 /// The answer to an open, for the kernel.
 pub(super) struct Answer {
