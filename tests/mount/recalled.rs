@@ -104,7 +104,12 @@ impl Released {
         let device = Arc::new(Failing::default());
         let m = Mounted::with_io(tempfile::tempdir().unwrap(), &Io::new(Arc::clone(&device) as _), passthrough);
         let path = m.mnt().join("step-1.txt");
-        (1..4).for_each(|step| fs::write(m.mnt().join(format!("step-{step}.txt")), text(step)).unwrap());
+        for step in 1..4 {
+            let file = File::create(m.mnt().join(format!("step-{step}.txt"))).unwrap();
+            file.write_all_at(&text(step), 0).unwrap();
+            // Its name is durable, too.
+            file.sync_all().unwrap();
+        }
         wait_until("it is released", || state(&path) == "released");
         Released { m, device, path, bytes: text(1) }
     }
