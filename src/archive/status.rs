@@ -315,7 +315,7 @@ impl Archive {
     }
 
     /// Brings a released file back for writing: makes a durable file with the attributes of `from`, of which only the
-    /// handle may be left. It is what a reader gave ([`Reader::give`]), or a new file in `tmp/`. The caller renames it
+    /// handle may be left. It is the file that a reader gave ([`Reader::give`]), or a new file in `tmp/`. The caller renames it
     /// over the file, and makes later changes durable by the returned descriptor. Blocks until then.
     ///
     /// # Errors

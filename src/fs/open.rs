@@ -196,7 +196,7 @@ impl OpenFiles {
         }
     }
 
-    /// One attempt of an open. `opening` is what the last one asked to register. If it is not needed, the caller drops
+    /// One attempt of an open. `opening`: the last attempt asked to register this. If it is not needed, the caller drops
     /// it, without the table's lock: a helper may have to give its file up.
     pub(super) fn try_open(
         &self,
@@ -324,7 +324,7 @@ impl OpenFiles {
         }
     }
 
-    /// Enters a handle. `opening` is what was opened for it, if the node's own does not do. It is taken if the node is
+    /// Enters a handle. `opening` is a file opened for it, if the node's own does not do. It is taken if the node is
     /// not open yet.
     fn install(
         &self,

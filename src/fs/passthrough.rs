@@ -15,7 +15,7 @@ use passthrough::Client;
 
 use crate::archive::Serving;
 
-/// What an ordinary user's mount lacks.
+/// Why the daemon serves files, if it is an ordinary user's and has no helper.
 pub(super) const NEEDS: &str = "it needs CAP_SYS_ADMIN, or the package stepfs-passthrough";
 
 /// A mount's way to register files.

@@ -1,8 +1,9 @@
-//! Recalls that the device interrupts: what is left is served rightly, and the next attempt succeeds.
+//! Recalls that the device interrupts: the rest is served rightly, and the next attempt succeeds.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{self, Seek};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -25,7 +26,7 @@ struct Failing {
     /// Renames and links of recalled files that succeed before the first one that fails.
     renames: AtomicUsize,
     links: AtomicUsize,
-    /// What a failed rename should have done is done.
+    /// A failed rename has its effect all the same.
     renames_nevertheless: AtomicBool,
     /// Directories cannot be made durable.
     keeps_no_names: AtomicBool,
@@ -268,10 +269,8 @@ fn a_cache_that_was_cut_short_says_nothing_about_the_object() {
     let decoded = File::options().write(true).open(released.decoded()).unwrap();
     decoded.set_len(1000).unwrap();
     // SAFETY: no memory is passed; the descriptor is open.
-    assert_eq!(
-        unsafe { libc::posix_fadvise(std::os::fd::AsRawFd::as_raw_fd(&reader), 0, 0, libc::POSIX_FADV_DONTNEED) },
-        0
-    );
+    let forgotten = unsafe { libc::posix_fadvise(reader.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+    assert_eq!(forgotten, 0);
     assert!(read_at(&reader, 0, 300_001) == released.bytes);
     let problems = released.m.archive.status().problems;
     assert!(problems.is_empty(), "{problems:?}");

@@ -86,7 +86,7 @@ class Ordinary:
         return self.run(sys.executable, "-c", WHO_SERVES, path, self.daemon()).stdout.strip()
 
     def served(self):
-        """What `stepfs status` says of who serves, in its text and its JSON."""
+        """The words of `stepfs status` on who serves, in its text and its JSON."""
         [line] = [line for line in self.run(BIN, "status", self.dir).stdout.splitlines() if line.startswith("served ")]
         return line.removeprefix("served     "), json.loads(self.run(BIN, "status", "--json", self.dir).stdout)["serving"]
 
