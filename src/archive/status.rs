@@ -337,7 +337,9 @@ impl Archive {
             Some((decoded, _)) => (decoded.path().to_path_buf(), io.adopt(decoded.file().try_clone().map_err(fail)?)),
             None => {
                 let new = self.shared.store.tmp().join(format!("recall-{}", Id::random().map_err(fail)?));
-                let file = io.create(&new, CrashPoint::RecallWritten).map_err(fail)?;
+                let created = io.create(&new, CrashPoint::RecallWritten);
+                // It may be there all the same.
+                let file = created.inspect_err(|_| io.discard(&new, CrashPoint::RecallWritten)).map_err(fail)?;
                 (new, file)
             }
         };
