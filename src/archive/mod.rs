@@ -60,7 +60,7 @@ pub use namespace::{AtRest, FileId, Namespace, Outcome};
 pub(crate) use namespace::{found_at, unless_occupied};
 pub use restores::{Restored, Restores, process_of};
 pub use retention::{GcReport, Removed};
-pub use status::{Queue, Status};
+pub use status::{Queue, Serving, Status};
 
 /// Threads that wait for fsync at once: a device takes several at hardly more time than one, and the ranks of a job
 /// close their files together. A test's scheduler tries orders of few threads better than of many.

@@ -3,14 +3,14 @@
 use std::fs;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
 
 use crate::mirror::Progress;
-use crate::recall::MemoryStatus;
-use crate::store::durable::CrashPoint;
+use crate::recall::{Decoded, MemoryStatus};
+use crate::store::durable::{CrashPoint, DeviceFile};
 use crate::store::{Id, STUB_BYTES, Stub, is_recalled};
 
 use super::about::About;
@@ -76,6 +76,21 @@ pub struct Status {
     pub mirror: Option<Progress>,
     /// Process number of the daemon; none when the store is not mounted.
     pub daemon: Option<u32>,
+    /// Who reads and writes the resident files, if the store is mounted.
+    #[serde(default)]
+    pub serving: Option<Serving>,
+}
+
+/// Who reads and writes the resident files of a mount.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", tag = "by", content = "because")]
+pub enum Serving {
+    /// The kernel.
+    Kernel,
+    /// The kernel. A helper registers the files with it.
+    Helper,
+    /// The daemon, for this reason.
+    Daemon(String),
 }
 
 /// The outstanding steps, and why they are delayed. Programs that wait poll it.
@@ -300,35 +315,40 @@ impl Archive {
     }
 
     /// Brings a released file back for writing: makes a durable file with the attributes of `from`, of which only the
-    /// handle may be left. It is `decoded`, a file with the decoded bytes, or a new one in `tmp/`. The caller renames it
-    /// over the file. Blocks until then.
+    /// handle may be left. It is the file that a reader gave ([`Reader::give`]), or a new file in `tmp/`. The caller renames it
+    /// over the file, and makes later changes durable by the returned descriptor. Blocks until then.
     ///
     /// # Errors
-    /// [`ReadError`] names the missing or damaged object, or the device's lack of room. `decoded` stays as it is then.
+    /// [`ReadError`] names the missing or damaged object, or the device's lack of room.
     pub fn recall(
         &self,
         stub: &Stub,
         from: &fs::File,
-        decoded: Option<&Path>,
-    ) -> Result<std::path::PathBuf, ReadError> {
+        given: Option<(&Decoded, bool)>,
+    ) -> Result<(PathBuf, DeviceFile), ReadError> {
         let fail = |error| ReadError::object(stub.object, error);
         // As a reader is told, too: it would become another file.
         if let Some((header, _)) = self.shared.objects.get(stub.object) {
             ReadError::unless_as_long(stub, header.logical_len)?;
         }
-        let new = self.shared.store.tmp().join(format!("recall-{}", Id::random().map_err(fail)?));
-        let target = decoded.unwrap_or(&new);
         let io = self.shared.io();
+        let (path, file) = match given {
+            // The descriptor that wrote it: another one may not be told that its bytes did not reach the device.
+            Some((decoded, _)) => (decoded.path().to_path_buf(), io.adopt(decoded.file().try_clone().map_err(fail)?)),
+            None => {
+                let new = self.shared.store.tmp().join(format!("recall-{}", Id::random().map_err(fail)?));
+                let created = io.create(&new, CrashPoint::RecallWritten);
+                // It may be there all the same.
+                let file = created.inspect_err(|_| io.discard(&new, CrashPoint::RecallWritten)).map_err(fail)?;
+                (new, file)
+            }
+        };
         let decode = || -> Result<(), ReadError> {
-            let file = match decoded {
-                Some(path) => io.open(path).map_err(fail)?,
-                None => {
-                    let file = io.create(target, CrashPoint::RecallWritten).map_err(fail)?;
-                    let put = |bytes: &[u8], at| file.write_all_at(bytes, at, CrashPoint::RecallWritten);
-                    self.shared.recall.copy(stub.object, &put)?;
-                    file
-                }
-            };
+            if !given.is_some_and(|(_, is_whole)| is_whole) {
+                let put = |bytes: &[u8], at| file.write_all_at(bytes, at, CrashPoint::RecallWritten);
+                let copied = self.shared.recall.copy(stub.object, &put);
+                copied.inspect_err(|error| self.shared.recall.read_failed(stub.object, error))?;
+            }
             let metadata = from.metadata().map_err(fail)?;
             crate::store::copy_attributes(from, &metadata, &file, CrashPoint::RecallWritten).map_err(fail)?;
             crate::store::mark_recalled(&file, stub.object);
@@ -338,14 +358,12 @@ impl Archive {
             }
             file.sync(CrashPoint::RecallWritten).map_err(fail)
         };
-        decode().inspect_err(|error| {
-            // An error of the decoded file says nothing about the object.
-            if decoded.is_none() {
-                self.shared.recall.read_failed(stub.object, error);
-                io.discard(&new, CrashPoint::RecallWritten);
+        decode().inspect_err(|_| {
+            if given.is_none() {
+                io.discard(&path, CrashPoint::RecallWritten);
             }
         })?;
-        Ok(target.to_path_buf())
+        Ok((path, file))
     }
 }
 

@@ -214,11 +214,9 @@ pub(super) fn start(mounting: &Mounting) -> Result<()> {
     if !options.kernel.is_empty() {
         command.arg("-o").arg(options.kernel_list());
     }
+    passthrough::leave_terminal(&mut command);
     if options.user.is_some() {
-        // The user can read the daemon's environment, and root's is none of the user's business.
-        let kept = ["PATH", "LANG", "LC_ALL", "TZ", "RUST_LOG", "NOTIFY_SOCKET"];
-        let kept: Vec<_> = kept.iter().filter_map(|name| Some((name, std::env::var_os(name)?))).collect();
-        command.env_clear().envs(kept);
+        passthrough::leave_environment(&mut command);
     }
     let stdin = match helper {
         Some(socket) => {
@@ -259,10 +257,6 @@ fn daemon(mounting: &Mounting, child: bool) -> Result<ExitCode> {
     keep_few_buffers();
     if !child {
         tell_hidden(&mounting.dir);
-    } else {
-        // A session of its own: closing the terminal or Ctrl-C there must not end the mount. This fails harmlessly if
-        // the process already leads a group.
-        let _ = rustix::process::setsid();
     }
     let ready = || match child {
         true => say!("{READY}"),

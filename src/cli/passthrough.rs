@@ -4,7 +4,9 @@
 use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
@@ -78,6 +80,21 @@ pub(super) fn serve_as(name: &str, with_helper: bool) -> Result<Option<OwnedFd>>
     Ok(socket)
 }
 
+/// Gives a command a session of its own: closing the terminal or Ctrl-C there must not end the mount. It has that
+/// before its program starts: until then the user for whom root mounts cannot trace it, and could afterwards type into
+/// root's terminal through it.
+pub(super) fn leave_terminal(command: &mut Command) {
+    // SAFETY: between fork and exec this makes one system call and allocates nothing.
+    unsafe { command.pre_exec(|| Ok(rustix::process::setsid().map(drop)?)) };
+}
+
+/// Gives a command no environment but this: its user can read it, and root's is none of the user's business.
+pub(super) fn leave_environment(command: &mut Command) {
+    let kept = ["PATH", "LANG", "LC_ALL", "TZ", "RUST_LOG", "NOTIFY_SOCKET"];
+    let kept: Vec<_> = kept.iter().filter_map(|name| Some((name, std::env::var_os(name)?))).collect();
+    command.env_clear().envs(kept);
+}
+
 /// Forks the helper; it ends when the returned socket and its copies are closed.
 fn fork_helper(caller: Caller) -> Result<OwnedFd> {
     let (ours, theirs) = passthrough::pair()?;
@@ -121,4 +138,20 @@ pub(super) fn client(socket: Option<&OwnedFd>) -> Option<Arc<Client>> {
         None => installed()?,
     };
     started.inspect_err(|error| log::warn!("the passthrough helper does not work: {error}")).ok().map(Arc::new)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_daemons_program_starts_in_a_session_of_its_own() {
+        let mut command = Command::new("/bin/cat");
+        command.arg("/proc/self/stat");
+        leave_terminal(&mut command);
+        let stat = String::from_utf8(command.output().unwrap().stdout).unwrap();
+        // Its number, name, state, parent, group, session, and terminal.
+        let words: Vec<&str> = stat.split(' ').collect();
+        assert_eq!((words[5], words[6]), (words[0], "0"), "{stat}");
+    }
 }

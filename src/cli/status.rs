@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Result;
 use serde::Serialize;
 
-use crate::archive::{Problem, Restored, Status};
+use crate::archive::{Problem, Restored, Serving, Status};
 use crate::fs::{Mounted, all_mounts, mount_of};
 use crate::mirror::Progress;
 use crate::store::{DAEMON_LOG, Objects, Restores, STUB_BYTES, in_parallel};
@@ -150,6 +150,9 @@ fn show(Mount { mount, store, status }: &Mount, verbose: bool) {
             return;
         }
     }
+    if let Some(serving) = &status.serving {
+        say!("served     {}", served(serving));
+    }
     say!("files      {}, {} of them released", status.files, status.released);
     let share = percent(status.stored_bytes, status.logical_bytes);
     say!("size       {} stored as {} ({share})", size(status.logical_bytes), size(status.stored_bytes));
@@ -182,6 +185,17 @@ fn show(Mount { mount, store, status }: &Mount, verbose: bool) {
             if lineage.profile == lineage.asked { String::new() } else { format!(" instead of {}", lineage.asked) };
         let (path, profile) = (name(&lineage.path), &lineage.profile);
         say!("restored   {path} and its lineage: {}{expected}; its next states are {profile}{moved}", lineage.restores);
+    }
+}
+
+/// The figures are those of docs/PERFORMANCE.md.
+fn served(serving: &Serving) -> String {
+    match serving {
+        Serving::Kernel => "by the kernel, at the speed of the disk".into(),
+        Serving::Helper => "by the kernel, with the helper stepfs-passthrough, at the speed of the disk".into(),
+        Serving::Daemon(why) => {
+            format!("by the daemon: writes take 2 to 20 times as long as on the disk. {}", name(why))
+        }
     }
 }
 

@@ -11,9 +11,10 @@ use fuser::{FileHandle, RenameFlags};
 
 use super::archive_hooks::Served;
 use super::errno::Result;
+use super::node::Access;
 use super::node::{Handle, Source};
 use super::numbers::ROOT;
-use super::open::{Access, Tried};
+use super::open::Tried;
 use super::privileges::Caller;
 use super::*;
 use crate::store::Store;
@@ -76,7 +77,7 @@ impl Fixture {
     fn open(&self, ino: u64, access: Access) -> Result<FileHandle> {
         let mut made = None;
         loop {
-            let wanted = match self.core.files.try_open(ino, ROOT_USER, access, made.take(), None)? {
+            let wanted = match self.core.files.try_open(ino, ROOT_USER, access, made.take(), &mut None)? {
                 Tried::Done(answer) => return Ok(answer.fh),
                 Tried::Recall(wanted) => wanted,
                 Tried::Register(_) => unreachable!("passthrough is off"),

@@ -16,7 +16,9 @@ use super::privileges::Caller;
 use super::reply::done;
 use super::sys;
 use super::workers::Workers;
+use crate::store::beneath::Reached;
 use crate::store::durable::CrashPoint;
+use crate::store::durable::scratch::read_full;
 
 /// Most bytes that one copy moves: the reply has 32 bits, and a worker should be back in a second or so.
 const COPY_MOST: u64 = 1 << 30;
@@ -37,20 +39,6 @@ fn answer<E: Into<Fault>>(size: u32, reply: ReplyData, read: impl FnOnce(&mut [u
             Err(error) => reply.error(error.into().into()),
         }
     });
-}
-
-/// Reads until `buf` is full or the file ends.
-fn read_full(file: &File, buf: &mut [u8], offset: u64) -> io::Result<usize> {
-    let mut done = 0;
-    while done < buf.len() {
-        match file.read_at(&mut buf[done..], offset + done as u64) {
-            Ok(0) => break,
-            Ok(len) => done += len,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(done)
 }
 
 /// Writes all, or as much as there is room for.
@@ -183,24 +171,22 @@ impl Bytes {
             None if datasync => {}
             None => self.files.tree.sync_node(handle.node, CrashPoint::Fsync)?,
         }
-        let directory = {
+        let directories: Vec<Reached> = {
             let mut table = self.files.tree.table();
-            let parent = match table.path(handle.node) {
-                Some(path) => path.parent().map(|parent| table.reach(parent)).transpose()?,
-                None => None,
-            };
-            let node = table.node_mut(handle.node)?;
-            if std::mem::take(&mut node.name_not_durable) { parent } else { None }
+            let paths = if table.node(handle.node)?.name_not_durable { table.paths(handle.node) } else { Vec::new() };
+            let parents = paths.iter().filter_map(|path| path.parent()).map(|parent| table.reach(parent));
+            let parents = parents.collect::<io::Result<_>>()?;
+            table.node_mut(handle.node)?.name_not_durable = false;
+            parents
         };
-        if let Some(directory) = directory
-            && let Err(error) = self.files.tree.io().sync_dir(&directory, CrashPoint::Fsync)
+        let synced =
+            directories.iter().try_for_each(|directory| self.files.tree.io().sync_dir(directory, CrashPoint::Fsync));
+        if synced.is_err()
+            && let Some(node) = self.files.tree.table().get_mut(handle.node)
         {
-            if let Some(node) = self.files.tree.table().get_mut(handle.node) {
-                node.name_not_durable = true;
-            }
-            return Err(error.into());
+            node.name_not_durable = true;
         }
-        Ok(())
+        Ok(synced?)
     }
 
     pub(super) fn fallocate(self: &Arc<Self>, fh: FileHandle, offset: u64, length: u64, mode: i32, reply: ReplyEmpty) {

@@ -103,6 +103,12 @@ impl Mappings {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// True if no file has to be looked at again.
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.state().files.is_empty()
+    }
+
     fn add(&self, what: std::result::Result<u64, (PathBuf, FileId)>, pause: Duration) {
         let mut state = self.state();
         if !state.files.iter().any(|known| known.what == what) {

@@ -73,7 +73,7 @@ impl Core {
         let workers = Arc::clone(&files.recalls.workers);
         let bytes = io::Bytes::new(Arc::clone(&files), Arc::clone(&workers));
         let directories = dir::Directories::new(Arc::clone(&tree), workers);
-        let xattrs = xattr::Xattrs::new(Arc::clone(&tree), files.recalls.clone());
+        let xattrs = xattr::Xattrs::new(&files);
         Ok(Self { tree, files, bytes, directories, xattrs })
     }
 }

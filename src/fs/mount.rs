@@ -16,6 +16,7 @@ use super::adapter::FuseAdapter;
 use super::archive_hooks::Served;
 use super::error::MountError;
 use super::mounts::{self, Detach, absolute, clear_dead_mount};
+use super::passthrough::NEEDS;
 use super::{Core, sys};
 use crate::archive::Archive;
 use crate::store::exposed;
@@ -173,6 +174,9 @@ pub fn serve_with(
     raise_limits();
     let core = Core::new(Arc::clone(&archive), !options.no_passthrough, options.helper.clone());
     let core = Arc::new(core.map_err(MountError::Tree)?);
+    if options.helper.is_none() && !sys::is_admin() {
+        core.files.passthrough.give_up(NEEDS);
+    }
     let stacked = rustix::fs::statfs(archive.store().tree()).is_ok_and(|found| STACKED.contains(&found.f_type));
     let face = FuseAdapter { core: Arc::clone(&core), stack_depth: if stacked { 2 } else { 1 } };
     let session = Session::new(face, &point, &config(options, &store)).map_err(refused)?;

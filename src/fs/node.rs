@@ -33,6 +33,8 @@ pub(super) struct Node {
     pub(super) stub: Option<Stub>,
     /// Handles, while there are any.
     pub(super) opened: Option<Opened>,
+    /// Opens for which the kernel is being asked whether it serves the file.
+    pub(super) opening: u32,
     /// Set while a worker changes the representation: operations that wait for it.
     pub(super) waiting: Option<Vec<Job>>,
     /// No handle is open, but a mapping may still write to it (see `mapped`).
@@ -48,7 +50,7 @@ pub(super) struct Node {
     /// A directory's ctime since a file in it was released, and the one before. Programs see the latter: tar calls a
     /// directory changed, and fails, if its ctime changes meanwhile.
     pub(super) hidden_ctime: Option<[(i64, i64); 2]>,
-    /// Its name in the directory may not be durable yet: an fsync has to see to that too.
+    /// Its names in their directories may not be durable yet: an fsync has to see to that too.
     pub(super) name_not_durable: bool,
 }
 
@@ -63,6 +65,7 @@ impl Node {
             lookups: 0,
             stub,
             opened: None,
+            opening: 0,
             waiting: None,
             mapped: false,
             unread: false,
@@ -86,12 +89,44 @@ impl Node {
 
     /// Its representation must stay as it is.
     pub(super) fn busy(&self) -> bool {
-        self.opened.is_some() || self.waiting.is_some() || self.mapped
+        self.opened.is_some() || self.opening > 0 || self.waiting.is_some() || self.mapped
     }
 
     /// Whether it may be mapped for writing now.
     pub(super) fn may_be_mapped(&self) -> bool {
         self.mapped || self.opened.as_ref().is_some_and(|opened| opened.mappable)
+    }
+}
+
+/// The access that an open asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Access {
+    pub(super) read: bool,
+    pub(super) write: bool,
+    pub(super) truncate: bool,
+    /// O_NOATIME.
+    pub(super) aside: bool,
+    /// The process that opens, if this may become part of a restore.
+    pub(super) by: Option<u32>,
+}
+
+impl Access {
+    /// From open(2) flags.
+    pub(super) fn of(flags: i32) -> Self {
+        let mode = flags & libc::O_ACCMODE;
+        Self {
+            read: mode != libc::O_WRONLY,
+            write: mode != libc::O_RDONLY,
+            // Also with O_RDONLY: Linux truncates, and the kernel has checked the permission.
+            truncate: flags & libc::O_TRUNC != 0,
+            aside: flags & libc::O_NOATIME != 0,
+            by: None,
+        }
+    }
+
+    /// The bytes may change through this open.
+    pub(super) fn changes(self) -> bool {
+        self.write || self.truncate
     }
 }
 

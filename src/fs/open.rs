@@ -27,7 +27,7 @@ use super::early::Early;
 use super::errno::{Fault, Result};
 use super::inodes::Table;
 use super::mapped::Mappings;
-use super::node::{Handle, Mode, Node, Opened, Reading, Source};
+use super::node::{Access, Handle, Mode, Node, Opened, Reading, Source};
 use super::passthrough::{Backing, Passthrough, Reply};
 use super::privileges::Caller;
 use super::sys;
@@ -38,38 +38,6 @@ use crate::recall::Reader;
 use crate::store::Stub;
 use crate::sync::{Mutex, MutexGuard};
 
-/// The access that an open asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Access {
-    pub(super) read: bool,
-    pub(super) write: bool,
-    pub(super) truncate: bool,
-    /// O_NOATIME.
-    pub(super) aside: bool,
-    /// The process that opens, if this may become part of a restore.
-    pub(super) by: Option<u32>,
-}
-
-impl Access {
-    /// From open(2) flags.
-    pub(super) fn of(flags: i32) -> Self {
-        let mode = flags & libc::O_ACCMODE;
-        Self {
-            read: mode != libc::O_WRONLY,
-            write: mode != libc::O_RDONLY,
-            // Also with O_RDONLY: Linux truncates, and the kernel has checked the permission.
-            truncate: flags & libc::O_TRUNC != 0,
-            aside: flags & libc::O_NOATIME != 0,
-            by: None,
-        }
-    }
-
-    /// The bytes may change through this open.
-    pub(super) fn changes(self) -> bool {
-        self.write || self.truncate
-    }
-}
-
 /// The answer to an open, for the kernel.
 pub(super) struct Answer {
     pub(super) fh: FileHandle,
@@ -78,7 +46,6 @@ pub(super) struct Answer {
 }
 
 /// The file that a handle reads and writes.
-#[derive(Clone)]
 pub(super) struct Opening {
     source: Source,
     /// The stub whose object it reads.
@@ -159,10 +126,10 @@ impl OpenFiles {
     pub(super) fn new(tree: Arc<Tree>, passthrough: bool, helper: Option<Arc<Client>>) -> Self {
         let reports_at_close = sys::reports_at_close(&tree.archive().store().tree());
         let mappings = Arc::new(Mappings::new(Arc::clone(&tree)));
-        if passthrough && !mappings.has_leases() {
-            log::warn!("files are served without kernel passthrough: the store's file system has no leases");
+        let passthrough = Passthrough::new((!passthrough).then_some("it was mounted with --no-passthrough"), helper);
+        if !mappings.has_leases() {
+            passthrough.give_up("the store's file system has no leases");
         }
-        let passthrough = Passthrough::new(passthrough && mappings.has_leases(), helper);
         let (recalls, early) = (Recalls::new(Arc::clone(&tree)), Arc::default());
         Self { tree, recalls, mappings, early, handles: Mutex::default(), reports_at_close, passthrough }
     }
@@ -191,7 +158,7 @@ impl OpenFiles {
 
     /// Answers an OPEN, at once or from a worker.
     fn open(self: &Arc<Self>, ino: u64, caller: Caller, access: Access, reader: Prepared, reply: ReplyOpen) {
-        self.go_on(ino, caller, access, self.try_open(ino, caller, access, reader, None), reply);
+        self.go_on(ino, caller, access, self.try_open(ino, caller, access, reader, &mut None), reply);
     }
 
     fn go_on(self: &Arc<Self>, ino: u64, caller: Caller, access: Access, tried: Result<Tried>, reply: ReplyOpen) {
@@ -208,7 +175,15 @@ impl OpenFiles {
             },
             Ok(Tried::Register(mut opening)) => {
                 opening.register(&self.passthrough, &reply);
-                self.go_on(ino, caller, access, self.try_open(ino, caller, access, None, Some(opening)), reply);
+                let mut opening = Some(opening);
+                let tried = self.try_open(ino, caller, access, None, &mut opening);
+                drop(opening);
+                if tried.is_err() {
+                    // A release may have found it busy.
+                    let table = self.tree.table();
+                    table.paths(ino).iter().for_each(|path| self.tree.archive().closed(path));
+                }
+                self.go_on(ino, caller, access, tried, reply);
             }
             Ok(Tried::Recall(wanted)) => {
                 let files = Arc::clone(self);
@@ -221,16 +196,19 @@ impl OpenFiles {
         }
     }
 
-    /// One attempt of an open. `opening` is what the last one asked to register.
+    /// One attempt of an open. `opening`: the last attempt asked to register this. If it is not needed, the caller drops
+    /// it, without the table's lock: a helper may have to give its file up.
     pub(super) fn try_open(
         &self,
         ino: u64,
         caller: Caller,
         access: Access,
         reader: Prepared,
-        opening: Option<Opening>,
+        opening: &mut Option<Opening>,
     ) -> Result<Tried> {
+        let mut fresh = None;
         let mut table = self.tree.table();
+        table.node_mut(ino)?.opening -= u32::from(opening.is_some());
         let node = table.node(ino)?;
         if node.kind != FileType::RegularFile {
             return Err(if node.kind == FileType::Directory { libc::EISDIR } else { libc::ENXIO }.into());
@@ -246,10 +224,13 @@ impl OpenFiles {
         let is_first = node.opened.is_none();
         let opening = match (&node.stub, &node.opened) {
             (Some(_), _) if wanted != RecallGoal::Reader => return Ok(Tried::Recall(wanted)),
-            (Some(_), Some(_)) => None,
+            (Some(_), Some(_)) => &mut fresh,
             (_, None) if opening.as_ref().is_some_and(|opening| opening.is_of(node)) => opening,
             (Some(stub), None) => match reader {
-                Some((read, reader)) if read == *stub => Some(Opening::reader(reader, read)),
+                Some((read, reader)) if read == *stub => {
+                    fresh = Some(Opening::reader(reader, read));
+                    &mut fresh
+                }
                 _ => return Ok(Tried::Recall(RecallGoal::Reader)),
             },
             (None, Some(opened))
@@ -257,20 +238,23 @@ impl OpenFiles {
                     && (opened.writable || !access.write)
                     && (opened.passes_through() || !access.aside) =>
             {
-                None
+                &mut fresh
             }
             (None, _) => {
                 let (file, readable, writable) = open_file(&table.place(ino)?, access)?;
                 if self.tree.find_out(&mut table, ino, &file)? {
                     return Ok(Tried::Recall(wanted));
                 }
-                Some(Opening::file(file, readable, writable))
+                fresh = Some(Opening::file(file, readable, writable));
+                &mut fresh
             }
         };
-        if let Some(opening) = opening.as_ref().filter(|opening| is_first && opening.mode.is_none())
+        if is_first
             && self.passthrough.is_on()
+            && let Some(opening) = opening.take_if(|opening| opening.mode.is_none())
         {
-            return Ok(Tried::Register(opening.clone()));
+            table.node_mut(ino)?.opening += 1;
+            return Ok(Tried::Register(opening));
         }
         if access.changes() && caller.drop_privileges(&table.place(ino)?)? {
             self.tree.invalidations.inode(ino);
@@ -318,17 +302,16 @@ impl OpenFiles {
         };
         let ino = entry.1.ino.0;
         let file = made.ok_or(Fault::Code(libc::EIO))?;
-        table.node_mut(ino)?.name_not_durable = true;
+        let node = table.node_mut(ino)?;
+        node.name_not_durable = true;
+        node.opening += 1;
         let mut opening = Opening::file(file, true, true);
         drop(table);
         opening.register(&self.passthrough, reply);
+        let opening = &mut Some(opening);
         let mut table = self.tree.table();
-        // In between it may have been released, at least in theory. The kernel then asks again.
-        let entered = match opening.is_of(table.node(ino)?) {
-            true => self.install(&mut table, ino, access, Some(opening)),
-            false => Err(libc::ESTALE.into()),
-        };
-        match entered {
+        table.node_mut(ino)?.opening -= 1;
+        match self.install(&mut table, ino, access, opening) {
             Ok((answer, _)) => {
                 // Through a mapping it is changed unseen, and it was not open when its attributes were taken.
                 let ttl = if table.node(ino)?.may_be_mapped() { Duration::ZERO } else { entry.0 };
@@ -341,13 +324,14 @@ impl OpenFiles {
         }
     }
 
-    /// Enters a handle. `opening` is what was opened for it, if the node's own does not do.
-    pub(super) fn install(
+    /// Enters a handle. `opening` is a file opened for it, if the node's own does not do. It is taken if the node is
+    /// not open yet.
+    fn install(
         &self,
         table: &mut Table,
         ino: u64,
         access: Access,
-        opening: Option<Opening>,
+        opening: &mut Option<Opening>,
     ) -> Result<(Answer, Arc<Handle>)> {
         let changes = access.changes();
         let paths = if changes { table.paths(ino) } else { Vec::new() };
@@ -355,7 +339,7 @@ impl OpenFiles {
         let file_id = node.file;
         let own = opening.as_ref().map(|opening| opening.source.clone());
         if node.opened.is_none() {
-            let Opening { source, readable, writable, mode, .. } = opening.ok_or(Fault::Code(libc::EIO))?;
+            let Opening { source, readable, writable, mode, .. } = opening.take().ok_or(Fault::Code(libc::EIO))?;
             let mode = mode.unwrap_or(Mode::Daemon);
             // A mapping that is left may still write to it.
             let left = std::mem::take(&mut node.mapped);
@@ -527,3 +511,6 @@ impl OpenFiles {
         Ok(Step::Done(()))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,18 +8,20 @@ use std::fs::File;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
 use fuser::{BackingId, ReplyCreate, ReplyOpen};
 use passthrough::Client;
 
-use crate::sync::AtomicBool;
+use crate::archive::Serving;
+
+/// Why the daemon serves files, if it is an ordinary user's and has no helper.
+pub(super) const NEEDS: &str = "it needs CAP_SYS_ADMIN, or the package stepfs-passthrough";
 
 /// A mount's way to register files.
 pub(super) struct Passthrough {
-    /// Files may be registered. Off for good once the kernel refuses one for a reason that will not change.
-    on: AtomicBool,
+    /// Why no file is registered any more. Unset until the kernel refuses one for a reason that will not change.
+    off: OnceLock<String>,
     helper: Option<Arc<Client>>,
     /// The connection to the kernel, for the helper. Set before the first open.
     connection: OnceLock<OwnedFd>,
@@ -47,17 +49,28 @@ pub(super) trait Reply {
 }
 
 impl Passthrough {
-    pub(super) fn new(on: bool, helper: Option<Arc<Client>>) -> Arc<Self> {
-        Arc::new(Self { on: AtomicBool::new(on), helper, connection: OnceLock::new() })
+    /// `off`: no file is to be registered, for this reason.
+    pub(super) fn new(off: Option<&str>, helper: Option<Arc<Client>>) -> Arc<Self> {
+        let off = off.map_or_else(OnceLock::new, |why| OnceLock::from(String::from(why)));
+        Arc::new(Self { off, helper, connection: OnceLock::new() })
     }
 
     pub(super) fn is_on(&self) -> bool {
-        self.on.load(Ordering::Relaxed)
+        self.off.get().is_none()
+    }
+
+    /// Who reads and writes files now.
+    pub(super) fn serving(&self) -> Serving {
+        match (self.off.get(), &self.helper) {
+            (Some(why), _) => Serving::Daemon(why.clone()),
+            (None, Some(_)) => Serving::Helper,
+            (None, None) => Serving::Kernel,
+        }
     }
 
     /// Files are served by the daemon from now on. The log says why, once.
     pub(super) fn give_up(&self, why: &str) {
-        if self.on.swap(false, Ordering::Relaxed) {
+        if self.off.set(why.into()).is_ok() {
             log::warn!("files are served without kernel passthrough, which is slower but just as safe: {why}");
         }
     }
@@ -139,7 +152,7 @@ fn refused_for_good(error: &io::Error) -> Option<String> {
         // A helper refuses files that are not the user's, or that are open for reading only.
         Some(libc::EACCES) => None,
         Some(libc::ENOMEM | libc::EMFILE | libc::ENFILE | libc::EAGAIN | libc::EINTR) => None,
-        Some(libc::EPERM) => Some("it needs CAP_SYS_ADMIN, or the package stepfs-passthrough".into()),
+        Some(libc::EPERM) => Some(NEEDS.into()),
         Some(libc::ELOOP) => Some("the store lies on a stacked file system (such as overlayfs)".into()),
         Some(libc::ENOTTY | libc::ENOSYS | libc::EOPNOTSUPP) => {
             Some("the kernel or the store's file system has none".into())

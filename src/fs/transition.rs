@@ -21,7 +21,7 @@ use crate::archive::FileId;
 use crate::clock;
 use crate::recall::Reader;
 use crate::store::beneath::Reached;
-use crate::store::durable::{CrashPoint, scratch};
+use crate::store::durable::{CrashPoint, DeviceFile, scratch};
 use crate::store::{Stub, copy_attributes, copy_to_new_bytes, replace_stub, sync_replaced};
 use crate::sync::MutexGuard;
 
@@ -91,14 +91,6 @@ impl Seen {
     fn is_still(&self, now: &Seen) -> bool {
         let changed = |seen: &Seen| (seen.metadata.ctime(), seen.metadata.ctime_nsec());
         self.settled && changed(self) == changed(now)
-    }
-}
-
-/// Opens the recalled file read-write, or read-only if the mode forbids writing.
-fn open_either(path: &Path) -> io::Result<File> {
-    match File::options().read(true).write(true).open(path) {
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => File::open(path),
-        opened => opened,
     }
 }
 
@@ -196,43 +188,46 @@ impl Recalls {
             let table = self.tree.table();
             let opened = table.node(ino)?.opened.as_ref();
             let reader = opened.and_then(|opened| match &opened.source {
-                Source::Reader(reader) if reader.whole().is_some() => Some(Arc::clone(reader)),
-                _ => None,
+                Source::Reader(reader) => Some(Arc::clone(reader)),
+                Source::File(_) => None,
             });
             (table.place(ino)?.hold()?, reader, opened.is_some_and(Opened::passes_through))
         };
         // What readers see must not be emptied before it is the file.
         let is_new_bytes = wanted == RecallGoal::Empty && !passes_through;
-        let reader = match reader.filter(|_| !is_new_bytes) {
-            Some(reader) if reader.give() => Some(reader),
-            // The kernel takes no other file for this inode. After the last release the object is decoded anew.
-            Some(_) if passes_through => return Err(libc::EIO.into()),
-            _ => None,
-        };
+        let given = reader.as_ref().filter(|_| !is_new_bytes).and_then(|reader| reader.give());
         let before = Seen::of(&original)?;
-        let path = if is_new_bytes {
+        let (path, file) = if is_new_bytes {
             let path = self.temporary();
-            self.tree.io().create(&path, CrashPoint::RecallWritten)?;
-            path
+            let file = self.tree.io().create(&path, CrashPoint::RecallWritten)?;
+            (path, file)
         } else {
-            let decoded = reader.as_ref().and_then(|reader| reader.whole());
-            self.tree.archive().recall(stub, &original, decoded.map(|decoded| decoded.path()))?
+            self.tree.archive().recall(stub, &original, given)?
         };
-        let _unless_in_place = reader.is_none().then(|| Temporary(path.clone()));
-        let (mut table, now) = self.carry_attributes(ino, &original, (!is_new_bytes).then_some(before), &path)?;
-        let opened = Arc::new(open_either(&path)?);
+        let _unless_in_place = given.is_none().then(|| Temporary(path.clone()));
+        let (mut table, now) = self.carry_attributes(ino, &original, (!is_new_bytes).then_some(before), &file)?;
+        let opened = Arc::new(file.into_file());
         let replacement = FileId::of(&opened.metadata()?);
-        let paths = table.paths(ino);
-        let nameless = table.place(ino)?.follow();
-        let put = if nameless { Put::default() } else { self.put(&table, ino, &now, &path)? };
+        let names = Self::names(&table, ino, &now)?;
+        // Before a name leads to the file: a program's fsync of it then makes the names durable, or fails.
+        table.node_mut(ino)?.name_not_durable |= !names.is_empty();
+        let is_in_place = |name: &Path| name.symlink_metadata().is_ok_and(|found| FileId::of(&found) == replacement);
+        let replaced = match replace_stub(self.tree.io(), &path, &names, &mut || self.temporary()) {
+            Err(error) if !names.iter().any(|name| is_in_place(name)) => return Err(error.into()),
+            replaced => replaced,
+        };
+        if replaced.is_err() {
+            self.part(&mut table, ino, is_in_place);
+        }
         table.replaced(FileId::of(&now), replacement);
+        let paths = table.paths(ino);
         let node = table.node_mut(ino)?;
         node.file = replacement;
         node.stub = None;
         if is_new_bytes {
             node.version += 1;
         }
-        if nameless {
+        if node.names.is_empty() {
             node.held = Some(Arc::clone(&opened));
         }
         if let Some(handles) = &mut node.opened {
@@ -246,7 +241,28 @@ impl Recalls {
         }
         drop(table);
         self.tree.invalidations.inode(ino);
-        Ok(sync_replaced(self.tree.io(), &put.directories)?)
+        let synced = replaced.and_then(|directories| sync_replaced(self.tree.io(), &directories));
+        let mut table = self.tree.table();
+        if synced.is_err() {
+            // Nor does one open it now.
+            table.paths(ino).iter().for_each(|path| self.tree.archive().recalled(path));
+        } else if let Some(node) = table.get_mut(ino) {
+            node.name_not_durable = false;
+        }
+        Ok(synced?)
+    }
+
+    /// After an error between the renames of a file with several names: those that still lead to the stub are another
+    /// file from now on, as they are after a crash there. The kernel looks them up anew.
+    fn part(&self, table: &mut Table, ino: u64, is_in_place: impl Fn(&Path) -> bool) {
+        let names = table.node(ino).map_or_else(|_| Vec::new(), |node| node.names.clone());
+        for (parent, name) in names {
+            let path = table.child(parent, &name).and_then(|path| Ok(table.reach(&path)?));
+            if !path.is_ok_and(|path| is_in_place(&path)) {
+                table.unbind(parent, &name);
+                self.tree.invalidations.entry(parent, &name);
+            }
+        }
     }
 
     /// Gives `new` the attributes of a stub, durably, and returns the table's lock once none of them has changed
@@ -257,7 +273,7 @@ impl Recalls {
         ino: u64,
         original: &File,
         mut seen: Option<Seen>,
-        new: &Path,
+        new: &DeviceFile,
     ) -> Result<(MutexGuard<'_, Table>, Metadata)> {
         let with_bytes = seen.is_some();
         for round in 1.. {
@@ -272,12 +288,11 @@ impl Recalls {
             if round > MOST_ROUNDS {
                 break;
             }
-            let file = self.tree.io().open(new)?;
             match with_bytes {
-                true => copy_attributes(original, &now.metadata, &file, CrashPoint::RecallWritten)?,
-                false => copy_to_new_bytes(original, &now.metadata, &file, CrashPoint::RecallWritten)?,
+                true => copy_attributes(original, &now.metadata, new, CrashPoint::RecallWritten)?,
+                false => copy_to_new_bytes(original, &now.metadata, new, CrashPoint::RecallWritten)?,
             }
-            file.sync(CrashPoint::RecallWritten)?;
+            new.sync(CrashPoint::RecallWritten)?;
             if !now.settled {
                 std::thread::sleep(A_TICK);
             }
@@ -286,26 +301,16 @@ impl Recalls {
         Err(libc::EBUSY.into())
     }
 
-    /// Renames `new` over every name of a stub and puts the times of their directories back; answers the directories.
-    fn put(&self, table: &Table, ino: u64, stub: &Metadata, new: &Path) -> Result<Put> {
-        let names = if stub.nlink() > 1 {
-            let mut found = Vec::new();
-            every_name(table, Path::new(""), FileId::of(stub), &mut found)?;
-            found
-        } else {
-            vec![table.place(ino)?.path]
-        };
-        let directories = replace_stub(self.tree.io(), new, &names, &mut || self.temporary())?;
-        Ok(Put { directories, _names: names })
+    /// Every name of a stub, also those that the kernel does not know.
+    fn names(table: &Table, ino: u64, stub: &Metadata) -> Result<Vec<Reached>> {
+        let place = table.place(ino)?;
+        if place.follow() || stub.nlink() <= 1 {
+            return Ok(if place.follow() { Vec::new() } else { vec![place.path] });
+        }
+        let mut found = Vec::new();
+        every_name(table, Path::new(""), FileId::of(stub), &mut found)?;
+        Ok(found)
     }
-}
-
-/// Where a file was put.
-#[derive(Default)]
-struct Put {
-    directories: Vec<PathBuf>,
-    /// Keeps those paths valid.
-    _names: Vec<Reached>,
 }
 
 /// All names of a file below `directory`, a path inside the tree. Only needed for a stub with several links.

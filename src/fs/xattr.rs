@@ -1,6 +1,7 @@
 //! Extended attributes. `user.stepfs.*` are the archive's, all others are the file's own.
 
 use std::ffi::OsStr;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,9 +10,12 @@ use fuser::{Errno, FileType, ReplyEmpty, ReplyXattr};
 
 use super::errno::{Fault, Result};
 use super::inodes::Table;
+use super::open::OpenFiles;
+use super::passthrough::Passthrough;
 use super::reply::done;
 use super::transition::Recalls;
 use super::tree::Tree;
+use crate::archive::Status;
 use crate::store::durable::CrashPoint;
 use crate::store::{PIN, PROFILE, Profile};
 use crate::sync::MutexGuard;
@@ -51,11 +55,13 @@ fn classify(name: &OsStr) -> Name<'_> {
 pub(super) struct Xattrs {
     tree: Arc<Tree>,
     recalls: Recalls,
+    passthrough: Arc<Passthrough>,
 }
 
 impl Xattrs {
-    pub(super) fn new(tree: Arc<Tree>, recalls: Recalls) -> Arc<Self> {
-        Arc::new(Self { tree, recalls })
+    pub(super) fn new(files: &OpenFiles) -> Arc<Self> {
+        let (tree, passthrough) = (Arc::clone(&files.tree), Arc::clone(&files.passthrough));
+        Arc::new(Self { tree, recalls: files.recalls.clone(), passthrough })
     }
 
     fn named(&self, ino: u64) -> Result<PathBuf> {
@@ -67,6 +73,10 @@ impl Xattrs {
             // Not under the lock: the archive may have to count a lot for its answer.
             Name::Own(own) if own != "pin" => {
                 let path = self.named(ino)?;
+                if own == "status" {
+                    let status = Status { serving: Some(self.passthrough.serving()), ..self.tree.archive().status() };
+                    return Ok(serde_json::to_vec(&status).map_err(io::Error::from)?);
+                }
                 self.tree.archive().attribute(&path, own).ok_or(Fault::Code(libc::ENODATA))
             }
             Name::Acl => Err(libc::EOPNOTSUPP.into()),

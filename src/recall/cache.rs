@@ -32,6 +32,11 @@ impl Decoded {
         &self.file
     }
 
+    /// False if it was cut short to less than this. Programs that clean up may do that.
+    pub(super) fn reaches(&self, end: u64) -> bool {
+        self.file.metadata().is_ok_and(|metadata| metadata.len() >= end)
+    }
+
     /// Its name in the cache; gone once it was renamed into the tree.
     pub fn path(&self) -> &Path {
         &self.path

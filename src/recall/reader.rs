@@ -2,11 +2,10 @@
 
 use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, Weak};
 
-use crate::store::durable::scratch;
+use crate::store::durable::scratch::{self, read_full};
 use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Condvar, Mutex};
 use formats::Order;
 
@@ -59,7 +58,7 @@ impl Reader {
         let layout = Layout::of(chain.leaf());
         let header = chain.leaf().header();
         let key = (header.id, owner);
-        let whole = recall.cache.take(&key);
+        let whole = recall.cache.take(&key).filter(|file| file.reaches(header.logical_len));
         let progress = if whole.is_some() { Progress::Present } else { Progress::Missing };
         let missing = if whole.is_some() { 0 } else { layout.units.len() };
         let file = whole.or_else(|| recall.cache.begin(header.logical_len).map(Arc::new));
@@ -93,24 +92,31 @@ impl Reader {
 
     /// The decoded file, if it is whole: passthrough serves it.
     pub fn whole(&self) -> Option<&Arc<Decoded>> {
+        self.decoded().filter(|file| file.reaches(self.len()))
+    }
+
+    fn decoded(&self) -> Option<&Arc<Decoded>> {
         self.file.as_ref().filter(|_| self.missing.load(Ordering::Acquire) == 0)
     }
 
-    /// The whole file becomes the one in the tree, so its bytes may change. The cache must not get it back. False if it
-    /// was given before: then that attempt failed, and may have lost bytes of it, or put it under some of its names.
-    pub fn give(&self) -> bool {
-        !self.given.swap(true, Ordering::Relaxed)
+    /// The whole file becomes the one in the tree, so its bytes may change, and the cache does not get it back. False:
+    /// an earlier attempt has failed and may have lost bytes of it, so they must be written anew. The kernel may serve
+    /// readers from it, and takes no other file for them.
+    pub fn give(&self) -> Option<(&Decoded, bool)> {
+        let decoded = self.decoded()?;
+        let is_first = !self.given.swap(true, Ordering::Relaxed);
+        Some((decoded, is_first && decoded.reaches(self.len())))
     }
 
     /// The file that holds these bytes at their offset, if all are decoded. Reading them then costs no more than with
-    /// any plain file.
+    /// any plain file. None also if that was cut short: [`Reader::read_at`] knows by whom.
     pub fn present(&self, offset: u64, len: u64) -> Option<&Arc<Decoded>> {
         let file = self.file.as_ref()?;
         let end = self.len().min(offset.saturating_add(len));
         let segments = self.layout.covering(self.order.around(offset..end));
         let progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
         let present = |segment: &super::layout::Segment| progress[segment.unit] == Progress::Present;
-        self.layout.segments[segments].iter().all(present).then_some(file)
+        (self.layout.segments[segments].iter().all(present) && file.reaches(end)).then_some(file)
     }
 
     /// Reads up to `buf.len()` bytes at `offset`; short only at the end of the file. Decodes missing units, so never
@@ -139,9 +145,13 @@ impl Reader {
                 return self.read_uncached(offset, buf);
             }
         }
-        let fail = |error| ReadError::object(self.chain.leaf().header().id, error);
-        file.read_exact_at(buf, offset).map_err(fail)?;
-        Ok(buf.len())
+        match read_full(file, buf, offset) {
+            Ok(len) if len == buf.len() => Ok(len),
+            // It is the file in the tree by now, and a program has cut it short.
+            Ok(len) if self.given.load(Ordering::Relaxed) => Ok(len),
+            // Something is wrong with the cache. That says nothing about the object.
+            _ => self.read_uncached(offset, buf),
+        }
     }
 
     /// Returns when a unit's bytes are in the file: decodes them, or waits for another thread. `false` if there is no
@@ -280,7 +290,7 @@ impl Reader {
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        if self.missing.load(Ordering::Acquire) == 0
+        if self.whole().is_some()
             && !self.given.load(Ordering::Relaxed)
             && let Some(file) = self.file.take()
         {

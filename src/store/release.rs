@@ -296,27 +296,36 @@ fn has(file: &Path, name: &OsStr, value: &[u8]) -> bool {
 /// durable with [`sync_replaced`] before anything relies on the stub being gone.
 ///
 /// # Errors
-/// Device errors. Some names may be replaced then; the others are still the stub, whose object exists as long as one of
-/// them does.
+/// Device errors. Some names may be replaced then, and the caller looks which; the others are still the stub, whose
+/// object exists as long as one of them does. Without room nothing is replaced.
 pub fn replace_stub(
     io: &Io,
     new: &Path,
     names: &[impl AsRef<Path>],
     temporary: &mut dyn FnMut() -> PathBuf,
 ) -> io::Result<Vec<PathBuf>> {
+    let links: Vec<PathBuf> = names.iter().skip(1).map(|_| temporary()).collect();
+    // First all that takes room.
+    let linked = links.iter().try_for_each(|link| io.device().link(new, link, CrashPoint::RecallInPlace));
+    let from = links.iter().map(PathBuf::as_path).chain([new]);
+    let replaced = linked.and_then(|()| rename_over(io, from, names.iter().map(AsRef::as_ref)));
+    if replaced.is_err() {
+        links.iter().for_each(|link| io.discard(link, CrashPoint::RecallInPlace));
+    }
+    replaced
+}
+
+/// Renames each of `from` over a name, and restores the times of the names' directories. Returns the directories.
+fn rename_over<'a>(
+    io: &Io,
+    from: impl Iterator<Item = &'a Path>,
+    names: impl Iterator<Item = &'a Path>,
+) -> io::Result<Vec<PathBuf>> {
     let mut directories: Vec<PathBuf> = Vec::new();
-    for (i, name) in names.iter().map(AsRef::as_ref).enumerate() {
+    for (from, name) in from.zip(names) {
         let directory = durable::parent(name);
         let times = Times::of(&fs::symlink_metadata(directory)?);
-        if i + 1 == names.len() {
-            io.device().rename(new, name, CrashPoint::RecallInPlace)?;
-        } else {
-            let link = temporary();
-            io.device().link(new, &link, CrashPoint::RecallInPlace)?;
-            io.device().rename(&link, name, CrashPoint::RecallInPlace).inspect_err(|_| {
-                io.discard(&link, CrashPoint::RecallInPlace);
-            })?;
-        }
+        io.device().rename(from, name, CrashPoint::RecallInPlace)?;
         // The stub is gone by now: an error would say that it still exists.
         if let Err(error) = io.set_times(directory, times, CrashPoint::RecallTimes) {
             log::warn!("{}: cannot restore its times: {error}", directory.display());

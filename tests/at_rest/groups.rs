@@ -193,7 +193,7 @@ fn what_was_recalled_becomes_the_same_object_again() {
     let archive = rest.open();
     work(&archive);
     let recall = |archive: &stepfs::archive::Archive| {
-        let made =
+        let (made, _) =
             archive.recall(&rest.stub(&name).unwrap(), &fs::File::open(rest.path(&name)).unwrap(), None).unwrap();
         fs::rename(made, rest.path(&name)).unwrap();
         archive.recalled(Path::new(&name));

@@ -122,13 +122,37 @@ fn a_stub_that_lies_about_its_length_is_refused() {
     assert_eq!(error.object, stub.object);
 }
 
+/// By a program, since the file became the one in the tree, or by programs that clean up.
+#[test]
+fn a_decoded_file_that_is_cut_short_says_nothing_about_its_object() {
+    let rest = settled("cache_mib = 10240");
+    let archive = rest.open();
+    let whole = rest.read(&step(2)).unwrap();
+    let cut = |reader: &Reader| {
+        reader.read_at(0, &mut vec![0; whole.len()]).unwrap();
+        reader.whole().unwrap().file().set_len(1000).unwrap();
+        assert!(reader.whole().is_none() && reader.present(900, 200).is_none() && reader.present(900, 100).is_some());
+    };
+    let mut part = [0; 200];
+    let reader = archive.reader(&rest.stub(&step(2)).unwrap()).unwrap();
+    cut(&reader);
+    assert_eq!(reader.read_at(900, &mut part).unwrap(), 200);
+    assert_eq!(part, whole[900..1100]);
+    drop(reader);
+    let reader = archive.reader(&rest.stub(&step(2)).unwrap()).unwrap();
+    cut(&reader);
+    assert!(reader.give().is_some_and(|(_, is_whole)| !is_whole));
+    assert_eq!(reader.read_at(900, &mut part).unwrap(), 100);
+    assert!(archive.status().problems.is_empty());
+}
+
 #[test]
 fn a_file_brought_back_has_its_bytes_and_attributes() {
     use std::os::unix::fs::MetadataExt;
     let rest = settled("cache_mib = 10240");
     let archive = rest.open();
     let path = rest.path(&step(2));
-    let back = archive.recall(&rest.stub(&step(2)).unwrap(), &fs::File::open(&path).unwrap(), None).unwrap();
+    let (back, _) = archive.recall(&rest.stub(&step(2)).unwrap(), &fs::File::open(&path).unwrap(), None).unwrap();
     assert_eq!(fs::read(&back).unwrap(), rest.read(&step(2)).unwrap());
     let (was, is) = (fs::metadata(&path).unwrap(), fs::metadata(&back).unwrap());
     assert_eq!((was.mode(), was.mtime(), was.mtime_nsec()), (is.mode(), is.mtime(), is.mtime_nsec()));

@@ -11,6 +11,7 @@ mod durable;
 mod lifetime;
 mod posix;
 mod profiles;
+mod recalled;
 mod released;
 mod retention;
 mod security;

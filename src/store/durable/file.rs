@@ -23,6 +23,11 @@ impl DeviceFile {
         &self.file
     }
 
+    /// The kernel's file.
+    pub fn into_file(self) -> File {
+        self.file
+    }
+
     /// Its metadata.
     pub fn metadata(&self) -> io::Result<Metadata> {
         self.file.metadata()

@@ -42,6 +42,11 @@ impl Io {
         Ok(DeviceFile::new(self.device.create(path, at)?, self.clone()))
     }
 
+    /// A file that is open already. Its errors of writing back are those of this descriptor.
+    pub fn adopt(&self, file: File) -> DeviceFile {
+        DeviceFile::new(file, self.clone())
+    }
+
     /// Opens a file to read it.
     pub fn open(&self, path: &Path) -> io::Result<DeviceFile> {
         self.open_with(path, 0)

@@ -18,6 +18,20 @@ pub fn write_all_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
     FileExt::write_all_at(file, bytes, offset)
 }
 
+/// Reads at `offset` until `buf` is full or the file ends; returns the number of bytes.
+pub fn read_full(file: &File, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+    let mut done = 0;
+    while done < buf.len() {
+        match file.read_at(&mut buf[done..], offset + done as u64) {
+            Ok(0) => break,
+            Ok(len) => done += len,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
+}
+
 /// Removes a file that may already be gone.
 pub fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {

@@ -290,7 +290,7 @@ impl Live {
         let (archive, path) = (Arc::clone(self.archive()), self.path(name));
         let stub = Stub::read(&File::open(&path).unwrap(), archive.store().id()).unwrap().unwrap();
         let bytes = Arc::clone(&self.finals[&stub.object]);
-        let new = archive.recall(&stub, &File::open(&path).unwrap(), None).unwrap();
+        let (new, _) = archive.recall(&stub, &File::open(&path).unwrap(), None).unwrap();
         let node = self.node(&new);
         self.event(name, What::Replaced(node, Arc::clone(&bytes)));
         let held = self.names.lock();

@@ -1,5 +1,6 @@
 """An ordinary user's mount: the kernel reads and writes by itself where a helper registers files, and the daemon where none does."""
 
+import json
 import os
 import shutil
 import signal
@@ -84,6 +85,11 @@ class Ordinary:
     def who_serves(self, path):
         return self.run(sys.executable, "-c", WHO_SERVES, path, self.daemon()).stdout.strip()
 
+    def served(self):
+        """The words of `stepfs status` on who serves, in its text and its JSON."""
+        [line] = [line for line in self.run(BIN, "status", self.dir).stdout.splitlines() if line.startswith("served ")]
+        return line.removeprefix("served     "), json.loads(self.run(BIN, "status", "--json", self.dir).stdout)["serving"]
+
     def write(self, name, count=2 << 20):
         content = os.urandom(count)
         (self.base / "content").write_bytes(content)
@@ -121,10 +127,15 @@ def test_with_a_helper_the_kernel_reads_and_writes_a_users_files(ordinary):
     assert ordinary.who_serves(ordinary.dir / "file") == "kernel"
     assert len(content) == 2 << 20
     assert "registered by stepfs-passthrough" in ordinary.run(BIN, "doctor", ordinary.store, check=False).stdout
+    assert ordinary.served() == ("by the kernel, with the helper stepfs-passthrough, at the speed of the disk", {"by": "helper"})
 
 
 def test_without_a_helper_the_daemon_does(ordinary):
     ordinary.run(BIN, "mount", ordinary.store, ordinary.dir, helper=False)
+    # Already before a program opens a file.
+    text, serving = ordinary.served()
+    assert serving == {"by": "daemon", "because": "it needs CAP_SYS_ADMIN, or the package stepfs-passthrough"}
+    assert text == f"by the daemon: writes take 2 to 20 times as long as on the disk. {serving['because']}"
     ordinary.write("file")
     assert ordinary.who_serves(ordinary.dir / "file") == "daemon"
     assert ordinary.log().count("without kernel passthrough") == 1
@@ -146,6 +157,7 @@ def test_a_killed_helper_costs_speed_and_nothing_else(ordinary):
     assert len(out) == 2 << 20
     assert ordinary.log().count("without kernel passthrough") == 1
     wait_until(lambda: ordinary.who_serves(ordinary.dir / "after") == "daemon", 10, "the daemon serves")
+    assert ordinary.served()[1]["because"].startswith("the passthrough helper does not answer")
 
 
 def test_root_mounts_for_a_user_at_the_disks_speed(ordinary):
@@ -162,6 +174,28 @@ def test_root_mounts_for_a_user_at_the_disks_speed(ordinary):
     ordinary.run(BIN, "umount", ordinary.dir)
     wait_dead(daemon)
     wait_until(lambda: not any(map(is_alive, helpers)), 10, "the helper ends with its daemon")
+
+
+def test_nothing_of_root_reaches_the_daemon_of_a_user(ordinary):
+    """Root's shell may have secrets in its environment, and open files."""
+    ordinary.dir.mkdir()
+    os.chown(ordinary.dir, NOBODY, NOBODY)
+    secret = ordinary.base / "secret"
+    secret.write_text("root's")
+    secret.chmod(0o600)
+    with open(secret) as opened:
+        inside = ["nsenter", "-m", "-t", str(ordinary.holder.pid), "--", BIN, "mount", ordinary.store, ordinary.dir, "-o", "user=nobody"]
+        subprocess.run(list(map(str, inside)), env={**os.environ, "SECRET": "root's"}, pass_fds=[opened.fileno()], stdin=subprocess.DEVNULL, check=True)
+    daemon = ordinary.daemon()
+    processes = list(ordinary.processes("stepfs"))
+    assert len(processes) == 2, "the daemon, and its helper"
+    for pid in processes:
+        assert str(secret) not in [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+    names = {line.split(b"=")[0].decode() for line in Path(f"/proc/{daemon}/environ").read_bytes().split(b"\0") if line}
+    assert names <= {"PATH", "LANG", "LC_ALL", "TZ", "RUST_LOG", "NOTIFY_SOCKET"}
+    # Its number, name, state, parent, group, session, and terminal.
+    words = Path(f"/proc/{daemon}/stat").read_text().split()
+    assert words[5:7] == [str(daemon), "0"]
 
 
 def test_only_root_mounts_for_another_user_and_only_for_one_that_there_is(ordinary):
