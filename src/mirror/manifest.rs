@@ -149,6 +149,13 @@ fn belongs_to(owner: Id) -> Error {
     ))
 }
 
+/// The time of states. After a clock that was ahead it goes on from the `last` state, which is so long ago. Otherwise all
+/// states would look new until the clock gets there.
+pub(super) fn now_ms(clock_ms: u64, last: Option<Number>, since: Duration) -> u64 {
+    let since = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
+    clock_ms.max(last.map_or(0, |last| last.at_ms.saturating_add(since)))
+}
+
 /// The states that nobody needs any more. A state was true until the next one.
 pub(super) fn outdated(all: &[Number], now_ms: u64, keep: Duration) -> Vec<Number> {
     let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
@@ -172,6 +179,22 @@ mod tests {
 
     fn number(at_ms: u64) -> Number {
         Number { at_ms, store: 7 }
+    }
+
+    /// The clock was a year ahead, and was set back.
+    #[test]
+    fn a_clock_that_was_ahead_keeps_no_states_for_ever() {
+        let (now, day, week) = (1000 * DAY_MS, Duration::from_secs(24 * 3600), Duration::from_secs(7 * 24 * 3600));
+        let mut all = vec![number(now + 365 * DAY_MS)];
+        for today in (1..=30).map(|today| now + today * DAY_MS) {
+            let time = now_ms(today, all.last().copied(), day);
+            all.push(Number::after(all.last().copied(), time, Id([0; 16])));
+        }
+        let time = now_ms(now + 30 * DAY_MS, all.last().copied(), Duration::ZERO);
+        assert_eq!(all.len() - outdated(&all, time, week).len(), 8);
+        // Without the future in it, the clock counts.
+        assert_eq!(now_ms(now, Some(number(now - DAY_MS)), Duration::from_secs(60)), now);
+        assert_eq!(now_ms(now, None, week), now);
     }
 
     #[test]

@@ -19,7 +19,7 @@ use super::settings::{Progress, Settings};
 use super::source::{Shape, Source};
 use super::tree::{Attributes, Blob, Content, Directory, Encodings, File, Loaded, Node, Witness, chain, load};
 use super::work::{Found, Work, attributes_of};
-use crate::clock::wall_ns;
+use crate::clock::age_ns;
 use crate::store::{Id, MIN_RELEASE_BYTES, Newest, beneath, found_at};
 
 /// Files that travel in one round. Each may be open meanwhile.
@@ -65,6 +65,8 @@ pub(super) struct Writer {
     /// The bytes of files, by inode number.
     known: HashMap<u64, File>,
     last: Option<Number>,
+    /// When that was put, or found.
+    last_seen: Instant,
     /// The tree that the last manifest names.
     published: Option<Blob>,
     pending: BTreeMap<PathBuf, Pending>,
@@ -111,6 +113,7 @@ impl Writer {
             blobs: Blobs::of(place),
             known: HashMap::new(),
             last,
+            last_seen: Instant::now(),
             pending: BTreeMap::new(),
             gone: BTreeSet::new(),
             unsettled: BTreeMap::new(),
@@ -449,6 +452,10 @@ impl Writer {
         });
     }
 
+    fn now_ms(&self) -> u64 {
+        manifest::now_ms((age_ns() / 1_000_000).max(0) as u64, self.last, self.last_seen.elapsed())
+    }
+
     /// Puts the directories that changed, and then a manifest.
     fn publish(&mut self, pace: &Pace) -> Result<()> {
         self.take_away();
@@ -458,10 +465,9 @@ impl Writer {
         }
         self.blobs.put_all(&self.packed, pace)?;
         self.packed.clear();
-        let now_ms = (wall_ns() / 1_000_000).max(0) as u64;
-        let number = Number::after(self.last, now_ms, self.store);
+        let number = Number::after(self.last, self.now_ms(), self.store);
         // Its answer may be lost: no number is used twice.
-        self.last = Some(number);
+        (self.last, self.last_seen) = (Some(number), Instant::now());
         manifest::put(self.place.as_ref(), self.store, number, root)?;
         self.published = Some(root);
         Ok(())
@@ -474,7 +480,7 @@ impl Writer {
     pub(super) fn collect(&mut self) -> Result<()> {
         let place = Arc::clone(&self.place);
         let mut states = manifest::list(place.as_ref(), self.store)?;
-        let old = manifest::outdated(&states, (wall_ns() / 1_000_000).max(0) as u64, self.keep);
+        let old = manifest::outdated(&states, self.now_ms(), self.keep);
         manifest::delete(place.as_ref(), &old)?;
         states.retain(|state| !old.contains(state));
         let listed = self.list()?;
