@@ -22,6 +22,7 @@ use super::format::parse_size;
 use super::mirror;
 use super::mount_options::Options;
 use super::passthrough;
+use super::source::Mount;
 use super::umount::HELD;
 
 /// A daemon's log above this size is truncated at the next mount.
@@ -59,7 +60,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "NAME")]
     profile: Option<Profile>,
     /// Memory for decoded states, which speed up the encoding of the next checkpoint: bytes, or with K, M, G.
-    /// 0 for none [default: a tenth of the machine's memory, at most 2G].
+    /// 0 for none [default: a tenth of the memory of the machine, or of the daemon's control group; at most 2G].
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     memory: Option<u64>,
     /// Keep what the store has also there, seconds later: file:///DIRECTORY or s3://BUCKET/PREFIX. The store's stepfs.toml
@@ -156,7 +157,10 @@ fn is_mounted(mounting: &Mounting) -> Result<bool> {
             "{store} is in use by {holder}: it is mounted at {at} already; work there, or first `stepfs umount {at}`"
         );
     }
-    say_error!("stepfs: {} is already mounted at {at}; new options take effect at the next mount", store.display());
+    let daemon = Mount { root: mounted.point.clone() }.other_version();
+    let by = daemon.map_or(String::new(), |daemon| format!(" by {daemon} (this is {})", crate::VERSION));
+    let new = if by.is_empty() { "new options take effect" } else { "this program and new options take effect" };
+    say_error!("stepfs: {} is already mounted at {at}{by}; {new} at the next mount", store.display());
     Ok(true)
 }
 

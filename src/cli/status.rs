@@ -136,7 +136,13 @@ fn show(Mount { mount, store, status }: &Mount, verbose: bool) {
     }
     say!("store      {}", store.display());
     match status.daemon {
-        Some(pid) => say!("mounted    {} by process {pid}", mount.display()),
+        Some(pid) => {
+            say!("mounted    {} by process {pid}", mount.display());
+            if status.version != crate::VERSION {
+                let daemon = if status.version.is_empty() { "an older stepfs" } else { &status.version };
+                say!("           which is {daemon}; this is {}, and the next mount runs it", crate::VERSION);
+            }
+        }
         None if mount.as_os_str().is_empty() => say!("mounted    unknown: no mount was named"),
         None => {
             say!("mounted    {}, which does not answer", mount.display());
