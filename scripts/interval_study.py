@@ -503,19 +503,6 @@ def gpt12m(arguments):
     )
 
 
-def gpt12m_cpu(arguments):
-    """The same model with a sixteenth of the batch, early in its training: an hour on one core instead of a day."""
-    starts = everywhere(600, 660, 720)
-    return dataclasses.replace(
-        gpt12m(arguments),
-        name="gpt12m-cpu",
-        what="GPT, 12.6 M parameters, beta2 .95, cosine from 6e-4 over 8,000 iterations, batches of 512 tokens, source text",
-        data=lambda device: Bytes(64 << 20, 256, 2, 32, device),
-        bf16=False,
-        starts=starts,
-    )
-
-
 def minilm(arguments):
     folder = minilm_folder(arguments.minilm)
     # The state before the first iteration has no moments, so 1,000 iterations before 1,000 is no checkpoint.
@@ -546,7 +533,7 @@ def photos(arguments):
     )
 
 
-SERIES = {"gpt1m": gpt1m, "gpt12m": gpt12m, "gpt12m-cpu": gpt12m_cpu, "minilm": minilm, "photos": photos}
+SERIES = {"gpt1m": gpt1m, "gpt12m": gpt12m, "minilm": minilm, "photos": photos}
 
 
 def quick(series, arguments):
@@ -554,7 +541,6 @@ def quick(series, arguments):
     small = {
         "gpt1m": (lambda: GPT(32, 2, 2, 32), lambda device: Bytes(1 << 18, 32, 4, 16, device)),
         "gpt12m": (lambda: GPT(64, 3, 2, 32), lambda device: Bytes(1 << 18, 32, 4, 16, device)),
-        "gpt12m-cpu": (lambda: GPT(64, 3, 2, 32), lambda device: Bytes(1 << 18, 32, 4, 16, device)),
         "minilm": (
             series.model,
             lambda device: Words(1 << 18, 32, 2, 8, device, minilm_tokenizer(minilm_folder(arguments.minilm))),

@@ -40,3 +40,6 @@ pub mod store;
 mod sync;
 pub mod tile;
 pub mod tools;
+
+/// The program and its version. A daemon tells it, since it serves on when the program's file is replaced.
+pub const VERSION: &str = concat!("stepfs ", env!("CARGO_PKG_VERSION"));

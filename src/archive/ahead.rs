@@ -36,7 +36,8 @@ pub(super) fn encode_ahead(encoder: &Encoder, path: &Path) -> StepResult<Ahead> 
         if entry.held.is_some() || catalog.decided().mark(path).is_some() {
             return Ok(Ahead::Whole);
         }
-        let recent = wall_ns().saturating_sub(sealed.modified_ns) < PATIENCE_NS;
+        // A time in the future says nothing.
+        let recent = (0..PATIENCE_NS).contains(&wall_ns().saturating_sub(sealed.modified_ns));
         let Some(decision) = catalog.decided().decision(path) else { return Ok(Ahead::Later) };
         if decision.has_newer {
             // A state that is no history, that is open, or whose checkpoint waits, may wait for ever.

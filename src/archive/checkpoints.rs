@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::clock::wall_ns;
+use crate::clock::age_ns;
 use crate::store::durable::DeviceFile;
 use crate::store::object::Object;
 use crate::store::retention::{Kind, Rule, Unit, Verdict, complete, plan};
@@ -185,7 +185,7 @@ pub fn policy(
     let rules = store.settings().retention();
     let found = find(store, rules, condition, is_best)?;
     let units: Vec<Unit> = found.iter().map(|checkpoint| checkpoint.unit.clone()).collect();
-    Ok(found.into_iter().zip(plan(&units, rules, wall_ns())).collect())
+    Ok(found.into_iter().zip(plan(&units, rules, age_ns())).collect())
 }
 
 /// All checkpoints of a store, whatever its rules say, and whether each is whole. Arguments as of [`policy`].
@@ -199,7 +199,7 @@ pub fn checkpoints(
 ) -> io::Result<Vec<(Unit, bool)>> {
     let rules = [Rule::all().map_err(io::Error::other)?];
     let units: Vec<Unit> = find(store, &rules, condition, is_best)?.into_iter().map(|found| found.unit).collect();
-    let complete = complete(&units, &rules, wall_ns());
+    let complete = complete(&units, &rules, age_ns());
     Ok(units.into_iter().zip(complete).collect())
 }
 

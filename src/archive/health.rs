@@ -1,10 +1,11 @@
 //! The health of a store and of a file: each problem with its file and the next step.
 
 use std::path::Path;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::terminal::format::size;
+use crate::terminal::format::{size, time};
 
 use super::about::About;
 use super::checkpoints::Condition;
@@ -16,7 +17,7 @@ use super::shared::Shared;
 /// Something that a person must know.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Problem {
-    /// For programs: `moved`, `damaged`, `cut-short`, `full`, `stalled`, `mirror`, `failed` or `kept`.
+    /// For programs: `moved`, `damaged`, `cut-short`, `full`, `stalled`, `mirror`, `failed`, `kept` or `clock`.
     pub kind: String,
     /// The event, and its file.
     pub says: String,
@@ -40,6 +41,23 @@ impl Problem {
     pub fn cut_short(path: &Path, why: &str) -> Problem {
         let mend = "do not resume from it (`stepfs latest` names the newest whole checkpoint); remove it";
         Problem::new("cut-short", format!("{} is cut short: {why}", path.display()), mend)
+    }
+
+    /// Files with times in the future: `count` of them, `path` with the latest one.
+    pub fn future(count: usize, path: &Path, modified_ns: i64) -> Problem {
+        let files = if count == 1 { "1 file has a time".into() } else { format!("{count} files have times") };
+        let (path, when) = (path.display(), time(modified_ns / 1_000_000_000));
+        let says =
+            format!("{files} in the future: a clock was wrong; {path} of {when} counts as the newest until then");
+        Problem::new("clock", says, "set the clock if it is wrong now; else give them their time: touch -d TIME FILE")
+    }
+
+    /// The clock leapt forward by `doubted`.
+    pub fn leapt(doubted: Duration) -> Option<Problem> {
+        let by = humantime::format_duration(Duration::from_secs(doubted.as_secs()));
+        let says =
+            format!("the clock leapt forward by {by}: for a day, `keep_for` and `keep_manifests` do not count that");
+        (!doubted.is_zero()).then(|| Problem::new("clock", says, "set the clock, if it is wrong"))
     }
 
     /// A file system without room for another file of this size, if that is so.

@@ -8,10 +8,11 @@ use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
 
+use crate::clock::{doubted, is_future};
 use crate::mirror::Progress;
 use crate::recall::{Decoded, MemoryStatus};
 use crate::store::durable::{CrashPoint, DeviceFile};
-use crate::store::{Id, STUB_BYTES, Stub, is_recalled};
+use crate::store::{Id, STUB_BYTES, Stub, is_recalled, modified_ns};
 
 use super::about::About;
 use super::catalog::Catalog;
@@ -79,6 +80,9 @@ pub struct Status {
     /// Who reads and writes the resident files, if the store is mounted.
     #[serde(default)]
     pub serving: Option<Serving>,
+    /// [`crate::VERSION`] of the daemon; empty when the store is not mounted, or from a daemon that does not tell.
+    #[serde(default)]
+    pub version: String,
 }
 
 /// Who reads and writes the resident files of a mount.
@@ -151,7 +155,7 @@ impl Archive {
             status.files += 1;
             status.logical_bytes += metadata.len();
             status.busy += u64::from(entry.busy);
-            health.look(&path, &entry, metadata.len());
+            health.look(&path, &entry, &metadata);
             if let Some(failed) = entry.failed.filter(|failed| failed.retry.is_none()) {
                 status.failed.push(failed.why);
             }
@@ -164,7 +168,7 @@ impl Archive {
             }
         }
         status.stored_bytes += status.resident_bytes + status.object_bytes;
-        status.daemon = Some(std::process::id());
+        (status.daemon, status.version) = (Some(std::process::id()), crate::VERSION.into());
         health.conclude(&mut status);
         status
     }
@@ -262,8 +266,8 @@ impl Archive {
 
     /// The value of a `user.stepfs.*` attribute (name without the prefix) of the file or directory at `path`.
     ///
-    /// - Every path has `store`, `status` and `gc` (JSON, the last for a run of retention), and `queue` (the quick
-    ///   part of the status). `mirror` is JSON too: how far it has come.
+    /// - Every path has `store`, `version`, `status` and `gc` (JSON, the last for a run of retention), and `queue` (the
+    ///   quick part of the status). `mirror` is JSON too: how far it has come.
     /// - Files have `file`: [`FileStatus`] as JSON.
     /// - Files also have `state`, `profile`, `why` (it is exact, lossy, or as it was written), `release` (the obstacle),
     ///   `generations` (lossy restores behind it), `lossy` ([`super::lossy_words`]) and `best` (the file that names
@@ -276,6 +280,7 @@ impl Archive {
                 let place = store.place().unwrap_or_else(|| store.root().to_path_buf());
                 return Some(place.into_os_string().into_encoded_bytes());
             }
+            "version" => return Some(crate::VERSION.into()),
             "status" => return serde_json::to_vec(&self.status()).ok(),
             "queue" => return serde_json::to_vec(&self.queue()).ok(),
             "gc" => return serde_json::to_vec(&self.retention.report().0).ok(),
@@ -373,16 +378,25 @@ struct Health<'a> {
     problems: Vec<Problem>,
     /// The largest file that a program wrote and that is still as written, bytes.
     largest: u64,
+    /// Files with times in the future: their number, and the one with the latest.
+    future: (usize, i64, PathBuf),
 }
 
 impl Health<'_> {
     fn of(shared: &Shared) -> Health<'_> {
-        Health { shared, problems: Vec::new(), largest: 0 }
+        Health { shared, problems: Vec::new(), largest: 0, future: Default::default() }
     }
 
-    fn look(&mut self, path: &Path, entry: &Entry, len: u64) {
+    fn look(&mut self, path: &Path, entry: &Entry, metadata: &fs::Metadata) {
         if !matches!(entry.state, State::Released(_)) {
-            self.largest = self.largest.max(len);
+            self.largest = self.largest.max(metadata.len());
+        }
+        let (modified_ns, (count, latest, of)) = (modified_ns(metadata), &mut self.future);
+        if is_future(modified_ns) {
+            *count += 1;
+            if modified_ns > *latest {
+                (*latest, *of) = (modified_ns, path.to_path_buf());
+            }
         }
         let Some(why) = fault(self.shared, entry) else { return };
         self.problems.push(match &entry.state {
@@ -416,6 +430,9 @@ impl Health<'_> {
             status.free_bytes = found.f_bavail.saturating_mul(found.f_frsize);
             self.problems.extend(Problem::full(status.free_bytes, self.largest));
         }
+        let (count, latest, path) = &self.future;
+        self.problems.extend((*count > 0).then(|| Problem::future(*count, path, *latest)));
+        self.problems.extend(Problem::leapt(doubted()));
         if let Some(why) = &status.stalled {
             self.problems.push(Problem::new("stalled", why, "stepfs tries again by itself"));
         }
@@ -436,7 +453,7 @@ impl Health<'_> {
         }
         let again = "it stays as it was written; `stepfs sync` tries again";
         self.problems.extend(status.failed.iter().map(|why| Problem::new("failed", why, again)));
-        let order = ["moved", "damaged", "cut-short", "full", "stalled", "mirror", "failed", "kept"];
+        let order = ["moved", "damaged", "cut-short", "full", "stalled", "mirror", "failed", "kept", "clock"];
         self.problems.sort_by_key(|problem| order.iter().position(|kind| *kind == problem.kind));
         let more = self.problems.len().saturating_sub(MOST);
         self.problems.truncate(MOST);

@@ -5,6 +5,8 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 
+use crate::clock::is_future;
+
 use super::format::name;
 use super::listing::{Checkpoint, checkpoints, survey};
 use super::source::Local;
@@ -37,7 +39,16 @@ pub(super) fn latest(args: LatestArgs) -> Result<ExitCode> {
     of(&args.dir, |found| {
         let is_state = |checkpoint: &&Checkpoint| checkpoint.has_tensors || checkpoint.fidelity().is_bad();
         let mut newest: Vec<&Checkpoint> = found.iter().filter(is_state).collect();
-        newest.sort_by_key(|checkpoint| std::cmp::Reverse((checkpoint.modified_ns, checkpoint.step)));
+        let future = newest.iter().find(|checkpoint| is_future(checkpoint.modified_ns));
+        if let Some(future) = future {
+            let path = name(&future.path.to_string_lossy());
+            say_error!("stepfs: {path} has a time in the future, so the steps decide; `stepfs status` says what to do");
+        }
+        let by_step = future.is_some();
+        newest.sort_by_key(|checkpoint| {
+            let first = if by_step { checkpoint.step } else { None };
+            std::cmp::Reverse((first, checkpoint.modified_ns, checkpoint.step))
+        });
         let Some(at) = newest.iter().position(|checkpoint| checkpoint.is_whole && checkpoint.has_tensors) else {
             let (dir, why) = (args.dir.display(), not_whole(&newest));
             bail!("no whole checkpoint is below {dir}{why}; `stepfs ls {dir}` shows all");

@@ -22,7 +22,7 @@ use super::format::parse_size;
 use super::mirror::{self, local_path};
 use super::mount_options::Options;
 use super::passthrough;
-use super::source::{is_store, mounted_at, refuse_inside};
+use super::source::{Mount, is_store, mounted_at, refuse_inside};
 use super::umount::HELD;
 
 /// A daemon's log above this size is truncated at the next mount.
@@ -65,7 +65,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "NAME")]
     profile: Option<Profile>,
     /// Memory for decoded states, which speed up the encoding of the next checkpoint: bytes, or with K, M, G.
-    /// 0 for none [default: a tenth of the machine's memory, at most 2G].
+    /// 0 for none [default: a tenth of the memory of the machine, or of the daemon's control group; at most 2G].
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     memory: Option<u64>,
     /// Keep what the store has also there, seconds later: file:///DIRECTORY or s3://BUCKET/PREFIX. The store's stepfs.toml
@@ -159,8 +159,10 @@ fn is_mounted(mounting: &Mounting) -> Result<bool> {
     if options.mirror.as_ref().map(is_new).transpose()?.unwrap_or(false) {
         bail!("{shown} is already mounted at {at}, without this mirror; first `stepfs umount {at}`");
     }
+    let daemon = Mount { root: mounted.point.clone() }.other_version();
+    let by = daemon.map_or(String::new(), |daemon| format!(" by {daemon} (this is {})", crate::VERSION));
     say_error!(
-        "stepfs: {shown} is already mounted at {at}, and keeps its options; for others, first `stepfs umount {at}`"
+        "stepfs: {shown} is already mounted at {at}{by}, and keeps its options; for others, first `stepfs umount {at}`"
     );
     Ok(true)
 }

@@ -47,6 +47,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
             let why = match error.raw_os_error() {
                 Some(libc::ENOENT) => continue,
                 Some(libc::ENOSPC) => "there is no room for it in the store".to_string(),
+                Some(libc::EDQUOT) => "the disk quota of the store's file system has no room for it".to_string(),
                 Some(libc::EIO) => "it is damaged; the daemon's log and `stepfs verify` say more".to_string(),
                 _ => error.to_string(),
             };

@@ -230,7 +230,28 @@ impl Mount {
     pub(super) fn ask<T: DeserializeOwned>(&self, name: &str) -> Result<T> {
         let text =
             self.word(Path::new(""), name).with_context(|| format!("{} does not answer", self.root.display()))?;
-        Ok(serde_json::from_slice(&text)?)
+        self.understand(&text)
+    }
+
+    /// What the daemon has answered.
+    ///
+    /// # Errors
+    /// It is another version, with other answers.
+    pub(super) fn understand<T: DeserializeOwned>(&self, answer: &[u8]) -> Result<T> {
+        serde_json::from_slice(answer).with_context(|| {
+            let daemon = self.other_version().unwrap_or_else(|| crate::VERSION.into());
+            let (own, at) = (crate::VERSION, self.root.display());
+            format!(
+                "the daemon of {at} is {daemon}, this is {own}, which does not understand its answer; use the daemon's \
+                 program, or `stepfs umount {at}` and mount again"
+            )
+        })
+    }
+
+    /// The version of the daemon, if it is another one than this program's: the program was replaced since the mount.
+    pub(super) fn other_version(&self) -> Option<String> {
+        let version = self.text(Path::new(""), "version").unwrap_or_else(|| "an older stepfs".into());
+        (version != crate::VERSION).then_some(version)
     }
 
     /// Sets a user's mark of a file, or removes it without a `value`; answers whether there was one to remove. `can` says

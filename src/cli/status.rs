@@ -140,7 +140,13 @@ fn show(Mount { mount, store, status }: &Mount, verbose: bool) {
     }
     say!("store      {}", store.display());
     match status.daemon {
-        Some(pid) => say!("mounted    {} by process {pid}", mount.display()),
+        Some(pid) => {
+            say!("mounted    {} by process {pid}", mount.display());
+            if status.version != crate::VERSION {
+                let daemon = if status.version.is_empty() { "an older stepfs" } else { &status.version };
+                say!("           which is {daemon}; this is {}, and the next mount runs it", crate::VERSION);
+            }
+        }
         None if mount.as_os_str().is_empty() => match mounted_at(store) {
             Some(Mounted { point, .. }) => say!("mounted    {0}; `stepfs status {0}` says more", point.display()),
             None => say!("mounted    no, as far as this user sees"),

@@ -79,7 +79,7 @@ fn wait_for_mirror(mount: &Mount) -> Result<()> {
         let Ok(text) = mount.word(Path::new(""), "mirror") else {
             bail!("{} is mounted without a mirror (`stepfs mount --mirror URL`)", mount.root.display());
         };
-        Ok(serde_json::from_slice(&text)?)
+        mount.understand(&text)
     };
     let wanted = ask()?.changes;
     let bar = progress(0, true);

@@ -8,6 +8,7 @@
 
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
@@ -41,17 +42,42 @@ struct Inside {
     open: LruCache<Id, Vec<Arc<Object>>>,
 }
 
-/// Default limit for decoded states: a tenth of the memory of the machine, or of the process's group, and at most 2
-/// GiB.
+/// Default limit for decoded states: a tenth of [`memory_limit`], and at most 2 GiB.
 pub fn usual_memory() -> u64 {
     const MOST: u64 = 2 << 30;
+    (memory_limit().unwrap_or(u64::MAX) / 10).min(MOST)
+}
+
+/// Bytes of memory that this process may take: the machine's, or less if a control group limits it. `None` if the kernel
+/// tells neither.
+pub fn memory_limit() -> Option<u64> {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let total = read("/proc/meminfo");
-    let total =
-        total.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix("kB")?.trim().parse().ok());
-    let total = total.map_or(MOST, |kib: u64| kib.saturating_mul(1024));
-    let group = read("/sys/fs/cgroup/memory.max").trim().parse().unwrap_or(total);
-    (total.min(group) / 10).min(MOST)
+    let table = read("/proc/meminfo");
+    let kib =
+        table.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix("kB")?.trim().parse().ok());
+    let machine = kib.map(|kib: u64| kib.saturating_mul(1024));
+    machine.into_iter().chain(group_limit(&read("/proc/self/cgroup"), Path::new("/sys/fs/cgroup"))).min()
+}
+
+/// The least limit of a process's control groups and of those above them. `groups`: its `/proc/PID/cgroup`; `root`: where
+/// the control groups are mounted.
+fn group_limit(groups: &str, root: &Path) -> Option<u64> {
+    let limits = groups.lines().flat_map(|line| {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (controllers, group) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+        let found = match controllers.split(',').find(|name| ["", "memory"].contains(name)) {
+            Some("") => Some(("", "memory.max")),
+            Some(v1) => Some((v1, "memory.limit_in_bytes")),
+            None => None,
+        };
+        // A container without a namespace of groups sees names of the host, and its own group at the root.
+        let above = |(at, file): (&str, &str)| {
+            let groups = Path::new(group.trim_start_matches('/')).ancestors();
+            groups.map(|group| root.join(at).join(group).join(file)).collect::<Vec<_>>()
+        };
+        found.map(above).unwrap_or_default()
+    });
+    limits.filter_map(|limit| std::fs::read_to_string(limit).ok()?.trim().parse().ok()).min()
 }
 
 /// The states kept in memory; the least recently used are dropped first.

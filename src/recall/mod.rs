@@ -30,7 +30,7 @@ pub use cache::{Cache, Decoded};
 pub use chain::{Chain, Step};
 pub use error::ReadError;
 pub use layout::Layout;
-pub use memory::{Memory, MemoryStatus, usual_memory};
+pub use memory::{Memory, MemoryStatus, memory_limit, usual_memory};
 pub use order::order;
 pub use reader::Reader;
 pub use stream::{check_hash, stream};

@@ -18,6 +18,9 @@ use crate::store::{Id, step_pattern};
 /// Files of a run that are looked at for one that can be archived beside those that are being archived.
 const LOOK_AHEAD: usize = 80;
 
+/// A clock that goes back by more was set. Threads that look at it at once differ by less.
+const BACK_NS: i64 = 60_000_000_000;
+
 /// See the module.
 #[derive(Debug)]
 pub(in crate::archive) struct Files {
@@ -25,7 +28,7 @@ pub(in crate::archive) struct Files {
     settle: i64,
     files: BTreeMap<Arc<Path>, Arc<File>>,
     runs: HashMap<Arc<Path>, Run>,
-    /// Runs whose files changed since the last decision about them.
+    /// Runs with states whose files changed since the last decision about them.
     changed: HashSet<Arc<Path>>,
     /// Runs with steps to take, now or later, when they were decided about.
     at_work: HashSet<Arc<Path>>,
@@ -73,12 +76,25 @@ impl Touched {
 struct Run {
     /// In the order of sealing.
     files: Vec<Arc<File>>,
+    /// How many of them are sealed or archived. Without any there is nothing to archive or to release.
+    states: usize,
     /// Shared by their files.
     checkpoints: HashSet<Arc<Checkpoint>>,
-    /// The last decision about `files`, void if the run has changed.
+    /// The last decision about `files`.
     answer: Answer,
     /// The files that stay exact by it, because others say so.
     exact: HashSet<Arc<Path>>,
+    /// `files` changed since.
+    is_void: bool,
+}
+
+impl Run {
+    /// Its files changed, so the decision is void. Answers whether somebody must decide. Without states it has no steps, and it
+    /// may be a directory of 100,000 small files that a program just writes.
+    fn change(&mut self) -> bool {
+        self.is_void = true;
+        self.states > 0
+    }
 }
 
 /// A step that a thread may take now.
@@ -209,8 +225,11 @@ impl Files {
         let file = Arc::new(file);
         let at = run.files.partition_point(|other| other.entry.sequence < file.entry.sequence);
         run.files.insert(at, Arc::clone(&file));
+        run.states += usize::from(file.entry.state.sealed().is_some());
         self.queue.enter(&file);
-        self.changed.insert(Arc::clone(&file.run));
+        if run.change() {
+            self.changed.insert(Arc::clone(&file.run));
+        }
         self.touched.add([Arc::clone(&file.path)]);
         self.files.insert(Arc::clone(&file.path), file);
     }
@@ -223,12 +242,15 @@ impl Files {
         let at = run.files.partition_point(|other| other.entry.sequence < old.entry.sequence);
         let left = run.files.remove(at);
         debug_assert!(Arc::ptr_eq(&left, &old), "two files have one sequence");
-        if run.files.is_empty() {
-            self.runs.remove(&old.run);
+        run.states -= usize::from(old.entry.state.sealed().is_some());
+        if run.change() {
+            self.changed.insert(Arc::clone(&old.run));
+        } else {
             self.changed.remove(&old.run);
             self.at_work.remove(&old.run);
-        } else {
-            self.changed.insert(Arc::clone(&old.run));
+        }
+        if run.files.is_empty() {
+            self.runs.remove(&old.run);
         }
         Some(old)
     }
@@ -244,8 +266,14 @@ impl Files {
     /// A thread looks for work at this time.
     pub(super) fn pass(&mut self, now: Instant, wall_ns: Option<i64>) {
         self.now.instant = self.now.instant.max(now);
-        // It may go back: a clock that was a day ahead must not open the checkpoints of that day.
-        self.now.wall_ns = wall_ns.unwrap_or(self.now.wall_ns);
+        let Some(wall_ns) = wall_ns else { return };
+        // It may go back: a clock that was a day ahead must not open the checkpoints of that day. Nor do they wait for the
+        // day to pass again.
+        if wall_ns < self.now.wall_ns.saturating_sub(BACK_NS) {
+            let is_later = |_: &Path, entry: &Entry| entry.seen_ns > wall_ns;
+            self.edit_below(Path::new(""), is_later, |entry| entry.seen_ns = wall_ns);
+        }
+        self.now.wall_ns = wall_ns;
     }
 
     /// The latest time that a thread looked for work at.
@@ -256,6 +284,7 @@ impl Files {
     fn decide(&mut self, key: &Arc<Path>) {
         self.changed.remove(key);
         let Some(run) = self.runs.get_mut(key) else { return };
+        run.is_void = false;
         run.checkpoints.retain(|checkpoint| Arc::strong_count(checkpoint) > 1);
         // A target is a file of the run, or a directory at, above or below the run's.
         let may_mark = |target: &Path| target.starts_with(key) || key.starts_with(target);
@@ -287,7 +316,8 @@ impl Files {
     /// The run of a file with a decision that holds, and the file's place in it.
     fn decided(&mut self, path: &Path) -> Option<(&Run, usize)> {
         let file = Arc::clone(self.files.get(path)?);
-        if self.changed.contains(&file.run) || self.runs[&file.run].answer.is_due(self.now) {
+        let run = &self.runs[&file.run];
+        if run.is_void || run.answer.is_due(self.now) {
             self.decide(&file.run);
         }
         let run = &self.runs[&file.run];
@@ -345,7 +375,11 @@ impl Files {
         for target in old.into_iter().chain(target) {
             let runs = self.range(&target).map(|file| Arc::clone(&file.run));
             let runs: Vec<_> = runs.collect();
-            self.changed.extend(runs);
+            for key in runs {
+                if self.runs.get_mut(&key).is_some_and(Run::change) {
+                    self.changed.insert(key);
+                }
+            }
         }
     }
 
@@ -459,6 +493,12 @@ impl Files {
     }
 }
 
+/// Number of runs without a decision that holds.
+#[cfg(test)]
+pub(super) fn void(files: &Files) -> usize {
+    files.runs.values().filter(|run| run.is_void).count()
+}
+
 /// The files that are not durable or examined yet, in the order in which they were closed. Those that failed or that a
 /// thread works on are here, too.
 #[derive(Debug, Default)]
@@ -469,12 +509,16 @@ pub(super) struct Queue {
     together: BTreeMap<(Instant, u64), Arc<File>>,
     /// Durable files that may be copies.
     copies: BTreeMap<u64, Arc<File>>,
+    /// How many of them have failed.
+    failed: usize,
 }
 
 impl Queue {
     pub(super) fn enter(&mut self, file: &Arc<File>) {
         let (sequence, own) = (file.entry.sequence, Arc::clone(file));
-        match work(&file.entry) {
+        let work = work(&file.entry);
+        self.failed += usize::from(work.is_some() && file.entry.failed.is_some());
+        match work {
             Some(Work::Seal) => drop(self.closed.insert(sequence, own)),
             Some(Work::Compare) => drop(self.copies.insert(sequence, own)),
             Some(Work::Together) => {
@@ -487,7 +531,9 @@ impl Queue {
 
     pub(super) fn leave(&mut self, file: &File) {
         let sequence = file.entry.sequence;
-        match work(&file.entry) {
+        let work = work(&file.entry);
+        self.failed -= usize::from(work.is_some() && file.entry.failed.is_some());
+        match work {
             Some(Work::Seal) => drop(self.closed.remove(&sequence)),
             Some(Work::Compare) => drop(self.copies.remove(&sequence)),
             Some(Work::Together) => {
@@ -532,6 +578,7 @@ impl Queue {
 
     /// When the next failed attempt may be repeated.
     pub(super) fn retry(&self, now: Instant) -> Option<Instant> {
-        self.all().filter_map(|file| file.entry.failed.as_ref()?.retry).filter(|at| *at > now).min()
+        let all = self.all().take(if self.failed > 0 { usize::MAX } else { 0 });
+        all.filter_map(|file| file.entry.failed.as_ref()?.retry).filter(|at| *at > now).min()
     }
 }

@@ -753,3 +753,41 @@ fn a_save_counts_once_it_is_finished() {
     assert_eq!(seal(1, (7, 7, 8)), [false, false], "a copy that got the index first");
     assert_eq!(seal(1, (7, 7, 7)), [true, true], "one is too short");
 }
+
+/// It would wait for the year to pass again.
+#[test]
+fn a_clock_that_is_set_back_holds_nothing_up() {
+    const SECOND: i64 = 1_000_000_000;
+    const YEAR: i64 = 365 * 24 * 3600 * SECOND;
+    let mut catalog = catalog(Duration::from_secs(600));
+    let (now, wall) = (Instant::now(), crate::clock::wall_ns());
+    // The first one's second file gets no newer state.
+    for (time, path, lineage) in
+        [(1, "checkpoint-1/a", 1), (2, "checkpoint-1/b", 0), (3, "checkpoint-2/a", 1), (4, "checkpoint-2/c", 3)]
+    {
+        found(&mut catalog, path, State::Sealed(sealed(lineage, wall + YEAR + time, time as u64)));
+    }
+    let mut claim = |wall: i64| catalog.steps().claim_step(now, wall).0.map(|task| task.path);
+    assert_eq!(claim(wall + SECOND), None);
+    assert_eq!(claim(wall - YEAR), None, "ten minutes are not over");
+    assert_eq!(claim(wall - YEAR + 590 * SECOND), None);
+    assert_eq!(claim(wall - YEAR + 601 * SECOND).unwrap(), Path::new("checkpoint-1/a"));
+}
+
+#[test]
+fn small_files_are_not_decided_about_before_somebody_asks() {
+    let mut catalog = catalog(LONG);
+    let names: Vec<PathBuf> = (0..300).map(|at| format!("log-{at}.json").into()).collect();
+    for name in &names {
+        found(&mut catalog, name, State::Resident(ResidentReason::Small));
+    }
+    assert_eq!(super::files::void(&catalog.files), 1, "nothing is to be archived");
+    assert!(catalog.steps().claim_step(Instant::now(), 0).0.is_none());
+    assert_eq!(super::files::void(&catalog.files), 1, "nothing is to be archived");
+    assert!(catalog.decided().decision(&names[7]).is_some());
+    assert_eq!(super::files::void(&catalog.files), 0, "somebody asked");
+    // A state beside them has its steps at once.
+    found(&mut catalog, "step_1.pt", State::Sealed(sealed(1, 1, 1)));
+    found(&mut catalog, "step_2.pt", State::Sealed(sealed(1, 2, 2)));
+    assert_eq!(catalog.steps().claim_step(Instant::now(), 0).0.unwrap().path, Path::new("step_1.pt"));
+}

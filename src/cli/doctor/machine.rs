@@ -11,7 +11,7 @@ use super::{Finding, Level, ok, problem, warning};
 use crate::cli::format::size;
 use crate::cli::passthrough as helper;
 use crate::fs::{SYS_ADMIN, is_admin, try_mount};
-use crate::recall::usual_memory;
+use crate::recall::{memory_limit, usual_memory};
 
 /// First kernel with passthrough.
 const PASSTHROUGH: (u32, u32) = (6, 9);
@@ -186,6 +186,8 @@ fn memory() -> Finding {
     let table = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let available = table.lines().find_map(|line| line.strip_prefix("MemAvailable:")?.trim().strip_suffix("kB"));
     let available = available.and_then(|kib| kib.trim().parse::<u64>().ok()).unwrap_or(0) << 10;
+    // Of a limited group another program's pages may go, so its limit counts.
+    let available = available.min(memory_limit().unwrap_or(u64::MAX));
     let wanted = usual_memory() + DAEMON_BYTES;
     let says = format!("{} available; a daemon may take {}", size(available), size(wanted));
     match available < wanted {

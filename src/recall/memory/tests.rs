@@ -105,3 +105,25 @@ fn a_keyframe_is_counted_until_its_last_state_is_gone() {
     memory.forget(new.header().id);
     assert_eq!(memory.status().bytes, 0);
 }
+
+#[test]
+fn a_control_group_limits_what_is_usual() {
+    let root = tempfile::tempdir().unwrap();
+    let write = |path: &str, words: &str| {
+        let path = root.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, words).unwrap();
+    };
+    write("job/memory.max", "max\n");
+    write("job/step/memory.max", "3000\n");
+    write("job/step/task/memory.max", "9000\n");
+    write("memory/box/memory.limit_in_bytes", "2000\n");
+    write("memory/memory.limit_in_bytes", "9223372036854771712\n");
+    let limit = |groups: &str| group_limit(groups, root.path());
+    assert_eq!(limit("0::/job\n"), None);
+    assert_eq!(limit("0::/job/step/task\n"), Some(3000), "a group above has less");
+    assert_eq!(limit("5:cpu:/box\n4:hugetlb,memory:/box\n0::/job\n"), Some(2000));
+    assert_eq!(limit("5:cpu:/box\n0::/elsewhere\n"), None, "no such mount");
+    assert_eq!(limit("4:memory:/of/the/host\n"), Some(9_223_372_036_854_771_712), "a container's own is at the root");
+    assert_eq!(limit("4:memory:/with:colon/../..\n0::/../outside\nnonsense"), Some(9_223_372_036_854_771_712));
+}

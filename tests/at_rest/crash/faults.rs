@@ -253,7 +253,7 @@ fn whichever_call_fails_nothing_is_lost_and_the_archive_heals_by_itself() {
 fn when_the_device_is_well_again_nobody_needs_to_ask() {
     let cases: Vec<_> = [60, 150, 240, 330, 420]
         .into_iter()
-        .flat_map(|at| [(Fault::Errno(libc::EIO), at, true), (Fault::Errno(libc::ENOSPC), at, true)])
+        .flat_map(|at| [libc::EIO, libc::ENOSPC, libc::EDQUOT].map(|code| (Fault::Errno(code), at, true)))
         .collect();
     all(&cases, true);
 }

@@ -289,6 +289,20 @@ MISTAKES = [
             needs="M"),
     Mistake("the newest file is to be released", "", "stepfs release $M/run/step_4.pt", "stepfs: * stays as it is: *",
             "stepfs why $M/run/step_4.pt", needs="M"),
+    # --- diff, merge
+    Mistake("a merge over a file", "",
+            "stepfs merge run/step_1.pt run/step_2.pt -o run/step_2.pt", "* exists; name a new file or directory",
+            "stepfs merge run/step_1.pt run/step_2.pt -o new.pt", needs="run"),
+    Mistake("a file of text is merged", "seq 99999 > text", "stepfs merge text run/step_1.pt -o new.pt", "*: not a checkpoint that stepfs understands: *",
+            "stepfs merge run/step_1.pt run/step_2.pt -o new.pt", needs="run"),
+    Mistake("a share of 1", "", "stepfs merge --ema 1 run/step_1.pt run/step_2.pt -o new.pt",
+            "--ema *: name a share between 0 and 1, such as 0.8", "stepfs merge --ema 0.8 run/step_1.pt run/step_2.pt -o new.pt", needs="run"),
+    Mistake("fewer weights than files", "", "stepfs merge --weights 1 run/step_1.pt run/step_2.pt -o new.pt",
+            "--weights has * numbers for * files; name one for each",
+            "stepfs merge --weights 1,2 run/step_1.pt run/step_2.pt -o new.pt", needs="run"),
+    Mistake("weights without a sum", "", "stepfs merge --weights 1,-1 run/step_1.pt run/step_2.pt -o new.pt",
+            "--weights: the numbers must be finite, and their sum not 0",
+            "stepfs merge --weights 2,-1 run/step_1.pt run/step_2.pt -o new.pt", needs="run"),
     # --- compare, tune
     Mistake("one checkpoint is compared", "", "stepfs compare run/step_1.pt",
             "*: only one checkpoint; name at least two of one run, oldest first",
@@ -518,6 +532,11 @@ LEFT_OUT = {
     ("src/cli/umount", "waits again|to finish its step"): "a daemon that works on for seconds: test_lifecycle",
     ("src/cli/mount", "the daemon ended|cannot mount on"): "a defect of the daemon, and the place of another error",
     ("src/cli/status", "has not answered"): "takes 10 seconds: test_manners: a_daemon_that_hangs_is_named",
+    ("src/tools/(merge|checkpoint)", "interrupted|is in the way|no checkpoints|no states|no file in it|names the tensors"):
+        "a killed merge, a defect, or a part of another message",
+    ("src/tools/merge", "has no|: . is|rows of their own"): "test_diff_merge: what_cannot_be_merged_is_said",
+    ("src/cli/latest", "time in the future"): "test_machine: files_from_the_future",
+    ("src/cli/source", "does not understand its answer"): "a daemon of another version: test_upgrade",
     ("src/fs/error", "is unmounted here"): "test_manners: a_mount_that_another_namespace_holds",
     ("src/fs/error", "/dev/fuse"): "test_manners: a_closed_device_is_named",
     ("src/fs/(error|mounts?)", "as mount point|cannot be ended|cannot read the store|connection to the kernel|panicked|does not answer"):
