@@ -212,7 +212,7 @@ impl Mirror {
     /// `stepfs status URL`: the states that are there.
     pub(super) fn status(&self, json: bool) -> Result<ExitCode> {
         let (store, states) = Reader::states(open(&self.url)?.as_ref()).with_context(|| self.url.clone())?;
-        let states: Vec<State> = states.iter().map(|state| State { at: state.at_ms.div_ceil(1000) }).collect();
+        let states: Vec<State> = states.iter().map(|(_, at_ms)| State { at: at_ms.div_ceil(1000) }).collect();
         if json {
             say_json(&states)?;
         } else {

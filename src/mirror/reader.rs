@@ -23,15 +23,21 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// The store that a mirror belongs to, and the states that it has, the oldest first.
+    /// The store that a mirror belongs to, and the states that it has, the oldest first, each with its time in milliseconds
+    /// since 1970. The number has the time of the store's clock, and the mirror knows when it was put. A clock that was ahead
+    /// does not make a state younger, nor does a copy of the mirror.
     ///
     /// # Errors
     /// It is no mirror; those of the mirror.
-    pub fn states(place: &dyn Place) -> Result<(Id, Vec<Number>)> {
+    pub fn states(place: &dyn Place) -> Result<(Id, Vec<(Number, u64)>)> {
         let owner = manifest::owner(place)?.ok_or_else(|| {
             Error::Denied("it is no mirror of stepfs, or has no state of a store; is the URL right?".into())
         })?;
-        Ok((owner, manifest::list(place, owner)?.into_iter().map(|(number, _)| number).collect()))
+        let time = |(number, put_ns): (Number, i64)| {
+            let put_ms = u64::try_from(put_ns / 1_000_000).unwrap_or_default();
+            (number, number.at_ms.min(put_ms))
+        };
+        Ok((owner, manifest::list(place, owner)?.into_iter().map(time).collect()))
     }
 
     /// Opens the state that was true at a time, in milliseconds since 1970, or else the last one. Reads the names at and
@@ -41,8 +47,8 @@ impl Reader {
     /// There is none; those of the mirror.
     pub fn open(place: &Arc<dyn Place>, at_ms: Option<u64>, wanted: &Path) -> Result<Reader> {
         let (_, states) = Reader::states(place.as_ref())?;
-        let is_old = |state: &&Number| at_ms.is_none_or(|at_ms| state.at_ms <= at_ms);
-        let state = states.iter().rev().find(is_old).ok_or_else(|| {
+        let is_old = |state: &&(Number, u64)| at_ms.is_none_or(|at_ms| state.1 <= at_ms);
+        let (state, _) = states.iter().rev().find(is_old).ok_or_else(|| {
             Error::Denied(format!(
                 "it has no state of that time, but {} later ones; `stepfs status` of this URL lists them",
                 states.len()

@@ -21,7 +21,7 @@ use super::settings::{Progress, Settings};
 use super::source::{Shape, Source};
 use super::tree::{Attributes, Blob, Content, Directory, Encodings, File, Loaded, Node, Witness, chain, load};
 use super::work::Work;
-use crate::clock::wall_ns;
+use crate::clock::{age_ns, wall_ns};
 use crate::store::{Id, MIN_RELEASE_BYTES, Newest, found_at};
 
 /// Files that travel in one round. Each may be open meanwhile.
@@ -51,6 +51,11 @@ struct Pending {
 }
 
 impl Pending {
+    /// Of two states of one file, the same time means the same bytes.
+    fn modified_ns(&self) -> i64 {
+        self.found.attributes.modified_ns
+    }
+
     /// Whether it is to be tried now.
     fn is_due(&self, now: Instant) -> bool {
         self.again.is_none_or(|at| at <= now)
@@ -76,8 +81,12 @@ pub(super) struct Writer {
     gone: BTreeSet<PathBuf>,
     /// Inode numbers of files that are not sealed yet, which may have had another name.
     unsettled: BTreeMap<PathBuf, u64>,
-    /// Names to look at, whether they change or not.
-    again: Vec<PathBuf>,
+    /// Names to look at, whether they change or not, each with the first change that the mirror may lack.
+    again: BTreeMap<PathBuf, u64>,
+    /// Names that looked gone in a look during which others changed: one may be the new name of such a file.
+    doubted: BTreeSet<PathBuf>,
+    /// Files whose other names are to be looked at, by inode number.
+    renewed: HashMap<u64, Witness>,
     /// The store's change that was looked at last.
     change: u64,
     /// Directories that are not put yet.
@@ -120,7 +129,9 @@ impl Writer {
             pending: BTreeMap::new(),
             gone: BTreeSet::new(),
             unsettled: BTreeMap::new(),
-            again: Vec::new(),
+            again: BTreeMap::new(),
+            doubted: BTreeSet::new(),
+            renewed: HashMap::new(),
             change: 0,
             packed: Vec::new(),
             is_new: true,
@@ -131,7 +142,9 @@ impl Writer {
         writer.list()?;
         writer.blobs.lose(&damaged);
         writer.tree.lose(&|hash| writer.blobs.has(hash));
-        writer.tree.each(&mut |path, _| writer.again.push(path));
+        writer.tree.each(&mut |path, _| {
+            writer.again.insert(path, 0);
+        });
         Ok(writer)
     }
 
@@ -139,7 +152,8 @@ impl Writer {
     fn list(&mut self) -> Result<Vec<(Id, i64)>> {
         let listed = self.blobs.list()?;
         let newest = listed.iter().map(|(_, put_ns)| *put_ns).max().unwrap_or_default();
-        self.clock = (newest.max(self.now_ns()), Instant::now());
+        // Old is what this machine's clock calls old, too. Else a clock that was ahead once would thin a directory for ever.
+        self.clock = (newest.max(self.now_ns()).min(age_ns()), Instant::now());
         let blobs = &self.blobs;
         self.objects.retain(|_, object| blobs.has_all(object));
         let mut lost = Vec::new();
@@ -155,7 +169,7 @@ impl Writer {
         for path in lost {
             log::warn!("mirror: bytes of {} are gone there; they travel again", path.display());
             self.tree.set(&path, None, &|_| Attributes::default());
-            self.again.push(path);
+            self.again.insert(path, self.change);
         }
         self.tree.lose(&|hash| self.blobs.has(hash));
         Ok(listed)
@@ -177,7 +191,7 @@ impl Writer {
     pub(super) fn done(&self) -> (u64, u64) {
         let before = |fails: bool| {
             let pending = self.pending.values().filter(|pending| fails || pending.failed.is_none());
-            let first = pending.map(|pending| pending.change).chain(self.again.first().map(|_| self.change)).min();
+            let first = pending.map(|pending| pending.change).chain(self.again.values().copied()).min();
             first.map_or(self.change, |change| change.saturating_sub(1))
         };
         (before(true), before(false))
@@ -226,15 +240,24 @@ impl Writer {
         // What failed may have changed without a note.
         let failed =
             self.pending.iter().filter(|(_, pending)| pending.failed.is_some() && pending.is_due(Instant::now()));
-        self.again.extend(failed.map(|(path, _)| path.clone()));
-        let mut changed = source.changed(is_new, std::mem::take(&mut self.again));
+        let failed = failed.map(|(path, pending)| (path.clone(), pending.change));
+        let mut again = std::mem::take(&mut self.again);
+        for (path, change) in failed {
+            again.entry(path).or_insert(change);
+        }
+        // A file may be archived, or get another name or mode, while its bytes are on their way: that makes it no later.
+        let of_file = |pending: &Pending| (pending.found.witness.inode, (pending.modified_ns(), pending.change));
+        let waiting: HashMap<u64, (i64, u64)> = self.pending.values().map(of_file).collect();
+        let mut changed = source.changed(is_new, again.keys().cloned().collect());
         if is_new {
             changed.push((PathBuf::new(), None));
         }
         // A name that comes or goes changes the time of its directory.
         let above: BTreeSet<PathBuf> =
             changed.iter().filter_map(|(path, _)| Some(path.parent()?.to_path_buf())).collect();
-        let (known, new): (Vec<_>, Vec<_>) = above.into_iter().partition(|path| self.tree.others(path).is_some());
+        // One that could not be listed is listed again.
+        let is_known = |path: &PathBuf| self.tree.others(path).is_some() && !self.pending.contains_key(path);
+        let (known, new): (Vec<_>, Vec<_>) = above.into_iter().partition(is_known);
         let mut seen: Vec<_> = known.into_iter().map(|path| (see(&tree, &path, None), path)).collect();
         changed.extend(new.into_iter().map(|path| (path, None)));
         let mut listed = HashSet::new();
@@ -254,17 +277,47 @@ impl Writer {
         }
         let noted = self.changed_since(source);
         for (found, path) in seen {
+            let first = again.get(&path).copied().unwrap_or(change);
             // With a directory that moved, all below it is told anew.
-            if !path.ancestors().any(|above| noted.contains(above)) {
-                self.learn(source, &path, found);
+            if path.ancestors().any(|above| noted.contains(above)) {
+                continue;
+            }
+            let is_gone = matches!(found, Ok(Some(Seen::Nothing)));
+            if is_gone && !noted.is_empty() && self.doubted.insert(path.clone()) {
+                self.again.insert(path, first);
+                continue;
+            }
+            self.doubted.remove(&path);
+            self.learn(source, &path, found);
+            if let Some(pending) = self.pending.get_mut(&path) {
+                let same = waiting.get(&pending.found.witness.inode).filter(|of| of.0 == pending.modified_ns());
+                pending.change = pending.change.min(first).min(same.map_or(change, |of| of.1));
             }
         }
+        self.look_at_other_names();
+    }
+
+    /// Looks again at the other names of files that changed: the archive may know of one only.
+    fn look_at_other_names(&mut self) {
+        let renewed = std::mem::take(&mut self.renewed);
+        if renewed.is_empty() {
+            return;
+        }
+        let (again, change) = (&mut self.again, self.change);
+        self.tree.each(&mut |path, node| match node {
+            Node::File(of) if renewed.get(&of.witness.inode).is_some_and(|witness| *witness != of.witness) => {
+                again.entry(path).or_insert(change);
+            }
+            _ => {}
+        });
     }
 
     /// The names that changed since the catalog was asked last. They are looked at in the next round.
     fn changed_since(&mut self, source: &dyn Source) -> HashSet<PathBuf> {
         let noted: HashSet<PathBuf> = source.changed(false, Vec::new()).into_iter().map(|(path, _)| path).collect();
-        self.again.extend(noted.iter().cloned());
+        for path in &noted {
+            self.again.entry(path.clone()).or_insert(self.change);
+        }
         noted
     }
 
@@ -303,7 +356,11 @@ impl Writer {
     }
 
     /// Enters a file whose bytes are there, and notes any other.
-    fn want(&mut self, source: &dyn Source, path: &Path, found: Found) -> io::Result<()> {
+    fn want(&mut self, source: &dyn Source, path: &Path, mut found: Found) -> io::Result<()> {
+        if self.newest == Newest::Quantized && found.shape == Shape::Newest && source.stays_exact(path)? {
+            // An object that was made ahead, and may be on its way, is not shown.
+            found.shape = Shape::Whole;
+        }
         let is_behind = || self.newest == Newest::None && found.len >= MIN_RELEASE_BYTES;
         let content = match found.shape {
             Shape::Object(id) => Some(Content::Object(id)),
@@ -313,9 +370,7 @@ impl Writer {
                 return Ok(());
             }
             Shape::Newest | Shape::Whole => {
-                // What stays exact is not shown as an object that was made ahead.
-                let is_ahead = self.newest == Newest::Quantized && found.shape == Shape::Newest;
-                let is_lossy_fine = is_ahead && !source.stays_exact(path)?;
+                let is_lossy_fine = self.newest == Newest::Quantized && found.shape == Shape::Newest;
                 let known = self.known.get(&found.witness.inode);
                 let known = known.filter(|known| (known.witness, known.len) == (found.witness, found.len));
                 known.map(|known| known.content).filter(|content| self.is_exact(*content) || is_lossy_fine)
@@ -336,8 +391,10 @@ impl Writer {
 
     /// Notes a file whose bytes are to come.
     fn await_bytes(&mut self, path: &Path, found: Found) {
-        if self.pending.get(path).is_none_or(|pending| pending.found != found) {
-            let (since, change, pause) = (Instant::now(), self.change, FIRST_PAUSE);
+        let former = self.pending.get(path);
+        if former.is_none_or(|pending| pending.found != found) {
+            let same = former.filter(|pending| pending.modified_ns() == found.attributes.modified_ns);
+            let (since, change, pause) = (Instant::now(), same.map_or(self.change, |of| of.change), FIRST_PAUSE);
             let pending = Pending { found, since, change, work: None, again: None, pause, failed: None };
             self.pending.insert(path.to_path_buf(), pending);
         }
@@ -373,11 +430,7 @@ impl Writer {
         self.pending.remove(path);
         // A file changes under all of its names, and the archive may know of one only.
         if names > 1 && had.is_some_and(|had| had.witness != witness) {
-            let again = &mut self.again;
-            self.tree.each(&mut |path, node| match node {
-                Node::File(of) if of.witness.inode == witness.inode && of.witness != witness => again.push(path),
-                _ => {}
-            });
+            self.renewed.insert(witness.inode, witness);
         }
     }
 
@@ -417,10 +470,11 @@ impl Writer {
         let errors = self.blobs.bring(&mut works, pace, until);
         // What a program has opened meanwhile may have been read half written.
         self.changed_since(source);
-        let noted: HashSet<PathBuf> = self.again.iter().cloned().collect();
+        let noted: HashSet<PathBuf> = self.again.keys().cloned().collect();
         for ((path, work), error) in works.into_iter().zip(errors) {
             self.settle(source, &path, work, (error, noted.contains(&path)));
         }
+        self.look_at_other_names();
     }
 
     /// Enters a file whose bytes are all there; keeps what is there of any other, and of one that is `noted`.

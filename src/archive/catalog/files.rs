@@ -270,8 +270,11 @@ impl Files {
         // It may go back: a clock that was a day ahead must not open the checkpoints of that day. Nor do they wait for the
         // day to pass again.
         if wall_ns < self.now.wall_ns.saturating_sub(BACK_NS) {
-            let is_later = |_: &Path, entry: &Entry| entry.seen_ns > wall_ns;
-            self.edit_below(Path::new(""), is_later, |entry| entry.seen_ns = wall_ns);
+            let is_later = |_: &Path, entry: &Entry| entry.seen_ns.max(entry.asked_ns) > wall_ns;
+            self.edit_below(Path::new(""), is_later, |entry| {
+                entry.seen_ns = entry.seen_ns.min(wall_ns);
+                entry.asked_ns = entry.asked_ns.min(wall_ns);
+            });
         }
         self.now.wall_ns = wall_ns;
     }

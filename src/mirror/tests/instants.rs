@@ -42,6 +42,48 @@ fn a_name_that_moves_after_the_catalogs_answer_keeps_its_file() {
     meanwhile("run/newest.pt", |machine| machine.rename("run", "moved"));
 }
 
+/// One of its names is there at each instant.
+#[test]
+fn a_name_that_moves_before_and_after_the_answer_keeps_its_file() {
+    let (machine, place, mut writer) = mirrored();
+    machine.rename("run/newest.pt", "run/kept.pt");
+    machine.once_meanwhile(|machine| machine.rename("run/kept.pt", "run/last.pt"));
+    step(&mut writer, &machine, false).unwrap();
+    let now = whole(&place);
+    let is_there = |name: &str| now.keys().any(|path| path.ends_with(name));
+    assert!(["newest.pt", "kept.pt", "last.pt"].into_iter().any(is_there), "{:?}", now.keys());
+    assert!(machine.rounds(&mut writer).unwrap());
+    assert_eq!(whole(&place), names(&machine.store));
+}
+
+/// The file is archived, and gets another mode, while its bytes cannot travel.
+#[test]
+fn a_file_on_its_way_is_not_done_when_it_is_archived() {
+    let (machine, place, mut writer) = mirrored();
+    machine.write("run/new.pt", &noise(200_000, 55));
+    let wanted = machine.changes();
+    place.fault(|_, name, len| {
+        (name.starts_with("blobs/") && len > 50_000).then(|| Error::Away("too large today".into()))
+    });
+    let _ = step(&mut writer, &machine, true);
+    assert!(writer.done().0 < wanted);
+    fs::set_permissions(machine.at("run/new.pt"), fs::Permissions::from_mode(0o600)).unwrap();
+    machine.touch("run/new.pt");
+    let _ = step(&mut writer, &machine, true);
+    assert!(writer.done().0 < wanted, "after another mode");
+    let object = machine.release("run/other.pt", &noise(200_000, 55), None);
+    machine.shapes.lock().unwrap().insert("run/new.pt".into(), Shape::Object(object));
+    machine.touch("run/new.pt");
+    let _ = step(&mut writer, &machine, true);
+    assert!(writer.done().0 < wanted, "after it was archived");
+    machine.rename("run/new.pt", "run/renamed.pt");
+    let _ = step(&mut writer, &machine, true);
+    assert!(writer.done().0 < wanted, "under another name");
+    place.heal();
+    assert!(machine.rounds(&mut writer).unwrap());
+    assert!(writer.done().0 >= wanted);
+}
+
 #[test]
 fn a_file_that_is_written_after_the_catalogs_answer_has_no_former_object() {
     meanwhile("run/step_2.pt", |machine| {

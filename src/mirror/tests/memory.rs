@@ -68,6 +68,13 @@ impl Memory {
         older.for_each(|(_, (_, time))| *time -= by.as_nanos() as i64);
     }
 
+    /// Makes all names below a prefix younger, as if the mirror's clock had been ahead.
+    pub(super) fn put_ahead(&self, prefix: &str, by: Duration) {
+        let mut inside = self.lock();
+        let ahead = inside.names.iter_mut().filter(|(name, _)| name.starts_with(prefix));
+        ahead.for_each(|(_, (_, time))| *time += by.as_nanos() as i64);
+    }
+
     /// The mirror's machine dies. Names below a prefix come back whose deletion was not durable; other deletions were.
     pub(super) fn crash(&self, prefix: &str) {
         let mut inside = self.lock();

@@ -50,7 +50,7 @@ fn what_was_removed_is_there_at_the_time_before() {
     machine.session(&place, false).unwrap();
     let before = names(&machine.store);
     let (_, states) = Reader::states(place.as_ref()).unwrap();
-    let then = states.last().unwrap().at_ms;
+    let then = states.last().unwrap().1;
     std::thread::sleep(Duration::from_millis(5));
     machine.remove("run");
     machine.session(&place, false).unwrap();
@@ -118,8 +118,8 @@ fn a_collector_that_is_killed_after_any_request_leaves_every_state_whole() {
         place.heal();
         // The mirror's machine dies, too: deletions that are not durable are undone.
         place.crash("manifests/");
-        for state in Reader::states(place.as_ref()).unwrap().1 {
-            let (_, missing) = pulled(&place, Some(state.at_ms)).unwrap();
+        for (_, at_ms) in Reader::states(place.as_ref()).unwrap().1 {
+            let (_, missing) = pulled(&place, Some(at_ms)).unwrap();
             assert!(missing.names.is_empty() && missing.unread.is_empty(), "killed at {at}: {missing:?}");
         }
         if !killed {
@@ -139,18 +139,18 @@ fn a_clock_that_is_a_year_ahead_takes_no_state() {
     machine.session(&place, false).unwrap();
     // Seen from there, the names say that all this was a year ago. The mirror's own clock says that it was a moment ago.
     let (_, states) = Reader::states(place.as_ref()).unwrap();
-    let year_ago = |state: &manifest::Number| {
+    let year_ago = |(state, _): &(manifest::Number, u64)| {
         let root = manifest::get(place.as_ref(), *state).unwrap();
         place.set(&state.name(), None);
         let number = manifest::Number::after(None, state.at_ms - 365 * 24 * 3_600_000, machine.store.id());
         manifest::put(place.as_ref(), machine.store.id(), number, root).unwrap();
-        number
+        (number, number.at_ms)
     };
     let states: Vec<_> = states.iter().map(year_ago).collect();
     let mut writer = machine.writer(&shared(&place), settings().keep).unwrap();
     writer.collect().unwrap();
     assert_eq!(Reader::states(place.as_ref()).unwrap().1, states);
-    let last_but_one = states[states.len() - 2].at_ms;
+    let last_but_one = states[states.len() - 2].1;
     assert_eq!(pulled(&place, Some(last_but_one)).unwrap().0, before);
     // Without a put, the mirror's time goes on nevertheless.
     let mut writer = machine.writer(&shared(&place), Duration::from_millis(20)).unwrap();
@@ -159,13 +159,33 @@ fn a_clock_that_is_a_year_ahead_takes_no_state() {
     assert_eq!(Reader::states(place.as_ref()).unwrap().1, states[states.len() - 1..]);
 }
 
+/// The mirror is a directory, and its machine's clock was ahead when the bytes were put.
+#[test]
+fn a_clock_that_was_ahead_takes_no_state_later() {
+    let (machine, place) = (run(), Arc::new(Memory::default()));
+    machine.session(&place, false).unwrap();
+    let before = names(&machine.store);
+    // Of two states in one millisecond, the number of the second is later than its put.
+    let then = Reader::states(place.as_ref()).unwrap().1.last().unwrap().0.at_ms;
+    machine.remove("run");
+    std::thread::sleep(Duration::from_millis(5));
+    machine.session(&place, false).unwrap();
+    place.put_ahead("blobs/", Duration::from_secs(365 * 24 * 3600));
+    let mut writer = machine.writer(&shared(&place), settings().keep).unwrap();
+    writer.collect().unwrap();
+    assert_eq!(pulled(&place, Some(then)).unwrap().0, before);
+    // A state that was put in that time is found by the time at which it was true for the store.
+    place.put_ahead("manifests/", Duration::from_secs(365 * 24 * 3600));
+    assert_eq!(pulled(&place, Some(then)).unwrap().0, before);
+}
+
 #[test]
 fn the_newest_state_that_somebody_removed_is_put_again() {
     let (machine, place) = (run(), Arc::new(Memory::default()));
     machine.session(&place, false).unwrap();
     let mut writer = machine.writer(&shared(&place), settings().keep).unwrap();
     assert!(machine.rounds(&mut writer).unwrap());
-    for state in Reader::states(place.as_ref()).unwrap().1 {
+    for (state, _) in Reader::states(place.as_ref()).unwrap().1 {
         place.set(&state.name(), None);
     }
     writer.collect().unwrap();
