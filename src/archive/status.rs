@@ -80,7 +80,7 @@ pub struct Status {
     /// Who reads and writes the resident files, if the store is mounted.
     #[serde(default)]
     pub serving: Option<Serving>,
-    /// [`crate::VERSION`] of the daemon; empty when the store is not mounted, or from a daemon that does not tell.
+    /// [`crate::version`] of the daemon; empty when the store is not mounted, or from a daemon that does not tell.
     #[serde(default)]
     pub version: String,
 }
@@ -168,7 +168,7 @@ impl Archive {
             }
         }
         status.stored_bytes += status.resident_bytes + status.object_bytes;
-        (status.daemon, status.version) = (Some(std::process::id()), crate::VERSION.into());
+        (status.daemon, status.version) = (Some(std::process::id()), crate::version().into());
         health.conclude(&mut status);
         status
     }
@@ -280,7 +280,7 @@ impl Archive {
                 let place = store.place().unwrap_or_else(|| store.root().to_path_buf());
                 return Some(place.into_os_string().into_encoded_bytes());
             }
-            "version" => return Some(crate::VERSION.into()),
+            "version" => return Some(crate::version().into()),
             "status" => return serde_json::to_vec(&self.status()).ok(),
             "queue" => return serde_json::to_vec(&self.queue()).ok(),
             "gc" => return serde_json::to_vec(&self.retention.report().0).ok(),

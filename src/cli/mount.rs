@@ -160,7 +160,7 @@ fn is_mounted(mounting: &Mounting) -> Result<bool> {
         bail!("{shown} is already mounted at {at}, without this mirror; first `stepfs umount {at}`");
     }
     let daemon = Mount { root: mounted.point.clone() }.other_version();
-    let by = daemon.map_or(String::new(), |daemon| format!(" by {daemon} (this is {})", crate::VERSION));
+    let by = daemon.map_or(String::new(), |daemon| format!(" by {daemon} (this is {})", crate::version()));
     say_error!(
         "stepfs: {shown} is already mounted at {at}{by}, and keeps its options; for others, first `stepfs umount {at}`"
     );

@@ -239,8 +239,8 @@ impl Mount {
     /// It is another version, with other answers.
     pub(super) fn understand<T: DeserializeOwned>(&self, answer: &[u8]) -> Result<T> {
         serde_json::from_slice(answer).with_context(|| {
-            let daemon = self.other_version().unwrap_or_else(|| crate::VERSION.into());
-            let (own, at) = (crate::VERSION, self.root.display());
+            let daemon = self.other_version().unwrap_or_else(|| crate::version().into());
+            let (own, at) = (crate::version(), self.root.display());
             format!(
                 "the daemon of {at} is {daemon}, this is {own}, which does not understand its answer; use the daemon's \
                  program, or `stepfs umount {at}` and mount again"
@@ -251,7 +251,7 @@ impl Mount {
     /// The version of the daemon, if it is another one than this program's: the program was replaced since the mount.
     pub(super) fn other_version(&self) -> Option<String> {
         let version = self.text(Path::new(""), "version").unwrap_or_else(|| "an older stepfs".into());
-        (version != crate::VERSION).then_some(version)
+        (version != crate::version()).then_some(version)
     }
 
     /// Sets a user's mark of a file, or removes it without a `value`; answers whether there was one to remove. `can` says

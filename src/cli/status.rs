@@ -142,9 +142,9 @@ fn show(Mount { mount, store, status }: &Mount, verbose: bool) {
     match status.daemon {
         Some(pid) => {
             say!("mounted    {} by process {pid}", mount.display());
-            if status.version != crate::VERSION {
+            if status.version != crate::version() {
                 let daemon = if status.version.is_empty() { "an older stepfs" } else { &status.version };
-                say!("           which is {daemon}; this is {}, and the next mount runs it", crate::VERSION);
+                say!("           which is {daemon}; this is {}, and the next mount runs it", crate::version());
             }
         }
         None if mount.as_os_str().is_empty() => match mounted_at(store) {

@@ -16,7 +16,7 @@ use super::privileges::Caller;
 use super::reply::done;
 use super::sys;
 use super::workers::Workers;
-use crate::store::beneath::Reached;
+use crate::store::beneath;
 use crate::store::durable::CrashPoint;
 use crate::store::durable::scratch::read_full;
 
@@ -171,22 +171,25 @@ impl Bytes {
             None if datasync => {}
             None => self.files.tree.sync_node(handle.node, CrashPoint::Fsync)?,
         }
-        let directories: Vec<Reached> = {
-            let mut table = self.files.tree.table();
-            let paths = if table.node(handle.node)?.name_not_durable { table.paths(handle.node) } else { Vec::new() };
-            let parents = paths.iter().filter_map(|path| path.parent()).map(|parent| table.reach(parent));
-            let parents = parents.collect::<io::Result<_>>()?;
-            table.node_mut(handle.node)?.name_not_durable = false;
-            parents
+        // Held, because a program may rename a directory meanwhile, and counted, because another fsync of the file may run
+        // beside this one: neither may return before the name is durable.
+        let (unsynced, directories) = {
+            let table = self.files.tree.table();
+            let unsynced = table.node(handle.node)?.unsynced_names;
+            let paths = if unsynced > 0 { table.paths(handle.node) } else { Vec::new() };
+            let parents = paths.iter().filter_map(|path| path.parent());
+            let hold = |parent| sys::open_path(&table.reach(parent)?);
+            (unsynced, parents.map(hold).collect::<io::Result<Vec<_>>>()?)
         };
-        let synced =
-            directories.iter().try_for_each(|directory| self.files.tree.io().sync_dir(directory, CrashPoint::Fsync));
-        if synced.is_err()
+        for directory in &directories {
+            self.files.tree.io().sync_dir(&beneath::by_descriptor(directory), CrashPoint::Fsync)?;
+        }
+        if unsynced > 0
             && let Some(node) = self.files.tree.table().get_mut(handle.node)
         {
-            node.name_not_durable = true;
+            node.names_synced(unsynced);
         }
-        Ok(synced?)
+        Ok(())
     }
 
     pub(super) fn fallocate(self: &Arc<Self>, fh: FileHandle, offset: u64, length: u64, mode: i32, reply: ReplyEmpty) {

@@ -50,11 +50,18 @@ pub(super) struct Node {
     /// A directory's ctime since a file in it was released, and the one before. Programs see the latter: tar calls a
     /// directory changed, and fails, if its ctime changes meanwhile.
     pub(super) hidden_ctime: Option<[(i64, i64); 2]>,
-    /// Its names in their directories may not be durable yet: an fsync has to see to that too.
-    pub(super) name_not_durable: bool,
+    /// Changes of its names in their directories that may not be durable yet: an fsync has to see to that too. 0: none.
+    pub(super) unsynced_names: u64,
 }
 
 impl Node {
+    /// The first `count` changes of its names are durable. A later one may have come meanwhile.
+    pub(super) fn names_synced(&mut self, count: u64) {
+        if self.unsynced_names == count {
+            self.unsynced_names = 0;
+        }
+    }
+
     pub(super) fn new(kind: FileType, file: FileId, stub: Option<Stub>) -> Self {
         Self {
             kind,
@@ -73,7 +80,7 @@ impl Node {
             version: 0,
             cached: None,
             hidden_ctime: None,
-            name_not_durable: false,
+            unsynced_names: 0,
         }
     }
 

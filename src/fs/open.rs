@@ -303,7 +303,7 @@ impl OpenFiles {
         let ino = entry.1.ino.0;
         let file = made.ok_or(Fault::Code(libc::EIO))?;
         let node = table.node_mut(ino)?;
-        node.name_not_durable = true;
+        node.unsynced_names += 1;
         node.opening += 1;
         let mut opening = Opening::file(file, true, true);
         drop(table);

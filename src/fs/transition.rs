@@ -199,8 +199,8 @@ impl Recalls {
         let before = Seen::of(&original)?;
         let (path, file) = if is_new_bytes {
             let path = self.temporary();
-            let file = self.tree.io().create(&path, CrashPoint::RecallWritten)?;
-            (path, file)
+            let file = self.tree.io().create(&path, CrashPoint::RecallWritten);
+            (path.clone(), file.inspect_err(|_| self.tree.io().discard(&path, CrashPoint::RecallWritten))?)
         } else {
             self.tree.archive().recall(stub, &original, given)?
         };
@@ -210,7 +210,9 @@ impl Recalls {
         let replacement = FileId::of(&opened.metadata()?);
         let names = Self::names(&table, ino, &now)?;
         // Before a name leads to the file: a program's fsync of it then makes the names durable, or fails.
-        table.node_mut(ino)?.name_not_durable |= !names.is_empty();
+        let node = table.node_mut(ino)?;
+        node.unsynced_names += u64::from(!names.is_empty());
+        let unsynced = node.unsynced_names;
         let is_in_place = |name: &Path| name.symlink_metadata().is_ok_and(|found| FileId::of(&found) == replacement);
         let replaced = match replace_stub(self.tree.io(), &path, &names, &mut || self.temporary()) {
             Err(error) if !names.iter().any(|name| is_in_place(name)) => return Err(error.into()),
@@ -247,7 +249,7 @@ impl Recalls {
             // Nor does one open it now.
             table.paths(ino).iter().for_each(|path| self.tree.archive().recalled(path));
         } else if let Some(node) = table.get_mut(ino) {
-            node.name_not_durable = false;
+            node.names_synced(unsynced);
         }
         Ok(synced?)
     }

@@ -51,7 +51,7 @@ def test_the_daemon_serves_on_when_its_program_is_replaced(plain, upgrade):
         pid = json.loads(said("status", "--json", place).stdout)["daemon"]
         again = said("mount", store, place)
         assert again.returncode == OK and "already mounted" in again.stderr and version in again.stderr, again
-        assert "at the next mount" in again.stderr
+        assert "keeps its options" in again.stderr
         assert said("umount", place).returncode == OK
         wait_dead(pid)
         assert said("mount", store, place).returncode == OK
