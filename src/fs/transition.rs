@@ -202,7 +202,12 @@ impl Recalls {
             let file = self.tree.io().create(&path, CrashPoint::RecallWritten);
             (path.clone(), file.inspect_err(|_| self.tree.io().discard(&path, CrashPoint::RecallWritten))?)
         } else {
-            self.tree.archive().recall(stub, &original, given)?
+            let archive = self.tree.archive();
+            match (archive.recall(stub, &original, given), given) {
+                // Programs go on to read from it, so it is written anew at once.
+                (Err(_), Some((decoded, true))) => archive.recall(stub, &original, Some((decoded, false)))?,
+                (recalled, _) => recalled?,
+            }
         };
         let _unless_in_place = given.is_none().then(|| Temporary(path.clone()));
         let (mut table, now) = self.carry_attributes(ino, &original, (!is_new_bytes).then_some(before), &file)?;
@@ -220,6 +225,9 @@ impl Recalls {
         };
         if replaced.is_err() {
             self.part(&mut table, ino, is_in_place);
+        }
+        if let (Some(reader), Some(_)) = (&reader, given) {
+            reader.is_in_place();
         }
         table.replaced(FileId::of(&now), replacement);
         let paths = table.paths(ino);

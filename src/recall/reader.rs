@@ -18,6 +18,13 @@ use super::{Chain, ReadError, Recall};
 /// if the reader stops.
 const AHEAD: usize = 8;
 
+/// The decoded file is the cache's.
+const KEPT: usize = 0;
+/// It is about to become the file in the tree, or that failed. Nobody knows then whether the device has its bytes.
+const SUSPECT: usize = 1;
+/// It is the file in the tree, and programs may change it.
+const IN_PLACE: usize = 2;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
     Missing,
@@ -37,8 +44,8 @@ pub struct Reader {
     order: Order,
     /// Decoded bytes, at their offsets. `None` if the cache has no room; each read decodes then.
     file: Option<Arc<Decoded>>,
-    /// The decoded file became the file in the tree.
-    given: AtomicBool,
+    /// What became of the file: [`KEPT`], [`SUSPECT`] or [`IN_PLACE`].
+    fate: AtomicUsize,
     /// One per unit. Held to claim or finish a unit, never during decoding.
     progress: Mutex<Vec<Progress>>,
     finished: Condvar,
@@ -66,7 +73,7 @@ impl Reader {
             recall,
             key,
             file,
-            given: AtomicBool::new(false),
+            fate: AtomicUsize::new(KEPT),
             progress: Mutex::new(vec![progress; layout.units.len()]),
             finished: Condvar::new(),
             missing: AtomicUsize::new(missing),
@@ -99,19 +106,24 @@ impl Reader {
         self.file.as_ref().filter(|_| self.missing.load(Ordering::Acquire) == 0)
     }
 
-    /// The whole file becomes the one in the tree, so its bytes may change, and the cache does not get it back. False:
-    /// an earlier attempt has failed and may have lost bytes of it, so they must be written anew. The kernel may serve
-    /// readers from it, and takes no other file for them.
+    /// The whole file, to become the one in the tree. False: an earlier attempt has failed and may have lost bytes of it,
+    /// so they must be written anew. The kernel may serve readers from it, and takes no other file for them.
     pub fn give(&self) -> Option<(&Decoded, bool)> {
         let decoded = self.decoded()?;
-        let is_first = !self.given.swap(true, Ordering::Relaxed);
+        let is_first = self.fate.swap(SUSPECT, Ordering::Relaxed) == KEPT;
         Some((decoded, is_first && decoded.reaches(self.len())))
+    }
+
+    /// The file that was given is the one in the tree. Until then reads decode their bytes, since an attempt that fails may
+    /// find that the device has lost some. The cache does not get the file back.
+    pub fn is_in_place(&self) {
+        self.fate.store(IN_PLACE, Ordering::Relaxed);
     }
 
     /// The file that holds these bytes at their offset, if all are decoded. Reading them then costs no more than with
     /// any plain file. None also if that was cut short: [`Reader::read_at`] knows by whom.
     pub fn present(&self, offset: u64, len: u64) -> Option<&Arc<Decoded>> {
-        let file = self.file.as_ref()?;
+        let file = self.file.as_ref().filter(|_| self.fate.load(Ordering::Relaxed) != SUSPECT)?;
         let end = self.len().min(offset.saturating_add(len));
         let segments = self.layout.covering(self.order.around(offset..end));
         let progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
@@ -133,7 +145,8 @@ impl Reader {
         }
         let buf = &mut buf[..(end - offset) as usize];
         let segments = self.layout.covering(self.order.around(offset..end));
-        let Some(file) = self.file.as_ref().filter(|_| !self.no_room.load(Ordering::Relaxed)) else {
+        let is_usable = !self.no_room.load(Ordering::Relaxed) && self.fate.load(Ordering::Relaxed) != SUSPECT;
+        let Some(file) = self.file.as_ref().filter(|_| is_usable) else {
             return self.read_uncached(offset, buf);
         };
         let file = file.file();
@@ -148,7 +161,7 @@ impl Reader {
         match read_full(file, buf, offset) {
             Ok(len) if len == buf.len() => Ok(len),
             // It is the file in the tree by now, and a program has cut it short.
-            Ok(len) if self.given.load(Ordering::Relaxed) => Ok(len),
+            Ok(len) if self.fate.load(Ordering::Relaxed) == IN_PLACE => Ok(len),
             // Something is wrong with the cache. That says nothing about the object.
             _ => self.read_uncached(offset, buf),
         }
@@ -291,7 +304,7 @@ impl Reader {
 impl Drop for Reader {
     fn drop(&mut self) {
         if self.whole().is_some()
-            && !self.given.load(Ordering::Relaxed)
+            && self.fate.load(Ordering::Relaxed) == KEPT
             && let Some(file) = self.file.take()
         {
             self.recall.cache.keep(self.key, file, self.len());

@@ -142,6 +142,9 @@ fn a_decoded_file_that_is_cut_short_says_nothing_about_its_object() {
     let reader = archive.reader(&rest.stub(&step(2)).unwrap()).unwrap();
     cut(&reader);
     assert!(reader.give().is_some_and(|(_, is_whole)| !is_whole));
+    assert_eq!(reader.read_at(900, &mut part).unwrap(), 200, "nobody knows what became of it");
+    assert_eq!(part, whole[900..1100]);
+    reader.is_in_place();
     assert_eq!(reader.read_at(900, &mut part).unwrap(), 100);
     assert!(archive.status().problems.is_empty());
 }
