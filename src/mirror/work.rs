@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::look::{Found, witness_of};
 use super::place::{Error, Result};
@@ -17,6 +17,53 @@ use formats::ReadAt;
 
 /// The kernel's clock for files advances within this time.
 const A_TICK: Duration = Duration::from_millis(10);
+
+/// How long a file that failed is left alone, at first and at most.
+pub(super) const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// A file whose bytes are not on the mirror yet.
+pub(super) struct Pending {
+    pub(super) found: Found,
+    pub(super) since: Instant,
+    /// The store's change at which it was found so.
+    pub(super) change: u64,
+    /// What is under way.
+    pub(super) work: Option<Work>,
+    /// When it is tried again, and after which pause.
+    pub(super) again: Option<Instant>,
+    pause: Duration,
+    pub(super) failed: Option<String>,
+}
+
+impl Pending {
+    pub(super) fn new(found: Found, change: u64) -> Pending {
+        Pending { found, since: Instant::now(), change, work: None, again: None, pause: FIRST_PAUSE, failed: None }
+    }
+
+    /// Leaves it for later, because it failed or because its turn has not come.
+    pub(super) fn postpone(&mut self, path: &Path, error: Option<Error>) {
+        self.again = Some(Instant::now() + self.pause);
+        if let Some(error) = error {
+            let why = error.to_string();
+            if self.failed.as_ref() != Some(&why) {
+                log::warn!("mirror: {} is not there: {why}; stepfs tries again", path.display());
+            }
+            self.failed = Some(why);
+            self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// Of two states of one file, the same time means the same bytes.
+    pub(super) fn modified_ns(&self) -> i64 {
+        self.found.attributes.modified_ns
+    }
+
+    /// Whether it is to be tried now.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        self.again.is_none_or(|at| at <= now)
+    }
+}
 
 /// See the module.
 pub(super) struct Work {

@@ -20,7 +20,7 @@ use super::place::{Error, Place, Result};
 use super::settings::{Progress, Settings};
 use super::source::{Shape, Source};
 use super::tree::{Attributes, Blob, Content, Directory, Encodings, File, Loaded, Node, Witness, chain, load};
-use super::work::Work;
+use super::work::{FIRST_PAUSE, Pending, Work};
 use crate::clock::{age_ns, wall_ns};
 use crate::store::{Id, MIN_RELEASE_BYTES, Newest, found_at};
 
@@ -28,39 +28,10 @@ use crate::store::{Id, MIN_RELEASE_BYTES, Newest, found_at};
 const AT_ONCE: usize = 256;
 /// After this time a manifest names what is there; what is under way goes on in the next round.
 const ROUND: Duration = Duration::from_secs(5);
-/// How long a file that failed is left alone, at first and at most.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// The longest wait for the first collection after a start.
 const FIRST_COLLECTION: Duration = Duration::from_secs(60);
 /// Failures that `stepfs status` and `stepfs sync --mirror` name.
 const MOST_NAMED: usize = 20;
-
-/// A file whose bytes are not on the mirror yet.
-struct Pending {
-    found: Found,
-    since: Instant,
-    /// The store's change at which it was found so.
-    change: u64,
-    /// What is under way.
-    work: Option<Work>,
-    /// When it is tried again, and after which pause.
-    again: Option<Instant>,
-    pause: Duration,
-    failed: Option<String>,
-}
-
-impl Pending {
-    /// Of two states of one file, the same time means the same bytes.
-    fn modified_ns(&self) -> i64 {
-        self.found.attributes.modified_ns
-    }
-
-    /// Whether it is to be tried now.
-    fn is_due(&self, now: Instant) -> bool {
-        self.again.is_none_or(|at| at <= now)
-    }
-}
 
 /// See the module.
 pub(super) struct Writer {
@@ -394,9 +365,8 @@ impl Writer {
         let former = self.pending.get(path);
         if former.is_none_or(|pending| pending.found != found) {
             let same = former.filter(|pending| pending.modified_ns() == found.attributes.modified_ns);
-            let (since, change, pause) = (Instant::now(), same.map_or(self.change, |of| of.change), FIRST_PAUSE);
-            let pending = Pending { found, since, change, work: None, again: None, pause, failed: None };
-            self.pending.insert(path.to_path_buf(), pending);
+            let change = same.map_or(self.change, |of| of.change);
+            self.pending.insert(path.to_path_buf(), Pending::new(found, change));
         }
     }
 
@@ -496,15 +466,8 @@ impl Writer {
 
     /// Leaves a file for later, because it failed or because its turn has not come.
     fn postpone(&mut self, path: &Path, error: Option<Error>) {
-        let Some(pending) = self.pending.get_mut(path) else { return };
-        pending.again = Some(Instant::now() + pending.pause);
-        if let Some(error) = error {
-            let why = error.to_string();
-            if pending.failed.as_ref() != Some(&why) {
-                log::warn!("mirror: {} is not there: {why}; stepfs tries again", path.display());
-            }
-            pending.failed = Some(why);
-            pending.pause = (pending.pause * 2).min(LONGEST_PAUSE);
+        if let Some(pending) = self.pending.get_mut(path) {
+            pending.postpone(path, error);
         }
     }
 
@@ -513,14 +476,11 @@ impl Writer {
         let pending = self.pending.values().map(|pending| pending.found.witness.inode);
         let moving: HashSet<u64> =
             pending.chain(self.unsettled.values().copied()).filter(|inode| *inode != 0).collect();
+        let is_moving = |node: &Node| matches!(node, Node::File(file) if moving.contains(&file.witness.inode));
         let has_moving = |node: &Node| {
-            let mut found = false;
-            let mut look = |node: &Node| {
-                found |= matches!(node, Node::File(file) if moving.contains(&file.witness.inode));
-            };
-            look(node);
+            let mut found = is_moving(node);
             if let Node::Directory(_, directory) = node {
-                directory.each(&mut |_, node| look(node));
+                directory.each(&mut |_, node| found |= is_moving(node));
             }
             found
         };

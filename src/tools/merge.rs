@@ -184,8 +184,7 @@ impl Merge<'_> {
                 continue;
             }
             let states = self.inputs.iter().filter_map(|input| input.get(tensor_name)).collect::<Vec<_>>();
-            let (crc_before, crc_after) =
-                self.average(&states, &file).with_context(|| format!("{}", name(tensor_name)))?;
+            let (crc_before, crc_after) = self.average(&states, &file).with_context(|| name(tensor_name))?;
             let index = part.description.tensors.iter().position(|tensor| std::ptr::eq(tensor, found.tensor));
             changed.extend(index.map(|index| ChangedTensor { index, crc_before, crc_after }));
         }
