@@ -36,7 +36,7 @@ pub(super) enum Seen {
     Other(Node),
 }
 
-/// Looks at a name of the tree. `None` for a file of which the archive has not told yet.
+/// Looks at a name of the tree. `None` for a file that the archive has not told of yet.
 pub(super) fn see(tree: &Path, path: &Path, shape: Option<Shape>) -> io::Result<Option<Seen>> {
     let Some(metadata) = found_at(tree, path)? else { return Ok(Some(Seen::Nothing)) };
     let (kind, attributes) = (metadata.file_type(), attributes_of(&metadata));

@@ -248,7 +248,7 @@ fn an_object_on_the_mirror_stays_in_its_first_encoding() {
     });
     assert!(!machine.rounds(&mut writer).unwrap());
     place.heal();
-    // Another file brings the parent meanwhile, in an encoding of today. Then the first one comes, with that of yesterday.
+    // Another file brings the parent meanwhile, in an encoding of today. Then the first file comes, with yesterday's encoding.
     machine.reencode(parent, &bytes);
     machine.release("a/other.pt", &noise(100_000, 3), Some(parent));
     assert!(!step(&mut writer, &machine, false).unwrap());
