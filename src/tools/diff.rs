@@ -23,7 +23,7 @@ const ROWS: usize = 20;
 ///
 /// A and B are files or directories, in a mount or anywhere, of any format that stepfs understands. A released file is
 /// compared as it reads. Tensors are matched by name; sharded checkpoints must be split alike. `relative` is the norm of
-/// the change divided by the norm in A. `cosine` is that of the angle between A and B.
+/// the change divided by the norm in A. A `cosine` of 1 says that A and B point one way.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
 stepfs diff /ckpts/step_1000.pt /ckpts/step_2000.pt\n  \
