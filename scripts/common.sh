@@ -81,11 +81,11 @@ cargo_tool() {
     rm -rf "$TOOLS/build"
 }
 
-# Tests of real programs on a real mount: half as many processes again as cores, since they also wait for the device and for each
-# other. Arguments go to pytest. It exits with 5 if they select no test; that is fine.
+# Tests of real programs on a real mount: five processes on two cores, since many wait for the device and for each other.
+# Arguments go to pytest. It exits with 5 if they select no test; that is fine.
 real() {
     local code=0
-    "$PYTHON" -m pytest -p no:cacheprovider -q -n "${STEPFS_TEST_JOBS:-$(($(nproc) * 3 / 2))}" --durations 15 "$@" || code=$?
+    "$PYTHON" -m pytest -p no:cacheprovider -q -n "${STEPFS_TEST_JOBS:-$(($(nproc) * 5 / 2))}" --durations 15 "$@" || code=$?
     [ $code -eq 5 ] || return $code
 }
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs every check of a change: formatting, lints, Rust tests, then real programs on a real mount, all on one build. Stops at the
 # first failure. Arguments go to pytest, e.g.  scripts/test.sh -k trainer. The aim is 15 minutes on two cores with everything built.
-#   STEPFS_TEST_JOBS=N    parallel tests of real programs (half as many again as cores)
+#   STEPFS_TEST_JOBS=N    parallel tests of real programs (default: five on two cores)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$ROOT"

@@ -31,9 +31,11 @@ impl Random {
         self.next() % end.max(1)
     }
 
-    /// About normal, of variance 1: the sum of twelve uniform numbers.
+    /// About normal, of variance 1: the sum of eight uniform numbers of 16 bits, from two draws.
     pub(crate) fn normal(&mut self) -> f64 {
-        (0..12).map(|_| (self.next() >> 11) as f64 / (1u64 << 53) as f64).sum::<f64>() - 6.0
+        let fields = |draw: u64| [0, 16, 32, 48].map(|at| (draw >> at) & 0xffff).iter().sum::<u64>();
+        let sum = fields(self.next()) + fields(self.next());
+        (sum as f64 / 65536.0 - 4.0) * 1.5f64.sqrt()
     }
 }
 

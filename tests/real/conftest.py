@@ -35,6 +35,7 @@ TOGETHER = {"test_torch.py", "test_dcp.py", "test_zoo.py", "test_tune.py"}
 def pytest_configure(config):
     config.addinivalue_line("markers", "stepfs: needs the real binary, has no meaning on a plain directory")
     config.addinivalue_line("markers", "slow: takes seconds; scripts/check.sh leaves it out")
+    config.addinivalue_line("markers", "waits: takes seconds and no processor; starts first, beside those that compute; slow")
     config.addinivalue_line("markers", "alone: takes all cores; scripts/test.sh runs it at the end, and nothing else beside it")
     config.addinivalue_line("markers", "nightly: trains for a study or takes minutes; scripts/test.sh leaves it out, scripts/nightly.sh runs it")
     if not harness.PLAIN and not os.access(harness.BIN, os.X_OK):
@@ -44,6 +45,8 @@ def pytest_configure(config):
 def pytest_itemcollected(item):
     if EXPENSIVE & set(getattr(item, "fixturenames", ())):
         assert item.path.name in TOGETHER, f"{item.path.name} uses one of {EXPENSIVE}: name it in TOGETHER"
+        item.add_marker(pytest.mark.slow)
+    if item.get_closest_marker("waits"):
         item.add_marker(pytest.mark.slow)
 
 
@@ -61,8 +64,10 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_collection_modifyitems(items):
-    # The longest first: no process begins one when all others are done. Files of one process come before all (`pytest_xdist_...`).
-    items.sort(key=lambda item: (item.path.name not in TOGETHER, item.get_closest_marker("slow") is None))
+    # The longest first: no process begins one when all others are done. Files of one process come before all (`pytest_xdist_...`),
+    # and beside them what only waits.
+    lacks = lambda item, name: item.get_closest_marker(name) is None
+    items.sort(key=lambda item: (item.path.name not in TOGETHER, lacks(item, "waits"), lacks(item, "slow")))
     if harness.PLAIN:
         for item in items:
             if item.get_closest_marker("stepfs"):

@@ -213,7 +213,7 @@ def test_a_daemon_that_still_works_is_waited_for(mounted):
     serve_again(mounted)
 
 
-@pytest.mark.slow
+@pytest.mark.waits
 def test_the_wait_ends(mounted):
     mounted.umount()
     with locked(mounted.store):

@@ -358,6 +358,7 @@ def test_interrupted_commands_leave_nothing_and_go_on(mirror, mounts):
         remove_base(place)
 
 
+@pytest.mark.waits
 def test_a_mirror_that_is_away_delays_nobody_and_catches_up():
     base = make_base()
     mirror = Directory(base)
@@ -392,6 +393,7 @@ def test_a_mirror_that_is_away_delays_nobody_and_catches_up():
         remove_base(base)
 
 
+@pytest.mark.waits
 def test_a_file_that_fails_ends_a_sync_while_saves_go_on():
     base = make_base()
     mirror = Directory(base)
@@ -433,6 +435,7 @@ def test_a_file_that_fails_ends_a_sync_while_saves_go_on():
         remove_base(base)
 
 
+@pytest.mark.waits
 def test_an_unmounted_file_system_is_an_error():
     base = make_base()
     mirror = Directory(base)
@@ -459,6 +462,7 @@ def test_an_unmounted_file_system_is_an_error():
         remove_base(base)
 
 
+@pytest.mark.waits
 def test_a_full_mirror_gets_room_by_removing():
     base = make_base()
     mirror = Directory(base)

@@ -31,6 +31,7 @@ def said(*arguments, as_user=(), **options):
 
 
 @needs_root
+@pytest.mark.waits
 def test_a_mount_that_another_namespace_holds(mount):
     # It holds this mount alone, and none of tests beside it.
     others = f"awk '/ - fuse.stepfs / && $5 != \"{mount.dir}\" {{ print $5 }}' /proc/self/mountinfo"
@@ -269,6 +270,7 @@ def test_a_disk_without_room_for_the_next_save(plain):
         subprocess.run(["umount", disk], check=True)
 
 
+@pytest.mark.waits
 def test_status_of_all_mounts(mount, plain):
     listed = run_json("status", "--json")
     assert [row["daemon"] for row in listed if row["mount"] == str(mount.dir)] == [mount.pid]
@@ -278,6 +280,7 @@ def test_status_of_all_mounts(mount, plain):
     assert run("status", mount.dir).stdout.startswith("nothing is wrong\n")
 
 
+@pytest.mark.waits
 def test_a_daemon_that_hangs_is_named(mount):
     os.kill(mount.pid, signal.SIGSTOP)
     try:
