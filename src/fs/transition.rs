@@ -20,7 +20,6 @@ use super::workers::Workers;
 use crate::archive::FileId;
 use crate::clock;
 use crate::recall::Reader;
-use crate::store::beneath::Reached;
 use crate::store::durable::{CrashPoint, DeviceFile, scratch};
 use crate::store::{Stub, copy_attributes, copy_to_new_bytes, replace_stub, sync_replaced};
 use crate::sync::MutexGuard;
@@ -213,7 +212,8 @@ impl Recalls {
         let (mut table, now) = self.carry_attributes(ino, &original, (!is_new_bytes).then_some(before), &file)?;
         let opened = Arc::new(file.into_file());
         let replacement = FileId::of(&opened.metadata()?);
-        let names = Self::names(&table, ino, &now)?;
+        let paths = Self::names(&table, ino, &now)?;
+        let names = paths.iter().map(|path| table.reach(path)).collect::<io::Result<Vec<_>>>()?;
         // Before a name leads to the file: a program's fsync of it then makes the names durable, or fails.
         let node = table.node_mut(ino)?;
         node.unsynced_names += u64::from(!names.is_empty());
@@ -230,7 +230,11 @@ impl Recalls {
             reader.is_in_place();
         }
         table.replaced(FileId::of(&now), replacement);
-        let paths = table.paths(ino);
+        // The object keeps its name until it is known whether the bytes change. A program that opens the file for writing
+        // says so afterwards, under the names that the kernel knows.
+        for (path, _) in paths.iter().zip(&names).filter(|(_, name)| replaced.is_ok() || is_in_place(name)) {
+            self.tree.archive().recalled(path);
+        }
         let node = table.node_mut(ino)?;
         node.file = replacement;
         node.stub = None;
@@ -245,18 +249,10 @@ impl Recalls {
             handles.source = Source::File(Arc::clone(&opened));
             handles.handles.values().for_each(|handle| handle.switch(&opened));
         }
-        if wanted == RecallGoal::Resident {
-            // No program opens it, so the archive learns of it here. The object keeps its name.
-            paths.iter().for_each(|path| self.tree.archive().recalled(path));
-        }
         drop(table);
         self.tree.invalidations.inode(ino);
         let synced = replaced.and_then(|directories| sync_replaced(self.tree.io(), &directories));
-        let mut table = self.tree.table();
-        if synced.is_err() {
-            // Nor does one open it now.
-            table.paths(ino).iter().for_each(|path| self.tree.archive().recalled(path));
-        } else if let Some(node) = table.get_mut(ino) {
+        if let (Ok(()), Some(node)) = (&synced, self.tree.table().get_mut(ino)) {
             node.names_synced(unsynced);
         }
         Ok(synced?)
@@ -311,11 +307,10 @@ impl Recalls {
         Err(libc::EBUSY.into())
     }
 
-    /// Every name of a stub, also those that the kernel does not know.
-    fn names(table: &Table, ino: u64, stub: &Metadata) -> Result<Vec<Reached>> {
-        let place = table.place(ino)?;
-        if place.follow() || stub.nlink() <= 1 {
-            return Ok(if place.follow() { Vec::new() } else { vec![place.path] });
+    /// Every name of a stub, relative to the tree, also those that the kernel does not know.
+    fn names(table: &Table, ino: u64, stub: &Metadata) -> Result<Vec<PathBuf>> {
+        if table.place(ino)?.follow() || stub.nlink() <= 1 {
+            return Ok(table.paths(ino));
         }
         let mut found = Vec::new();
         every_name(table, Path::new(""), FileId::of(stub), &mut found)?;
@@ -324,14 +319,14 @@ impl Recalls {
 }
 
 /// All names of a file below `directory`, a path inside the tree. Only needed for a stub with several links.
-fn every_name(table: &Table, directory: &Path, file: FileId, found: &mut Vec<Reached>) -> io::Result<()> {
+fn every_name(table: &Table, directory: &Path, file: FileId, found: &mut Vec<PathBuf>) -> io::Result<()> {
     for entry in std::fs::read_dir(table.reach(directory)?)? {
         let entry = entry?;
         let (path, metadata) = (directory.join(entry.file_name()), entry.metadata()?);
         if metadata.is_dir() {
             every_name(table, &path, file, found)?;
         } else if FileId::of(&metadata) == file {
-            found.push(table.reach(&path)?);
+            found.push(path);
         }
     }
     Ok(())

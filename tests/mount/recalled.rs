@@ -261,6 +261,20 @@ fn a_name_that_a_recall_could_not_make_durable_is_made_so_by_fsync() {
     }
 }
 
+/// Each name of a file has its own entry in the archive.
+#[test]
+fn no_name_of_a_recalled_file_is_shown_as_released() {
+    let Released { m, path, .. } = Released::new(true);
+    let other = m.mnt().join("other.txt");
+    fs::hard_link(&path, &other).unwrap();
+    wait_until("both are released", || state(&other) == "released");
+    // From here on the kernel has not looked up the other name.
+    let _m = m.remounted(true);
+    File::options().write(true).open(&path).unwrap().write_all_at(b"CHANGED", 9000).unwrap();
+    assert_ne!(state(&other), "released");
+    assert!(fs::read(&other).unwrap()[9000..9007] == *b"CHANGED");
+}
+
 /// Programs that clean up may cut a file of the cache short. The object has the bytes.
 #[test]
 fn a_cache_that_was_cut_short_says_nothing_about_the_object() {
