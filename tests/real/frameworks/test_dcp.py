@@ -12,9 +12,6 @@ import pytest
 import torch
 from harness import run, run_json, wait_until
 from series import difference, tensors_of, walk
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-from torch.distributed.checkpoint.state_dict_saver import save
 
 STEPS = [f"step_{step:04d}" for step in range(25, 126, 25)]
 TRAINER = os.path.join(os.path.dirname(__file__), "dcp_gpt.py")
@@ -47,10 +44,17 @@ def distributed():
     opened.close()
 
 
+def in_one_file(folder, scratch):
+    """torch's own conversion to a file of torch.save. Importing it takes seconds: only the process that runs this file does."""
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    dcp_to_torch_save(folder, scratch / "whole.pt")
+    return scratch / "whole.pt"
+
+
 def whole(folder, scratch):
     """All values of a distributed checkpoint."""
-    dcp_to_torch_save(folder, scratch / "whole.pt")
-    return torch.load(scratch / "whole.pt")
+    return torch.load(in_one_file(folder, scratch))
 
 
 def chunks(step, rank=None):
@@ -83,10 +87,10 @@ def test_every_value_is_exact_or_within_its_bound(distributed, tmp_path):
 
 def test_the_checkpoint_has_the_roles_of_the_same_state_saved_whole(distributed, tmp_path):
     """The same paths, roles and proof as in a file of torch.save."""
-    dcp_to_torch_save(distributed.plain / STEPS[0], tmp_path / "whole.pt")
+    file = in_one_file(distributed.plain / STEPS[0], tmp_path)
     fields = ("path", "role", "trained", "of", "partner", "shape")
     listed = [{tuple(str(tensor[field]) for field in fields) for tensor in run_json("inspect", "--json", path)["tensors"]
-               if "step" not in tensor["path"].split("/")} for path in (distributed.plain / STEPS[0], tmp_path / "whole.pt")]
+               if "step" not in tensor["path"].split("/")} for path in (distributed.plain / STEPS[0], file)]
     # The tied weight has one storage in the whole file, and two in the distributed one.
     tied = {row for rows in listed for row in rows if "wte" in str(row) or "head" in str(row)}
     assert listed[0] - tied == listed[1] - tied and len(listed[0] - tied) > 60
@@ -128,6 +132,8 @@ def states(count):
 
 
 def write(state, folder):
+    from torch.distributed.checkpoint import FileSystemWriter, save
+
     save(state, storage_writer=FileSystemWriter(folder), no_dist=True)
 
 

@@ -7,49 +7,18 @@ import shutil
 import subprocess
 
 import pytest
-import pytorch_lightning as lightning
 import torch
 from harness import DAMAGE, FAILURE, OK, run, shell, wait_until
-from pytorch_lightning.callbacks import ModelCheckpoint
 from series import save_walk, walk
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
 
 pytestmark = pytest.mark.stepfs
 
 
-class Text(torch.utils.data.Dataset):
-    """Fixed random tokens. Learning one set makes the other worse, so an early checkpoint is the best."""
+def trainer(mount, plain, **options):
+    import trainer_jobs as jobs
 
-    def __init__(self, seed):
-        self.tokens = torch.randint(0, 256, (32, 32), generator=torch.Generator().manual_seed(seed))
-
-    def __len__(self):
-        return len(self.tokens)
-
-    def __getitem__(self, i):
-        return {"input_ids": self.tokens[i], "labels": self.tokens[i]}
-
-
-class Copy(TrainerCallback):
-    """Keeps each checkpoint's original bytes, and lets stepfs work after each save."""
-
-    def __init__(self, mount, plain):
-        self.mount, self.plain = mount, plain
-
-    def on_save(self, args, state, control, **rest):
-        name = f"checkpoint-{state.global_step}"
-        shutil.copytree(self.mount / name, self.plain / name, dirs_exist_ok=True)
-        self.mount.sync()
-
-
-def trainer(mount, plain, **arguments):
-    torch.manual_seed(1)
-    config = GPT2Config(vocab_size=256, n_positions=32, n_embd=64, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
-    arguments = TrainingArguments(output_dir=str(mount.dir), per_device_train_batch_size=8, use_cpu=True, report_to=[], seed=1,
-                                  disable_tqdm=True, learning_rate=1e-2, **arguments)
-    return Trainer(model=GPT2LMHeadModel(config), args=arguments, train_dataset=Text(1), eval_dataset=Text(2),
-                   callbacks=[Copy(mount, plain)])
+    return jobs.trainer(mount.dir, jobs.model(64, 2, 2), jobs.noise(32, 1), jobs.Copy(mount, plain), jobs.noise(32, 2), learning_rate=1e-2,
+                        per_device_train_batch_size=8, **options)
 
 
 def is_as_saved(mount, plain, name):
@@ -86,6 +55,8 @@ def test_the_highest_step_stays_beside_the_newest(mount, plain):
     mount.sync()
     assert {f"checkpoint-{n}" for n in (4, 8, 10, 12, 16, 20)} <= set(os.listdir(mount.dir))
     # The choice of `resume_from_checkpoint=True`, and the file written last.
+    from transformers.trainer_utils import get_last_checkpoint
+
     assert os.path.basename(get_last_checkpoint(str(mount.dir))) == "checkpoint-20"
     assert is_as_saved(mount, plain, "checkpoint-20") and is_as_saved(mount, plain, "checkpoint-10")
     assert mount.state("checkpoint-16/model.safetensors") == "released"
@@ -96,42 +67,16 @@ def test_the_highest_step_stays_beside_the_newest(mount, plain):
     assert is_as_saved(mount, plain, "checkpoint-24")
 
 
-class Regression(lightning.LightningModule):
-    """Logs a loss that is the best in the second epoch."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
-
-    def training_step(self, batch, _):
-        return torch.nn.functional.mse_loss(self.layers(batch[0]), batch[1])
-
-    def validation_step(self, batch, _):
-        self.log("val_loss", abs(self.current_epoch - 1.0) + 0.5)
-
-    def configure_optimizers(self):
-        return torch.optim.AdamW(self.parameters(), lr=1e-3)
-
-
-class Save(ModelCheckpoint):
-    """Keeps each checkpoint's original bytes."""
-
-    plain = None
-
-    def _save_checkpoint(self, trainer, filepath):
-        super()._save_checkpoint(trainer, filepath)
-        shutil.copy(filepath, self.plain)
-
-
 def test_lightnings_best_model_stays_as_it_was_saved(mount, plain):
+    import lightning_jobs as jobs
+
     torch.manual_seed(2)
-    data = torch.utils.data.TensorDataset(torch.randn(64, 64), torch.randn(64, 64))
-    saver = Save(dirpath=mount.dir, monitor="val_loss", save_top_k=3, save_last=True)
+    data = torch.utils.data.TensorDataset(torch.randn(64, 64))
+    saver = jobs.Save(dirpath=mount.dir, monitor="val_loss", save_top_k=3, save_last=True)
     saver.plain = plain
-    job = lightning.Trainer(max_epochs=4, accelerator="cpu", logger=False, callbacks=[saver], enable_progress_bar=False,
-                            enable_model_summary=False, num_sanity_val_steps=0, log_every_n_steps=1)
+    job = jobs.trainer(max_epochs=4, callbacks=[saver], num_sanity_val_steps=0, log_every_n_steps=1)
     loader = torch.utils.data.DataLoader(data, batch_size=16)
-    job.fit(Regression(), loader, loader)
+    job.fit(jobs.Regression(64), loader, loader)
     best = os.path.basename(saver.best_model_path)
     assert best == "epoch=1-step=8.ckpt"
     mount.sync()

@@ -8,10 +8,10 @@ import sys
 import warnings
 import zipfile
 
+# Only the processes that run these tests import keras: that takes seconds.
 os.environ["KERAS_BACKEND"] = "torch"
 
 import h5py
-import keras
 import numpy as np
 import pytest
 import torch
@@ -25,6 +25,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:Depreca
 
 
 def model_and_data():
+    import keras
+
     keras.utils.clear_session()
     keras.utils.set_random_seed(3)
     layers = keras.layers
@@ -132,6 +134,8 @@ def test_keras_loads_a_released_file_and_trains_on(kind):
         stored = arrays(mount / names[1])
         with warnings.catch_warnings(action="error"):
             if kind == "keras":
+                import keras
+
                 model = keras.saving.load_model(mount / names[1])
             else:
                 model.train_on_batch(*batch())
@@ -179,15 +183,20 @@ def test_inspect_says_why_a_filter_is_in_the_way(plain):
     assert "compressed with gzip" in said and "compression=None" in said, said
 
 
-class Adam(keras.optimizers.Adam):
-    """An author's own class of that name: `v` divides nothing."""
+def own_adam():
+    import keras
 
-    def update_step(self, gradient, variable, learning_rate):
-        index = self._get_variable_index(variable)
-        first, second = self._momentums[index], self._velocities[index]
-        self.assign_add(first, (gradient - first) * 0.1)
-        self.assign_add(second, (gradient * gradient - second) * 0.001)
-        self.assign_sub(variable, learning_rate * first)
+    class Adam(keras.optimizers.Adam):
+        """An author's own class of that name: `v` divides nothing."""
+
+        def update_step(self, gradient, variable, learning_rate):
+            index = self._get_variable_index(variable)
+            first, second = self._momentums[index], self._velocities[index]
+            self.assign_add(first, (gradient - first) * 0.1)
+            self.assign_add(second, (gradient * gradient - second) * 0.001)
+            self.assign_sub(variable, learning_rate * first)
+
+    return Adam
 
 
 OPTIONS = {"amsgrad": {"amsgrad": True}, "ema": {"use_ema": True}, "accumulated": {"gradient_accumulation_steps": 2},
@@ -198,12 +207,14 @@ OPTIONS = {"amsgrad": {"amsgrad": True}, "ema": {"use_ema": True}, "accumulated"
 @pytest.mark.parametrize("made", [*OPTIONS, "own.keras"])
 def test_an_optimizer_that_looks_like_adam_is_no_adam(plain, made):
     """Frozen layers of the same shape lend the options' variables a weight each."""
+    import keras
+
     keras.utils.clear_session()
     layers = keras.layers
     alike = [layers.Dense(32, use_bias=False, trainable=number > 3) for number in range(6)]
     model = keras.Sequential([layers.Input((32,)), *alike])
     own = made.startswith("own")
-    optimizer = Adam(1e-3) if own else keras.optimizers.Adam(1e-3, **OPTIONS[made])
+    optimizer = own_adam()(1e-3) if own else keras.optimizers.Adam(1e-3, **OPTIONS[made])
     model.compile(optimizer=optimizer, loss="mse")
     model.train_on_batch(np.ones((4, 32), np.float32), np.zeros((4, 32), np.float32))
     path = plain / (made if own else f"{made}.weights.h5")
@@ -214,6 +225,8 @@ def test_an_optimizer_that_looks_like_adam_is_no_adam(plain, made):
 
 @pytest.mark.stepfs
 def test_a_learning_rate_schedule_changes_nothing(plain):
+    import keras
+
     model, batch = model_and_data()
     schedule = keras.optimizers.schedules.CosineDecay(1e-3, 100)
     model.compile(optimizer=keras.optimizers.AdamW(schedule), loss=model.loss)

@@ -2,10 +2,8 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 from harness import run_json
 from torch import nn
-from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
 pytestmark = pytest.mark.stepfs
 
@@ -62,6 +60,9 @@ def test_weights_in_one_storage_unprove_no_other(plain, extra):
 @pytest.fixture
 def mesh():
     """A mesh of this process alone."""
+    import torch.distributed as dist
+    from torch.distributed.tensor import init_device_mesh
+
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield init_device_mesh("cpu", (1,))
     dist.destroy_process_group()
@@ -69,6 +70,8 @@ def mesh():
 
 def test_distributed_tensors_are_told_as_plain_ones(plain, mesh):
     """verl, and scripts with FSDP2 that call torch.save on each rank."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
     torch.manual_seed(1)
     net = nn.Sequential(nn.Linear(6, 5), nn.GELU(), nn.Linear(5, 3))
     state = trained(net, torch.randn(8, 6)).state_dict()

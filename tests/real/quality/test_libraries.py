@@ -11,15 +11,18 @@ from torch import nn
 from torch.nn.functional import linear, normalize
 from torch.nn.utils import parametrizations, parametrize
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch's own, of its old compiler
-    geoopt = pytest.importorskip("geoopt")
-
 pytestmark = [pytest.mark.stepfs, pytest.mark.slow]
 
 # Beyond what the program wrote.
 SLACK = 1e-6
 SAVES = (10, 20, 30, 60, 100)
+
+
+@pytest.fixture
+def geoopt():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, of its old compiler
+        return pytest.importorskip("geoopt")
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +45,8 @@ class Points(nn.Module):
     """A parameter on a manifold of geoopt."""
 
     def __init__(self, start, manifold):
+        import geoopt
+
         super().__init__()
         self.weight = geoopt.ManifoldParameter(manifold.projx(start), manifold=manifold)
 
@@ -96,11 +101,13 @@ def adam(parameters):
 
 
 def riemannian(parameters):
+    import geoopt
+
     return geoopt.optim.RiemannianAdam(parameters, lr=1e-2, stabilize=10)
 
 
 @pytest.mark.parametrize("kind", ["stiefel", "sphere"])
-def test_a_point_on_a_manifold_of_geoopt_stays_on_it(mount, kind):
+def test_a_point_on_a_manifold_of_geoopt_stays_on_it(mount, geoopt, kind):
     torch.manual_seed(0)
     if kind == "stiefel":
         start, manifold, beyond, turned = torch.randn(128, 96), geoopt.Stiefel(), off_basis, True
@@ -114,7 +121,7 @@ def test_a_point_on_a_manifold_of_geoopt_stays_on_it(mount, kind):
         assert off <= max(SLACK, beyond(state["kept.weight"])), f"{file}: off by {off}"
 
 
-def test_points_of_geoopt_stay_inside_the_poincare_ball(mount):
+def test_points_of_geoopt_stay_inside_the_poincare_ball(mount, geoopt):
     """Leaves of a tree crowd at the edge. A point beyond has no distance to the others."""
     torch.manual_seed(0)
     ball = geoopt.PoincareBall()

@@ -3,9 +3,6 @@
 import logging
 
 import torch
-from peft import LoraConfig, get_peft_model
-from peft.utils import load_peft_weights, set_peft_model_state_dict
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from .keeper import animal, fit, load, require_choices, require_same_loss
 
@@ -14,9 +11,17 @@ logging.getLogger("peft").setLevel(logging.ERROR)
 
 
 def base():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
     torch.manual_seed(2)
     return GPT2LMHeadModel(GPT2Config(vocab_size=WORDS, n_positions=32, n_embd=DIM, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0,
                                       resid_pdrop=0, embd_pdrop=0, attn_pdrop=0))
+
+
+def pretrained(folder):
+    from transformers import GPT2LMHeadModel
+
+    return GPT2LMHeadModel.from_pretrained(folder).eval()
 
 
 def text(count, seed=None):
@@ -45,6 +50,8 @@ class Adapted:
         self.optimizer = torch.optim.AdamW([p for p in self.net.parameters() if p.requires_grad], 2e-3)
 
     def fresh(self):
+        from peft import LoraConfig, get_peft_model
+
         config = LoraConfig(r=16, lora_alpha=32, target_modules=["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True)
         return get_peft_model(base(), config)
 
@@ -54,6 +61,8 @@ class Adapted:
             fit(self.optimizer, lambda: self.net(input_ids=tokens, labels=tokens).loss, 1)
 
     def use(self, was, now):
+        from peft.utils import load_peft_weights, set_peft_model_state_dict
+
         nets = []
         for path in (was, now):
             nets.append(self.fresh().eval())

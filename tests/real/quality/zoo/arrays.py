@@ -2,7 +2,6 @@
 
 import numpy as np
 import torch
-from skrl.resources.preprocessors.torch import RunningStandardScaler
 
 from .keeper import animal, load, require_same, require_same_choice
 from .normalisers import DIM, actor, check_scaling, observations, train
@@ -28,6 +27,8 @@ class Agent:
     """A policy, its Adam, and the statistics that normalise its observations."""
 
     def __init__(self):
+        from skrl.resources.preprocessors.torch import RunningStandardScaler
+
         self.policy, self.scaler = actor(), RunningStandardScaler(DIM, device="cpu")
         self.optimizer = torch.optim.Adam(self.policy.parameters(), 1e-3)
 

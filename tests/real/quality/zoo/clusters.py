@@ -2,7 +2,6 @@
 
 import torch
 from torch import nn
-from vector_quantize_pytorch import VectorQuantize
 
 from .keeper import animal, fit, load, require_finite, require_no_zero, require_same, require_same_choice
 
@@ -26,6 +25,8 @@ class Encoder:
     """An autoencoder around vector-quantize-pytorch's codebook, which moves as an average."""
 
     def __init__(self):
+        from vector_quantize_pytorch import VectorQuantize
+
         self.net = nn.ModuleDict({"encoder": nn.Linear(DIM, DIM), "decoder": nn.Linear(DIM, DIM),
                                   "vq": VectorQuantize(DIM, CODES, decay=0.9, threshold_ema_dead_code=0)})
         self.optimizer = torch.optim.Adam([*self.net["encoder"].parameters(), *self.net["decoder"].parameters()], 1e-3)

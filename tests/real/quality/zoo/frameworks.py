@@ -1,35 +1,12 @@
 """Files of frameworks: Trainer's directories, Lightning's .ckpt, DeepSpeed's parts, and the plain files of scripts."""
 
-import logging
-import warnings
-
-import pytorch_lightning
 import torch
 from torch import nn
-from transformers import GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
-from .adapters import base, judge, text
+from .adapters import base, judge, pretrained, text
 from .keeper import animal, fit, load, require_near, require_no_zero, require_same, require_same_loss
 
 DIM = 128
-
-
-class Tokens(torch.utils.data.Dataset):
-    def __init__(self):
-        self.tokens = text(256, seed=1)
-
-    def __len__(self):
-        return len(self.tokens)
-
-    def __getitem__(self, i):
-        return {"input_ids": self.tokens[i], "labels": self.tokens[i]}
-
-
-class Pause(TrainerCallback):
-    """Stops after each save, so that the next call continues there."""
-
-    def on_save(self, args, state, control, **rest):
-        control.should_training_stop = True
 
 
 @animal("checkpoint-{}/model.safetensors", lossy=["transformer.*", "state.*"])
@@ -37,35 +14,21 @@ class TrainerDirectory:
     """transformers' Trainer: model.safetensors beside optimizer.pt, scheduler.pt and rng_state.pth."""
 
     def trainer(self, folder):
-        arguments = TrainingArguments(output_dir=str(folder), max_steps=50, save_steps=10, per_device_train_batch_size=8, use_cpu=True,
-                                      report_to=[], seed=1, disable_tqdm=True, learning_rate=1e-3, logging_steps=1000)
-        return Trainer(model=base(), args=arguments, train_dataset=Tokens(), callbacks=[Pause()])
+        import trainer_jobs as jobs
+
+        return jobs.trainer(folder, base(), jobs.Text(text(256, seed=1)), jobs.Pause(), max_steps=50, save_steps=10, logging_steps=1000,
+                            per_device_train_batch_size=8, learning_rate=1e-3)
 
     def make(self, path, step):
         before = path.parent.parent / f"checkpoint-{step - 10}"
         self.trainer(path.parent.parent).train(resume_from_checkpoint=str(before) if before.exists() else None)
 
     def use(self, was, now):
-        nets = [GPT2LMHeadModel.from_pretrained(path.parent).eval() for path in (was, now)]
+        nets = [pretrained(path.parent) for path in (was, now)]
         judge(nets)
         moments = [load(path.parent / "optimizer.pt")["state"] for path in (was, now)]
         for i, slots in moments[0].items():
             require_no_zero(slots["exp_avg_sq"], moments[1][i]["exp_avg_sq"], f"second moments of parameter {i}")
-
-
-class Lit(pytorch_lightning.LightningModule):
-    """A regression with batch normalisation."""
-
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(DIM, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Linear(256, DIM))
-
-    def training_step(self, batch, index):
-        return (self.net(batch[0]) - batch[0].roll(1, 1)).square().mean()
-
-    def configure_optimizers(self):
-        optimizer = torch.optim.Adam(self.parameters(), 1e-3)
-        return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50)}
 
 
 @animal("step={}.ckpt", lossy=["state_dict.*.weight", "state_dict.*.bias", "optimizer_states.*"])
@@ -73,14 +36,14 @@ class LightningCheckpoint:
     """Lightning: a .ckpt with model, optimizer, scheduler, loops and callbacks."""
 
     def __init__(self):
-        logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
-        warnings.filterwarnings("ignore", module="pytorch_lightning")
-        self.lit = Lit()
+        import lightning_jobs
+
+        self.jobs = lightning_jobs
+        self.lit = self.jobs.Regression(DIM)
         self.data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(640, DIM)), 64)
 
     def make(self, path, step):
-        trainer = pytorch_lightning.Trainer(max_steps=step, accelerator="cpu", logger=False, enable_checkpointing=False,
-                                            enable_progress_bar=False, enable_model_summary=False, default_root_dir=path.parent)
+        trainer = self.jobs.trainer(max_steps=step, enable_checkpointing=False, limit_val_batches=0, default_root_dir=path.parent)
         before = path.parent / f"step={step - 10}.ckpt"
         trainer.fit(self.lit, self.data, ckpt_path=str(before) if before.exists() else None, weights_only=False)
         trainer.save_checkpoint(path)
@@ -159,7 +122,7 @@ class TransformersAlone(Language):
         self.net.save_pretrained(path.parent)
 
     def use(self, was, now):
-        judge([GPT2LMHeadModel.from_pretrained(path.parent).eval() for path in (was, now)])
+        judge([pretrained(path.parent) for path in (was, now)])
 
 
 @animal("step_{}.pt", lossy=["model.*", "optimizer.state.*"], small=0.08)

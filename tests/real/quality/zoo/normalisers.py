@@ -6,9 +6,6 @@ import pickle
 import gymnasium
 import numpy as np
 import torch
-from skrl.resources.preprocessors.torch import RunningStandardScaler
-from stable_baselines3 import PPO
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from torch import nn
 
 from .keeper import animal, fit, load, require_choices, require_finite, require_near, require_no_zero, require_same
@@ -100,6 +97,8 @@ class SkrlPreprocessor:
     """skrl: an agent's checkpoint with policy, optimizer and `state_preprocessor` (RunningStandardScaler, fp64)."""
 
     def __init__(self):
+        from skrl.resources.preprocessors.torch import RunningStandardScaler
+
         self.policy, self.scaler = actor(), RunningStandardScaler(DIM, device="cpu")
         self.optimizer = torch.optim.Adam(self.policy.parameters(), 1e-3)
 
@@ -136,6 +135,9 @@ class StableBaselines:
     """A PPO agent of stable-baselines3 on normalised observations."""
 
     def __init__(self):
+        from stable_baselines3 import PPO
+        from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
         self.normal = VecNormalize(DummyVecEnv([Walker, Walker]))
         self.agent = PPO("MlpPolicy", self.normal, n_steps=32, batch_size=32, n_epochs=2, seed=1, device="cpu")
 
@@ -157,7 +159,7 @@ class StableBaselinesZip(StableBaselines):
         self.agent.save(path)
 
     def use(self, was, now):
-        exact, read = (PPO.load(path, device="cpu").policy for path in (was, now))
+        exact, read = (type(self.agent).load(path, device="cpu").policy for path in (was, now))
         look = torch.from_numpy(self.normal.normalize_obs(observations(10, 50).numpy()))
         with torch.no_grad():
             require_choices(*(policy.get_distribution(look).distribution.logits for policy in (exact, read)), "actions")
@@ -177,7 +179,7 @@ class StableBaselinesVecNormalize(StableBaselines):
 
     def use(self, was, now):
         assert was.read_bytes() == now.read_bytes()
-        scaled = VecNormalize.load(now, DummyVecEnv([Walker])).normalize_obs(observations(10, 50).numpy())
+        scaled = type(self.normal).load(now, type(self.normal.venv)([Walker])).normalize_obs(observations(10, 50).numpy())
         assert np.isfinite(scaled).all()
 
 
