@@ -12,6 +12,7 @@ mod latest;
 mod listing;
 mod ls;
 mod manual;
+mod metrics;
 mod mirror;
 mod mount;
 mod mount_helper;
@@ -99,6 +100,7 @@ commands! {
     "Look" {
         Ls(ls::Args) => ls::run,
         Status(status::Args) => status::run,
+        Metrics(metrics::Args) => metrics::run,
         Latest(latest::LatestArgs) => latest::latest,
         Best(latest::BestArgs) => latest::best,
         Why(why::Args) => why::run,

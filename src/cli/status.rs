@@ -42,11 +42,11 @@ pub(super) struct Args {
 
 /// A mount in the list of all.
 #[derive(Serialize)]
-struct Mount {
-    mount: PathBuf,
-    store: PathBuf,
+pub(super) struct Mount {
+    pub(super) mount: PathBuf,
+    pub(super) store: PathBuf,
     #[serde(flatten)]
-    status: Status,
+    pub(super) status: Status,
 }
 
 /// How long a daemon may take to answer. On a busy machine it looks at 20,000 files within a second.
@@ -56,11 +56,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     // Not through the file system: it may not answer.
     let named = |path: &PathBuf| mount_of(&std::path::absolute(path).ok()?);
     let mounts = match (&args.path, args.path.as_ref().and_then(named)) {
-        (None, _) => {
-            let ours: Vec<Mounted> = all_mounts().into_iter().filter(Mounted::is_ours).collect();
-            // Each daemon may be slow to answer.
-            in_parallel(&ours, |mounted| ask(mounted.clone()))
-        }
+        (None, _) => all(),
         (Some(_), Some(mounted)) if !args.json => vec![ask(mounted)],
         (Some(path), _) => match Source::of(path)? {
             Source::Mirror(mirror) => return mirror.status(args.json),
@@ -88,6 +84,13 @@ impl Mount {
     fn is_silent(&self) -> bool {
         !self.mount.as_os_str().is_empty() && self.status.daemon.is_none()
     }
+}
+
+/// All mounts that this user may ask.
+pub(super) fn all() -> Vec<Mount> {
+    let ours: Vec<Mounted> = all_mounts().into_iter().filter(Mounted::is_ours).collect();
+    // Each daemon may be slow to answer.
+    in_parallel(&ours, |mounted| ask(mounted.clone()))
 }
 
 /// Asks the daemon of a mount, in a process of its own: the kernel keeps a process that waits for a daemon that hangs.
