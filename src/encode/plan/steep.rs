@@ -93,15 +93,11 @@ impl Slope {
 }
 
 fn look(material: &Material, (tensor, twin, second): Known) -> io::Result<Slope> {
-    let (mut moves, mut squares) = (Vec::new(), Vec::new());
-    sample(tensor, |range| {
-        let now = read(material.source, tensor, &range)?;
-        moves.extend(updates(tensor.dtype, &read(material.newer.0, twin, &range)?, &now));
-        squares.extend(values(tensor.dtype, &read(material.source, second, &range)?));
-        Ok(())
-    })?;
-    let elements = tensor.elements();
-    Ok(Slope::of(elements as f64, tensor.shape.len() > 1, &moves, &squares))
+    let places = sample(tensor);
+    let (now, then) = (read(material.source, tensor, &places)?, read(material.newer.0, twin, &places)?);
+    let moves = updates(tensor.dtype, &then, &now);
+    let squares = values(tensor.dtype, &read(material.source, second, &places)?);
+    Ok(Slope::of(tensor.elements() as f64, tensor.shape.len() > 1, &moves, &squares))
 }
 
 #[cfg(test)]
