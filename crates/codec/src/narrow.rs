@@ -12,7 +12,7 @@ pub(super) const LARGEST: i16 = 1 << 14;
 /// Payloads that may be added: each adds 15 at most, so the sum stays within 16 bits.
 const PAYLOADS: usize = 1024;
 
-/// The state before a run.
+/// The state before a run of payloads, or before one.
 #[derive(Clone, Copy, Debug)]
 pub enum From<'a> {
     /// Zeros: a keyframe, or the state that K holds.
@@ -33,7 +33,7 @@ impl From<'_> {
         }
     }
 
-    fn fill(self, start: usize, out: &mut [i32]) {
+    pub(super) fn fill(self, start: usize, out: &mut [i32]) {
         match self {
             From::Zeros => out.fill(0),
             From::Factors(grid) => grid.initial(start, out),

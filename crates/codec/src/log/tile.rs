@@ -7,40 +7,25 @@ use super::factors::Grid;
 use super::{MAX_Q, ZERO};
 use crate::entropy::ints::{self, LARGE, SMALL};
 use crate::entropy::simd::{Level, multiversion};
-use crate::{Corrupt, Integers, Unfit};
-
-/// The parent of a tile.
-#[derive(Clone, Copy, Debug)]
-pub enum Parent<'a> {
-    /// No state: the factors give the rows and columns with zeros.
-    Factors(Grid<'a>),
-    /// The q of another state with the same factors and unit.
-    State(&'a [i32]),
-    /// The same in the form for memory.
-    Integers(&'a Integers),
-}
+use crate::narrow::From;
+use crate::{Corrupt, Unfit};
 
 /// The symbol of an element that is 0 and whose parent was not. It is the largest symbol without extra bits, so
 /// scattered zeros cost what their frequency implies.
 pub(crate) const GONE: i32 = 15;
 
-/// Appends the payload of a tile.
+/// Appends the payload of a tile, as the difference to its parent's q or, with [`From::Factors`], alone.
 ///
 /// # Errors
 /// The lengths differ, or [`super::quantize`] never makes one of the q.
-pub fn encode_tile(q: &[i32], parent: Parent<'_>, out: &mut Vec<u8>) -> Result<(), Unfit> {
-    let fits = match parent {
-        Parent::Factors(grid) => grid.holds(q.len()),
-        Parent::State(parent) => parent.len() == q.len(),
-        Parent::Integers(parent) => parent.len() == q.len(),
-    };
-    if !fits {
+pub fn encode_tile(q: &[i32], parent: From<'_>, out: &mut Vec<u8>) -> Result<(), Unfit> {
+    if !parent.suits(q.len()) {
         return Err(Unfit("lengths differ"));
     }
     let (level, before) = (Level::detect(), out.len());
     let mut sound = true;
     let narrow = match parent {
-        Parent::Integers(parent) => parent.narrow(),
+        From::Integers(parent) => parent.narrow(),
         _ => None,
     };
     let classes = |start: usize, classes: &mut [u8]| {
@@ -48,11 +33,7 @@ pub fn encode_tile(q: &[i32], parent: Parent<'_>, out: &mut Vec<u8>) -> Result<(
         narrow.is_some_and(|before| small_steps(level, &q[range.clone()], &before[range], classes))
     };
     ints::encode_blocks_or(q.len(), out, classes, |start, symbols| {
-        match parent {
-            Parent::Factors(grid) => grid.initial(start, symbols),
-            Parent::State(parent) => symbols.copy_from_slice(&parent[start..][..symbols.len()]),
-            Parent::Integers(parent) => parent.fill(start, symbols),
-        }
+        parent.fill(start, symbols);
         sound &= to_symbols(level, &q[start..][..symbols.len()], symbols);
     });
     if sound {
