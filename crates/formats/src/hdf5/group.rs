@@ -93,25 +93,18 @@ fn symbols(source: &mut Source, address: u64, names: &[u8], links: &mut Vec<Link
 
 /// A link that stands in the group's header; `None` if it is soft or external.
 fn link(body: &[u8]) -> Result<Option<Link>, Fail> {
-    let [1, flags, ..] = *body else { return bad(DAMAGED) };
-    let mut at = 2;
-    let kind = if flags & 8 != 0 { body.get(at).copied() } else { Some(0) };
-    at += usize::from(flags & 8 != 0);
-    at += if flags & 4 != 0 { 8 } else { 0 };
-    at += usize::from(flags & 16 != 0);
-    let width = 1usize << (flags & 3);
-    let Some(len) = body.get(at..at + width) else { return bad(DAMAGED) };
-    let len = uint(len);
-    at += width;
-    let Some(name) = usize::try_from(len).ok().filter(|len| *len <= MAX_NAME).and_then(|len| body.get(at..at + len))
-    else {
-        return bad(DAMAGED);
+    let parse = || {
+        let (&[1, flags], mut rest) = body.split_first_chunk()? else { return None };
+        let kind = if flags & 8 != 0 { *rest.split_off_first()? } else { 0 };
+        // Its order, and the set of characters.
+        rest.split_off(..if flags & 4 != 0 { 8 } else { 0 } + usize::from(flags & 16 != 0))?;
+        let len = usize::try_from(uint(rest.split_off(..1 << (flags & 3))?)).ok()?;
+        let name = rest.split_off(..len).filter(|name| name.len() <= MAX_NAME)?;
+        if kind != 0 {
+            return Some(None);
+        }
+        let address = u64_at(rest.split_off(..8)?, 0);
+        Some(std::str::from_utf8(name).ok().map(|name| Link { name: name.to_string(), address }))
     };
-    at += name.len();
-    if kind != Some(0) {
-        return Ok(None);
-    }
-    let Some(address) = body.get(at..at + 8) else { return bad(DAMAGED) };
-    let name = std::str::from_utf8(name).ok();
-    Ok(name.map(|name| Link { name: name.to_string(), address: u64_at(address, 0) }))
+    parse().map_or_else(|| bad(DAMAGED), Ok)
 }

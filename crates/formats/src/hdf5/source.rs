@@ -165,32 +165,19 @@ impl<'a> Source<'a> {
 
 /// The checksum of metadata: Jenkins' lookup3.
 fn lookup3(bytes: &[u8]) -> u32 {
-    let start = 0xdead_beef_u32.wrapping_add(bytes.len() as u32);
-    let (mut a, mut b, mut c) = (start, start, start);
-    let mut rest = bytes;
-    while rest.len() > 12 {
-        let (block, behind) = rest.split_at(12);
-        rest = behind;
-        add(&mut a, &mut b, &mut c, block);
+    let [mut a, mut b, mut c] = [0xdead_beef_u32.wrapping_add(bytes.len() as u32); 3];
+    let last = bytes.len().saturating_sub(1) / 12;
+    for (number, block) in bytes.chunks(12).enumerate() {
+        let mut words = [0; 12];
+        words[..block.len()].copy_from_slice(block);
+        let [x, y, z] = [0, 4, 8].map(|at| u32_at(&words, at));
+        (a, b, c) = (a.wrapping_add(x), b.wrapping_add(y), c.wrapping_add(z));
+        if number == last {
+            return finish(a, b, c);
+        }
         (a, b, c) = mix(a, b, c);
     }
-    if rest.is_empty() {
-        return c;
-    }
-    add(&mut a, &mut b, &mut c, rest);
-    finish(a, b, c)
-}
-
-fn add(a: &mut u32, b: &mut u32, c: &mut u32, block: &[u8]) {
-    for (at, byte) in block.iter().enumerate() {
-        let value = u32::from(*byte) << (8 * (at % 4));
-        let word = match at / 4 {
-            0 => &mut *a,
-            1 => &mut *b,
-            _ => &mut *c,
-        };
-        *word = word.wrapping_add(value);
-    }
+    c
 }
 
 fn mix(mut a: u32, mut b: u32, mut c: u32) -> (u32, u32, u32) {
