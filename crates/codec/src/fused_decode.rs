@@ -107,9 +107,7 @@ pub fn lattice(
             if before != *step && !sums.is_new() {
                 lattice::rescale(sums.widen(), before, *step)?;
             }
-            if !sums.add(symbols) {
-                return Err(Corrupt("sum beyond 32 bits"));
-            }
+            Corrupt::when(!sums.add(symbols), "sum beyond 32 bits")?;
             before = *step;
         }
         if let Some(kept) = &mut kept {

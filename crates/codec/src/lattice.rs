@@ -74,13 +74,9 @@ pub fn quantize(
     r_out: &mut [u8],
     exceptions: &mut Vec<Exception>,
 ) -> Result<f64, Unfit> {
-    if !is_step(g) {
-        return Err(Unfit("no step"));
-    }
+    Unfit::when(!is_step(g), "no step")?;
     let bytes = a_out.len() * dtype.size();
-    if w.len() != bytes || r_out.len() != bytes || k.is_some_and(|k| k.len() != bytes) {
-        return Err(Unfit("lengths differ"));
-    }
+    Unfit::when(w.len() != bytes || r_out.len() != bytes || k.is_some_and(|k| k.len() != bytes), "lengths differ")?;
     for_float!(dtype, F => {
         let (w, k, r) = (F::elements(w), k.map(F::elements), F::elements_mut(r_out));
         quantize_tile::<F>(w, k, g, a_out, r, exceptions)
@@ -100,9 +96,7 @@ fn quantize_tile<F: Float>(
     for (number, ((a, w), r)) in chunks.enumerate() {
         let k = k.map(|k| &k[number * CHUNK..][..a.len()]);
         let (error, in_range) = quantize_chunk::<F>(level, w, k, g, a, r);
-        if !in_range {
-            return Err(Unfit("not finite, or too many steps from the keyframe"));
-        }
+        Unfit::when(!in_range, "not finite, or too many steps from the keyframe")?;
         largest = largest.max(keep_missed::<F>(error, w, g, number * CHUNK, r, exceptions));
     }
     Ok(largest)
@@ -200,9 +194,7 @@ pub(super) fn reconstruct_symbols<S: Symbol>(
     if out.len() != bytes || k.is_some_and(|k| k.len() != bytes) {
         return Err(Corrupt("lengths of the tile and its keyframe differ"));
     }
-    if !is_step(g) {
-        return Err(Corrupt("step of the lattice"));
-    }
+    Corrupt::when(!is_step(g), "step of the lattice")?;
     let level = Level::detect();
     let single = in_single(dtype, g).filter(|_| S::IS_NARROW);
     for_float!(dtype, F => {
@@ -245,9 +237,7 @@ multiversion! {
 /// # Errors
 /// A value leaves the range of A.
 pub fn rescale(a: &mut [i32], from: f64, to: f64) -> Result<(), Corrupt> {
-    if !is_step(from) || !is_step(to) {
-        return Err(Corrupt("step of the lattice"));
-    }
+    Corrupt::when(!is_step(from) || !is_step(to), "step of the lattice")?;
     if from == to { Ok(()) } else { predict(a, from / to) }
 }
 
@@ -281,9 +271,7 @@ pub fn encode_tile(
     out: &mut Vec<u8>,
 ) -> Result<(), Unfit> {
     if let Some(parent) = parent_a {
-        if parent.len() != a.len() {
-            return Err(Unfit("lengths differ"));
-        }
+        Unfit::when(parent.len() != a.len(), "lengths differ")?;
         let fill = |start: usize, block: &mut [i32]| {
             block.copy_from_slice(&parent[start..][..block.len()]);
             true

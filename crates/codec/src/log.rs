@@ -118,16 +118,12 @@ pub fn quantize(
     q_out: &mut [i32],
     out: &mut [u8],
 ) -> Result<f64, Unfit> {
-    if !is_unit(unit) {
-        return Err(Unfit("no unit of octaves"));
-    }
+    Unfit::when(!is_unit(unit), "no unit of octaves")?;
     let bytes = q_out.len() * dtype.size();
     if v.len() != bytes || out.len() != bytes || keep.is_some_and(|keep| keep.len() != q_out.len()) {
         return Err(Unfit("lengths differ"));
     }
-    if !grid.holds(q_out.len()) {
-        return Err(Unfit("elements beyond the factors"));
-    }
+    Unfit::when(!grid.holds(q_out.len()), "elements beyond the factors")?;
     for_float!(dtype, F => quantize_tile::<F>(v, grid, unit, keep, q_out, out), else Err(Unfit("element type")))
 }
 
@@ -156,9 +152,7 @@ fn quantize_tile<F: Float>(
         if !fits {
             (error, fits) = quantize_chunk::<F, f64>(level, v, p, steps, keep, q, out);
         }
-        if !fits {
-            return Err(Unfit("negative, not finite, or too small"));
-        }
+        Unfit::when(!fits, "negative, not finite, or too small")?;
         if error > bound {
             // Rounding missed the bound; a neighbouring q may hold it.
             error = 0;
@@ -287,9 +281,7 @@ pub(super) fn reconstruct_symbols<S: Symbol>(
             }
         }
     }
-    if !is_unit(unit) {
-        return Err(Corrupt("unit of octaves"));
-    }
+    Corrupt::when(!is_unit(unit), "unit of octaves")?;
     if out.len() != q.len() * dtype.size() || !grid.holds(q.len()) {
         return Err(Corrupt("lengths of the tile and its factors differ"));
     }

@@ -89,14 +89,10 @@ pub fn quantize(
     exceptions: &mut Vec<Exception>,
 ) -> Result<f64, Unfit> {
     let steps = [base.g, base.g * f64::from(1 << MAX_E)];
-    if !steps.into_iter().all(is_step) || !c.is_finite() || c <= 0.0 {
-        return Err(Unfit("no step"));
-    }
+    Unfit::when(!steps.into_iter().all(is_step) || !c.is_finite() || c <= 0.0, "no step")?;
     let bytes = a_out.len() * dtype.size();
     let alike = w.len() == bytes && r_out.len() == bytes && base.k.is_none_or(|k| k.len() == bytes);
-    if !alike || base.a.is_some_and(|a| a.len() != a_out.len()) || base.rows.width == 0 {
-        return Err(Unfit("lengths differ"));
-    }
+    Unfit::when(!alike || base.a.is_some_and(|a| a.len() != a_out.len()) || base.rows.width == 0, "lengths differ")?;
     for_float!(dtype, F => {
         let (w, k, r) = (F::elements(w), base.k.map(F::elements), F::elements_mut(r_out));
         quantize_rows::<F>(Level::detect(), w, k, base, c, a_out, r, exceptions)
@@ -170,9 +166,7 @@ pub fn nearest_power(number: f64) -> f64 {
 /// # Errors
 /// A value leaves the range of A.
 pub fn restate(a: &mut [i32], from: f64, to: f64) -> Result<(), Corrupt> {
-    if !is_step(from) || !is_step(to) {
-        return Err(Corrupt("step of the lattice"));
-    }
+    Corrupt::when(!is_step(from) || !is_step(to), "step of the lattice")?;
     let power = nearest_power(from / to);
     if power == 1.0 { Ok(()) } else { predict(a, power) }
 }

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::ReadAt;
 use super::input::Input;
-use super::read::{Fail, bad};
+use super::read::{Fail, bad, refuse_if};
 use codec::Dtype;
 use codec::entropy::varint;
 
@@ -60,16 +60,12 @@ impl<'a> Wire<'a> {
         }
         let tag = self.varint(rest)?;
         let number = tag >> 3;
-        if number == 0 || number > MAX_FIELD {
-            return bad("protobuf: a field has a number that none can have");
-        }
+        refuse_if(number == 0 || number > MAX_FIELD, "protobuf: a field has a number that none can have")?;
         let value = match tag & 7 {
             0 => Value::Number(self.varint(rest)?),
             2 => {
                 let len = self.varint(rest)?;
-                if len > rest.end - rest.start {
-                    return bad("protobuf: a field goes beyond the end of its message");
-                }
+                refuse_if(len > rest.end - rest.start, "protobuf: a field goes beyond the end of its message")?;
                 let start = rest.start;
                 rest.start += len;
                 Value::Bytes(start..start + len)
@@ -90,9 +86,7 @@ impl<'a> Wire<'a> {
             }
             value |= u64::from(byte & 0x7f) << shift;
             if byte & 0x80 == 0 {
-                if byte == 0 && shift > 0 {
-                    return bad("protobuf: a number with more bytes than it needs");
-                }
+                refuse_if(byte == 0 && shift > 0, "protobuf: a number with more bytes than it needs")?;
                 return Ok(value);
             }
         }
@@ -100,18 +94,14 @@ impl<'a> Wire<'a> {
     }
 
     fn byte(&mut self, rest: &mut Range<u64>) -> Result<u8, Fail> {
-        if rest.start >= rest.end {
-            return bad("protobuf: a message ends in the middle of a number");
-        }
+        refuse_if(rest.start >= rest.end, "protobuf: a message ends in the middle of a number")?;
         rest.start += 1;
         self.input.byte_at(rest.start - 1)
     }
 
     /// A text of at most `most` bytes.
     pub(super) fn text(&mut self, range: Range<u64>, most: u64) -> Result<String, Fail> {
-        if range.end - range.start > most {
-            return bad("protobuf: a name is too long");
-        }
+        refuse_if(range.end - range.start > most, "protobuf: a name is too long")?;
         let mut bytes = vec![0; (range.end - range.start) as usize];
         self.src.read_exact_at(&mut bytes, range.start)?;
         String::from_utf8(bytes).or_else(|_| bad("protobuf: a text is not UTF-8"))

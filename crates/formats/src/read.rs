@@ -78,6 +78,11 @@ pub(super) fn bad<T>(why: impl Into<String>) -> Result<T, Fail> {
     Err(Fail::Bad(why.into()))
 }
 
+/// Refuses a file for which this holds.
+pub(super) fn refuse_if(is: bool, why: &str) -> Result<(), Fail> {
+    if is { bad(why) } else { Ok(()) }
+}
+
 /// The refusal of a file that ends too early, with its reason in plain words.
 pub(super) fn cut_short<T>(why: impl Into<String>) -> Result<T, Fail> {
     Err(Fail::CutShort(why.into()))

@@ -44,9 +44,7 @@ pub(super) fn decode(
     payload = rest;
     // Each gap byte covers at least one symbol.
     let gaps = usize::try_from(varint::take(&mut payload)?).unwrap_or(usize::MAX);
-    if gaps > out.len() {
-        return Err(Corrupt("more gaps than symbols"));
-    }
+    Corrupt::when(gaps > out.len(), "more gaps than symbols")?;
     let body = varint::take_bytes(&mut payload)?;
     let mut gaps = Scratch::new(gaps);
     nested(body, &mut gaps)?;

@@ -122,9 +122,7 @@ impl Factors {
         if kind == 0 && payload.is_empty() {
             return Ok(Factors::flat(base));
         }
-        if kind & 0x81 != 1 || shift > COARSE || width == 0 {
-            return Err(Corrupt("kind of factors"));
-        }
+        Corrupt::when(kind & 0x81 != 1 || shift > COARSE || width == 0, "kind of factors")?;
         let length = |n: u64| usize::try_from(n).map_err(|_| Corrupt("more factors than memory"));
         let (rows, columns) = (length(rows)?, length(width)?);
         let rows = decode_vector(varint::take_bytes(&mut payload)?, rows, shift, kind >> 3)?;

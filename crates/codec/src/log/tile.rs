@@ -19,9 +19,7 @@ pub(crate) const GONE: i32 = 15;
 /// # Errors
 /// The lengths differ, or [`super::quantize`] never makes one of the q.
 pub fn encode_tile(q: &[i32], parent: From<'_>, out: &mut Vec<u8>) -> Result<(), Unfit> {
-    if !parent.suits(q.len()) {
-        return Err(Unfit("lengths differ"));
-    }
+    Unfit::when(!parent.suits(q.len()), "lengths differ")?;
     let (level, before) = (Level::detect(), out.len());
     let mut sound = true;
     let narrow = match parent {
@@ -47,9 +45,7 @@ pub fn encode_tile(q: &[i32], parent: From<'_>, out: &mut Vec<u8>) -> Result<(),
 /// a parent; `q` is not read then. After an error `q` is useless.
 pub fn decode_tile(payload: &[u8], alone: Option<Grid<'_>>, q: &mut [i32]) -> Result<(), Corrupt> {
     if let Some(grid) = alone {
-        if !grid.holds(q.len()) {
-            return Err(Corrupt("elements beyond the factors"));
-        }
+        Corrupt::when(!grid.holds(q.len()), "elements beyond the factors")?;
         grid.initial(0, q);
     }
     let level = Level::detect();

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::super::ReadAt;
 use super::super::pickle::{self, Graph, Item};
-use super::super::read::{Fail, bad};
+use super::super::read::{Fail, bad, refuse_if};
 use super::super::view;
 use codec::Dtype;
 
@@ -90,9 +90,7 @@ pub(super) fn read(src: &dyn ReadAt) -> Result<Metadata, Fail> {
     let graph = pickle::load(src, 0, src.size())?;
     let graph = &graph;
     let class = |item| class(graph, item);
-    if class(graph.root) != Some("Metadata") {
-        return bad("dcp: .metadata is no pickle of torch's Metadata");
-    }
+    refuse_if(class(graph.root) != Some("Metadata"), "dcp: .metadata is no pickle of torch's Metadata")?;
     let (Some(state_dict), Some(storage)) =
         (attribute(graph, graph.root, "state_dict_metadata"), attribute(graph, graph.root, "storage_data"))
     else {
@@ -120,9 +118,7 @@ pub(super) fn read(src: &dyn ReadAt) -> Result<Metadata, Fail> {
             return bad("dcp: a tensor without a file");
         };
         // A name in the directory: nothing else is looked for.
-        if name.is_empty() || name.contains('/') || name == ".." {
-            return bad("dcp: a tensor in a file elsewhere");
-        }
+        refuse_if(name.is_empty() || name.contains('/') || name == "..", "dcp: a tensor in a file elsewhere")?;
         budget.take(name.len())?;
         let file = files.entry(name.to_string()).or_default();
         let Some(extent) = extent(graph, place) else { return bad("dcp: a place that makes no sense") };

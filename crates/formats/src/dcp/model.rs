@@ -12,7 +12,7 @@ use std::path::Path;
 use super::super::made::{self, Places};
 use super::super::pickle::{Graph, Item, Node};
 use super::super::proof::{Trained, Training};
-use super::super::read::{Fail, bad, bytes};
+use super::super::read::{Fail, bad, bytes, refuse_if};
 use super::super::storages::Stored;
 use super::super::{Description, Kind, ReadAt, Role, Tensor, walk};
 use super::metadata::{self, Key, Metadata, Whole};
@@ -147,9 +147,7 @@ fn state_dict(metadata: &Metadata) -> Result<Graph, Fail> {
                 }
             };
         }
-        if below.insert((at, last), None).is_some() {
-            return bad("dcp: two tensors of one name");
-        }
+        refuse_if(below.insert((at, last), None).is_some(), "dcp: two tensors of one name")?;
         let value = match &named.tensor {
             Some(whole) => tensor(&mut graph, number, whole),
             None => Item::Scalar,

@@ -1,6 +1,6 @@
 //! The content of a group: names, and addresses of object headers.
 
-use super::super::read::{Fail, bad, u16_at, u64_at, uint};
+use super::super::read::{Fail, bad, refuse_if, u16_at, u64_at, uint};
 use super::header::{Header, LINK, LINK_INFO, SYMBOL_TABLE};
 use super::source::{NOWHERE, Source};
 
@@ -30,9 +30,7 @@ pub(super) fn is_in_heap(header: &Header) -> bool {
 pub(super) fn links(source: &mut Source, header: &Header) -> Result<Vec<Link>, Fail> {
     let mut links = Vec::new();
     if let Some(table) = header.one(SYMBOL_TABLE) {
-        if table.len() < 16 {
-            return bad(DAMAGED);
-        }
+        refuse_if(table.len() < 16, DAMAGED)?;
         let names = heap(source, u64_at(table, 8))?;
         tree(source, u64_at(table, 0), None, &names, &mut links)?;
     } else if header.has(LINK_INFO) {
@@ -48,9 +46,7 @@ pub(super) fn links(source: &mut Source, header: &Header) -> Result<Vec<Link>, F
 fn heap(source: &mut Source, address: u64) -> Result<Vec<u8>, Fail> {
     let head = source.read(address, 32)?;
     let len = u64_at(&head, 8);
-    if !head.starts_with(b"HEAP\0") || len > MAX_HEAP {
-        return bad(DAMAGED);
-    }
+    refuse_if(!head.starts_with(b"HEAP\0") || len > MAX_HEAP, DAMAGED)?;
     source.read(u64_at(&head, 24), len)
 }
 
@@ -70,9 +66,7 @@ fn tree(source: &mut Source, address: u64, level: Option<u8>, names: &[u8], link
 fn symbols(source: &mut Source, address: u64, names: &[u8], links: &mut Vec<Link>) -> Result<(), Fail> {
     source.enter(address)?;
     let head = source.read(address, 8)?;
-    if !head.starts_with(b"SNOD\x01") {
-        return bad(DAMAGED);
-    }
+    refuse_if(!head.starts_with(b"SNOD\x01"), DAMAGED)?;
     let count = u64::from(u16_at(&head, 6));
     let body = source.read(address.saturating_add(8), count * 40)?;
     for entry in body.chunks_exact(40) {

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 
 use super::super::ReadAt;
-use super::super::read::{Fail, bad, cut_short, u16_at, u32_at, u64_at};
+use super::super::read::{Fail, bad, cut_short, refuse_if, u16_at, u32_at, u64_at};
 
 /// Metadata read of one file, counted with a fixed cost for each block. Links, paths and chunks cost some of it, too.
 const MAX_METADATA: u64 = 64 << 20;
@@ -38,9 +38,7 @@ impl<'a> Source<'a> {
         let mut source = Source { src, range, left: MAX_METADATA, blocks: Vec::new(), nodes: HashSet::new() };
         let size = source.range.end - source.range.start;
         let start = source.peek_most(0, 16)?;
-        if start.len() < 16 || start[..8] != MAGIC {
-            return bad(BROKEN);
-        }
+        refuse_if(start.len() < 16 || start[..8] != MAGIC, BROKEN)?;
         let version = start[8];
         // Sizes of offsets and lengths.
         let (sizes, len) = match version {
@@ -49,26 +47,20 @@ impl<'a> Source<'a> {
             2 | 3 => ([start[9], start[10]], 48),
             _ => return bad(BROKEN),
         };
-        if sizes != [8, 8] {
-            return bad("HDF5: addresses or lengths of another size than 8 bytes");
-        }
+        refuse_if(sizes != [8, 8], "HDF5: addresses or lengths of another size than 8 bytes")?;
         let block = source.read(0, len)?;
         let (base, end, driver, root) = if version < 2 {
             let at = len as usize - 72;
             (u64_at(&block, at), u64_at(&block, at + 16), u64_at(&block, at + 24), u64_at(&block, at + 40))
         } else {
-            if u32_at(&block, 44) != lookup3(&block[..44]) {
-                return bad("HDF5: the superblock's checksum is wrong");
-            }
+            refuse_if(u32_at(&block, 44) != lookup3(&block[..44]), "HDF5: the superblock's checksum is wrong")?;
             // A program that writes, or that died while it wrote.
             if block[11] != 0 {
                 return cut_short("HDF5: not closed by its writer");
             }
             (u64_at(&block, 12), u64_at(&block, 28), NOWHERE, u64_at(&block, 36))
         };
-        if base != 0 || driver != NOWHERE {
-            return bad("HDF5: split into several files, or with a user block");
-        }
+        refuse_if(base != 0 || driver != NOWHERE, "HDF5: split into several files, or with a user block")?;
         // Closing a file cuts it to this length. Before that, some datasets may lack their content.
         if end != size {
             return cut_short("HDF5: cut short, or not closed by its writer");
