@@ -76,9 +76,7 @@ impl<'g> Payloads<'g> {
                 continue;
             }
             let Some(storage) = view::storage(graph, Item::Node(node)) else { continue };
-            let Some(unit) = storage.unit() else {
-                return bad("legacy torch: a storage of a type that stepfs does not know");
-            };
+            let unit = storage.unit().ok_or("legacy torch: a storage of a type that stepfs does not know")?;
             let (number, expected) = (named.len() as u32, (storage.len, unit));
             let payload = named.entry(storage.key).or_insert(Payload { number, expected, extent: None });
             refuse_if(payload.expected != expected, "legacy torch: a storage has two lengths or two types")?;
@@ -86,9 +84,9 @@ impl<'g> Payloads<'g> {
         let mut order = Vec::with_capacity(named.len());
         let start = pickle::strings(src, graph.end, size, |key| {
             let known = std::str::from_utf8(key).ok().and_then(|key| named.get_key_value(key));
-            let Some((&key, _)) = known.filter(|_| order.len() < named.len()) else {
-                return bad("legacy torch: a payload that no tensor is in, or one that is listed twice");
-            };
+            let (&key, _) = known
+                .filter(|_| order.len() < named.len())
+                .ok_or("legacy torch: a payload that no tensor is in, or one that is listed twice")?;
             order.push(key);
             Ok(())
         })?;

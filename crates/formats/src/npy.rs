@@ -104,15 +104,11 @@ fn first(src: &dyn ReadAt, range: &Range<u64>) -> Result<Array, Fail> {
     refuse_if(from + len > size, "npy: header goes beyond the end")?;
     let mut text = vec![0; len as usize];
     src.read_exact_at(&mut text, range.start + from)?;
-    let Some(header) = Header::parse(&text) else {
-        return bad("npy: the header is not valid, or the elements have fields");
-    };
+    let header = Header::parse(&text).ok_or("npy: the header is not valid, or the elements have fields")?;
     let start = range.start + from + len;
     let (dtype, unit) = element(header.descr)?;
     let end = bytes(&header.shape, unit).and_then(|bytes| start.checked_add(bytes));
-    let Some(end) = end.filter(|&end| end <= range.end) else {
-        return bad("npy: the shape does not fit the length");
-    };
+    let end = end.filter(|&end| end <= range.end).ok_or("npy: the shape does not fit the length")?;
     Ok(Array { dtype, shape: shape(header.shape, header.fortran), extent: start..end })
 }
 

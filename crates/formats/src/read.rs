@@ -67,6 +67,12 @@ pub(super) enum Fail {
     CutShort(String),
 }
 
+impl From<&str> for Fail {
+    fn from(why: &str) -> Self {
+        Fail::Bad(why.into())
+    }
+}
+
 impl From<io::Error> for Fail {
     fn from(e: io::Error) -> Self {
         Fail::Io(e)

@@ -245,9 +245,8 @@ fn central(dir: &[u8], end: &End) -> Result<Vec<Record>, Fail> {
         let [mut unpacked, mut packed] = [24, 20].map(|at| u64::from(u32_at(entry, at)));
         let mut header = u64::from(u32_at(entry, 42));
         widen(extra, &mut [&mut unpacked, &mut packed, &mut header])?;
-        let Some(header) = header.checked_add(end.start) else {
-            return bad("zip: records overlap, or lie beyond the central directory");
-        };
+        let header =
+            header.checked_add(end.start).ok_or("zip: records overlap, or lie beyond the central directory")?;
         let stored = u16_at(entry, 10) == 0 && u16_at(entry, 8) & FLAG_ENCRYPTED == 0;
         refuse_if(stored && packed != unpacked, "zip: a stored record has two different sizes")?;
         records.push(Record {
@@ -309,9 +308,7 @@ fn local(src: &dyn ReadAt, record: &mut Record, name: &[u8], limit: u64) -> Resu
     // Cannot overflow: header + 30 + name is at most `limit`, a file offset.
     let start = record.header + head.len() as u64 + u64::from(extra_len);
     let end = start.checked_add(packed).filter(|&e| e <= limit);
-    let Some(end) = end else {
-        return bad(overlap);
-    };
+    let end = end.ok_or(overlap)?;
     record.payload = start..end;
     let crc = u32_at(&head, 14);
     if u16_at(&head, 6) & FLAG_DESCRIPTOR == 0 {

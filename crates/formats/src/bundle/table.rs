@@ -59,9 +59,7 @@ pub(super) fn read(src: &dyn ReadAt) -> Result<Table, Fail> {
     refuse_if(size > MAX_INDEX, "TensorFlow: an index of more than 64 MiB")?;
     let mut bytes = vec![0; size as usize];
     src.read_exact_at(&mut bytes, 0)?;
-    let Some(footer) = bytes.len().checked_sub(FOOTER).map(|at| &bytes[at..]) else {
-        return bad("TensorFlow: the index is cut short");
-    };
+    let footer = bytes.len().checked_sub(FOOTER).map(|at| &bytes[at..]).ok_or("TensorFlow: the index is cut short")?;
     refuse_if(u64_at(footer, FOOTER - 8) != MAGIC, "TensorFlow: the index is no table, or is cut short")?;
     let mut handles = Fields::new(&footer[..FOOTER - 8]);
     let (_, _) = (handles.varint()?, handles.varint()?);
@@ -101,7 +99,7 @@ pub(super) fn read(src: &dyn ReadAt) -> Result<Table, Fail> {
 fn block(bytes: &[u8], (offset, size): (u64, u64)) -> Result<&[u8], Fail> {
     let range = usize::try_from(offset).ok().zip(usize::try_from(size).ok());
     let whole = range.and_then(|(at, size)| bytes.get(at..)?.get(..size.checked_add(TRAILER)?));
-    let Some(whole) = whole else { return bad("TensorFlow: a block of the index is beyond its end") };
+    let whole = whole.ok_or("TensorFlow: a block of the index is beyond its end")?;
     let (checked, crc) = whole.split_at(whole.len() - 4);
     refuse_if(unmasked(u32_at(crc, 0)) != castagnoli(0, checked), "TensorFlow: a block of the index is damaged")?;
     match checked.split_last() {
@@ -116,7 +114,7 @@ fn each(block: &[u8], key: &mut Vec<u8>, mut take: impl FnMut(&[u8], &[u8]) -> R
     key.clear();
     let restarts = block.len().checked_sub(4).map(|at| (at, u32_at(block, at) as usize));
     let end = restarts.and_then(|(at, count)| at.checked_sub(count.checked_mul(4)?));
-    let Some(entries) = end.and_then(|end| block.get(..end)) else { return bad(CUT) };
+    let entries = end.and_then(|end| block.get(..end)).ok_or(CUT)?;
     let mut fields = Fields::new(entries);
     while !fields.is_empty() {
         let (shared, own, len) = (fields.varint()?, fields.varint()?, fields.varint()?);

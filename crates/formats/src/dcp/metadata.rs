@@ -102,7 +102,7 @@ pub(super) fn read(src: &dyn ReadAt) -> Result<Metadata, Fail> {
     let mut budget = Budget(MAX_KEPT);
     let mut names = Vec::new();
     for &(fqn, about) in graph.pairs(state_dict) {
-        let Some(fqn) = graph.str(fqn) else { return bad("dcp: a name that is no text") };
+        let fqn = graph.str(fqn).ok_or("dcp: a name that is no text")?;
         let tensor = match class(about) {
             Some("TensorStorageMetadata") => Some(whole(graph, about)?),
             _ => None,
@@ -114,14 +114,14 @@ pub(super) fn read(src: &dyn ReadAt) -> Result<Metadata, Fail> {
     }
     let mut files: HashMap<String, File> = HashMap::new();
     for &(index, place) in graph.pairs(storage) {
-        let Some(name) = attribute(graph, place, "relative_path").and_then(|path| graph.str(path)) else {
-            return bad("dcp: a tensor without a file");
-        };
+        let name = attribute(graph, place, "relative_path")
+            .and_then(|path| graph.str(path))
+            .ok_or("dcp: a tensor without a file")?;
         // A name in the directory: nothing else is looked for.
         refuse_if(name.is_empty() || name.contains('/') || name == "..", "dcp: a tensor in a file elsewhere")?;
         budget.take(name.len())?;
         let file = files.entry(name.to_string()).or_default();
-        let Some(extent) = extent(graph, place) else { return bad("dcp: a place that makes no sense") };
+        let extent = extent(graph, place).ok_or("dcp: a place that makes no sense")?;
         file.end = file.end.max(extent.end);
         if let Some(chunk) = chunk(graph, index, extent)? {
             budget.take(chunk.fqn.len() + 8 * chunk.offsets.len())?;
@@ -153,7 +153,7 @@ fn steps(graph: &Graph, keys: Item) -> Option<Vec<Key>> {
 
 fn whole(graph: &Graph, about: Item) -> Result<Whole, Fail> {
     let shape = attribute(graph, about, "size").and_then(|size| view::sizes(graph, size));
-    let Some(shape) = shape else { return bad("dcp: a tensor without a shape") };
+    let shape = shape.ok_or("dcp: a tensor without a shape")?;
     let type_name = attribute(graph, about, "properties").and_then(|properties| type_name(graph, properties));
     let type_name = type_name.unwrap_or_default().to_string();
     Ok(Whole { dtype: view::dtype_named(&type_name), type_name, shape })

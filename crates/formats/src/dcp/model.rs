@@ -110,9 +110,10 @@ fn places(metadata: &Metadata) -> Result<Places, Fail> {
     let mut places = Vec::with_capacity(metadata.names.len());
     for named in &metadata.names {
         let len = named.tensor.as_ref().map_or(Some(0), Whole::bytes);
-        let Some(next) = len.and_then(|len| end.checked_add(len)).filter(|end| *end <= i64::MAX as u64) else {
-            return bad("dcp: a shape is too large");
-        };
+        let next = len
+            .and_then(|len| end.checked_add(len))
+            .filter(|end| *end <= i64::MAX as u64)
+            .ok_or("dcp: a shape is too large")?;
         places.push(end..next);
         end = next;
     }

@@ -210,9 +210,7 @@ impl Reader<'_> {
             content: content.map_or(Ok(0..0), Value::bytes)?,
         };
         refuse_if(array.version > i32::MAX as u64, "ElasticDL: a tensor's version is negative")?;
-        let Some(dtype) = array.dtype() else {
-            return bad("ElasticDL: a tensor of an element type that stepfs does not know");
-        };
+        let dtype = array.dtype().ok_or("ElasticDL: a tensor of an element type that stepfs does not know")?;
         match bytes(&array.dims, dtype.size() as u64) == Some(array.len()) {
             true => Ok(array),
             false => bad("ElasticDL: a shape does not fit the tensor's bytes"),

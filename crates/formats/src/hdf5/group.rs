@@ -76,7 +76,7 @@ fn symbols(source: &mut Source, address: u64, names: &[u8], links: &mut Vec<Link
             continue;
         }
         let name = usize::try_from(name).ok().and_then(|at| names.get(at..)).unwrap_or_default();
-        let Some(len) = name.iter().take(MAX_NAME).position(|byte| *byte == 0) else { return bad(DAMAGED) };
+        let len = name.iter().take(MAX_NAME).position(|byte| *byte == 0).ok_or(DAMAGED)?;
         source.spend(len as u64)?;
         if let Ok(name) = std::str::from_utf8(&name[..len]) {
             links.push(Link { name: name.to_string(), address });

@@ -56,7 +56,7 @@ impl Header {
                 fixed += if flags & 0x20 != 0 { 16 } else { 0 };
                 fixed += if flags & 0x10 != 0 { 4 } else { 0 };
                 let width = 1usize << (flags & 3);
-                let Some(size) = prefix.get(fixed..fixed + width) else { return bad(CUT) };
+                let size = prefix.get(fixed..fixed + width).ok_or(CUT)?;
                 let size = uint(size);
                 let fixed = fixed + width;
                 refuse_if(size > MAX_PART, "HDF5: an object header larger than 16 MiB")?;
@@ -116,7 +116,7 @@ impl Form {
                 Form::Second { .. } => (u16::from(head[0]), u16_at(head, 1), head[3]),
             };
             at += fixed;
-            let Some(body) = part.get(at..at + usize::from(len)) else { return bad(CUT) };
+            let body = part.get(at..at + usize::from(len)).ok_or(CUT)?;
             at += usize::from(len);
             if kind == CONTINUATION {
                 refuse_if(body.len() < 16, CUT)?;

@@ -86,9 +86,7 @@ impl<'a> Source<'a> {
 
     /// Reads bytes without counting them as metadata yet.
     fn peek(&mut self, address: u64, len: u64) -> Result<Vec<u8>, Fail> {
-        let Some(place) = self.place(address, len) else {
-            return bad("HDF5: metadata beyond the end of the file");
-        };
+        let place = self.place(address, len).ok_or("HDF5: metadata beyond the end of the file")?;
         self.spend(len.saturating_add(BLOCK))?;
         let mut bytes = vec![0; len as usize];
         self.src.read_exact_at(&mut bytes, place.start)?;

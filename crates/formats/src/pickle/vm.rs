@@ -180,9 +180,7 @@ impl Vm<'_> {
             }
             b'o' => {
                 let at = self.mark()?;
-                let Some(&func) = self.stack.get(at) else {
-                    return bad("pickle: a value is missing on the stack");
-                };
+                let &func = self.stack.get(at).ok_or("pickle: a value is missing on the stack")?;
                 let args = self.tuple(at + 1)?;
                 self.pop()?;
                 self.object(func, args, Item::None)?
@@ -208,9 +206,7 @@ impl Vm<'_> {
 
             b'g' | b'h' | b'j' => {
                 let key = self.memo_key(op)?;
-                let Some(item) = self.memo.get(key) else {
-                    return bad("pickle: a memo entry that was never made");
-                };
+                let item = self.memo.get(key).ok_or("pickle: a memo entry that was never made")?;
                 item
             }
             b'p' | b'q' | b'r' => {
