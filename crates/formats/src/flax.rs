@@ -113,10 +113,8 @@ fn arrays(input: &mut Input, size: u64) -> Result<(Vec<Tensor>, Vec<String>), Fa
         }
         refuse_if(frames.len() > MAX_DEPTH, "msgpack: nested too deeply")?;
     }
-    match input.position() == size {
-        true => Ok((tensors, others)),
-        false => bad("msgpack: bytes behind the mapping"),
-    }
+    refuse_if(input.position() != size, "msgpack: bytes behind the mapping")?;
+    Ok((tensors, others))
 }
 
 /// The array in an extension of this length; `None` for one without elements.

@@ -82,10 +82,8 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
 /// The array that fills a range of the source.
 pub(super) fn read(src: &dyn ReadAt, range: &Range<u64>) -> Result<Array, Fail> {
     let array = first(src, range)?;
-    match array.extent.end == range.end {
-        true => Ok(array),
-        false => bad("npy: the shape does not fit the length"),
-    }
+    refuse_if(array.extent.end != range.end, "npy: the shape does not fit the length")?;
+    Ok(array)
 }
 
 /// The array that a range of the source begins with.

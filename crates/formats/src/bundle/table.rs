@@ -89,10 +89,8 @@ pub(super) fn read(src: &dyn ReadAt) -> Result<Table, Fail> {
             Ok(())
         })
     })?;
-    match table.shards {
-        0 => bad("TensorFlow: an index without a header"),
-        _ => Ok(table),
-    }
+    refuse_if(table.shards == 0, "TensorFlow: an index without a header")?;
+    Ok(table)
 }
 
 /// A block without its trailer.
@@ -136,10 +134,8 @@ fn shards(key: &[u8], value: &[u8]) -> Result<u64, Fail> {
             _ => {}
         }
     }
-    match key.is_empty() {
-        true => Ok(shards),
-        false => bad("TensorFlow: an index without a header"),
-    }
+    refuse_if(!key.is_empty(), "TensorFlow: an index without a header")?;
+    Ok(shards)
 }
 
 /// The name of a tensor. Parts of tensors have keys that are no text.

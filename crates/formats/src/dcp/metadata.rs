@@ -78,10 +78,7 @@ struct Budget(usize);
 impl Budget {
     fn take(&mut self, bytes: usize) -> Result<(), Fail> {
         self.0 = self.0.saturating_sub(bytes + 64);
-        match self.0 {
-            0 => bad("dcp: .metadata has too many names to keep"),
-            _ => Ok(()),
-        }
+        refuse_if(self.0 == 0, "dcp: .metadata has too many names to keep")
     }
 }
 

@@ -211,10 +211,9 @@ impl Reader<'_> {
         };
         refuse_if(array.version > i32::MAX as u64, "ElasticDL: a tensor's version is negative")?;
         let dtype = array.dtype().ok_or("ElasticDL: a tensor of an element type that stepfs does not know")?;
-        match bytes(&array.dims, dtype.size() as u64) == Some(array.len()) {
-            true => Ok(array),
-            false => bad("ElasticDL: a shape does not fit the tensor's bytes"),
-        }
+        let len = bytes(&array.dims, dtype.size() as u64);
+        refuse_if(len != Some(array.len()), "ElasticDL: a shape does not fit the tensor's bytes")?;
+        Ok(array)
     }
 
     fn dims(&mut self, mut rest: Range<u64>) -> Result<Vec<u64>, Fail> {

@@ -70,10 +70,7 @@ impl<'a> Source<'a> {
 
     /// Counts a cost that is no block's.
     pub(super) fn spend(&mut self, cost: u64) -> Result<(), Fail> {
-        match self.left.checked_sub(cost) {
-            Some(left) => self.left = left,
-            None => return bad("HDF5: more than 64 MiB of metadata"),
-        }
+        self.left = self.left.checked_sub(cost).ok_or("HDF5: more than 64 MiB of metadata")?;
         Ok(())
     }
 
@@ -111,10 +108,8 @@ impl<'a> Source<'a> {
 
     /// Enters a node of a tree. A tree that comes back to a node is damaged.
     pub(super) fn enter(&mut self, address: u64) -> Result<(), Fail> {
-        match self.nodes.insert(address) {
-            true => self.spend(BLOCK),
-            false => bad("HDF5: a tree comes back to itself"),
-        }
+        refuse_if(!self.nodes.insert(address), "HDF5: a tree comes back to itself")?;
+        self.spend(BLOCK)
     }
 
     /// A node of a tree of this kind: its level, and its entries, each with a key of so many bytes and the address of a

@@ -206,8 +206,7 @@ impl Vm<'_> {
 
             b'g' | b'h' | b'j' => {
                 let key = self.memo_key(op)?;
-                let item = self.memo.get(key).ok_or("pickle: a memo entry that was never made")?;
-                item
+                self.memo.get(key).ok_or("pickle: a memo entry that was never made")?
             }
             b'p' | b'q' | b'r' => {
                 let key = self.memo_key(op)?;
