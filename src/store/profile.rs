@@ -197,11 +197,6 @@ impl Profiles {
         self.0.iter().all(|asked| made.is_as_fine_as(asked.profile))
     }
 
-    /// The finest of all roles.
-    pub fn finest(&self) -> Profile {
-        self.0.iter().map(|asked| asked.profile).min().unwrap_or(Profile::Exact)
-    }
-
     /// The coarsest of all roles.
     pub fn coarsest(&self) -> Profile {
         self.0.iter().map(|asked| asked.profile).max().unwrap_or(Profile::Exact)

@@ -57,8 +57,3 @@ impl Unfit {
 /// second-level cache (1 MiB and more today) while it is decoded. A tensor has enough tiles for all cores, and a read
 /// of one element costs at most one tile. Part of the format.
 pub const TILE_BYTES: usize = 512 * 1024;
-
-/// Elements of one full tile.
-pub const fn tile_elements(dtype: Dtype) -> usize {
-    TILE_BYTES / dtype.size()
-}
