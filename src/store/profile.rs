@@ -238,6 +238,11 @@ impl RuleText {
     }
 }
 
+/// The files that a glob of the settings matches. A `*` stays in its directory.
+pub(super) fn glob(text: &str) -> Result<GlobMatcher, globset::Error> {
+    Ok(GlobBuilder::new(text).case_insensitive(true).literal_separator(true).build()?.compile_matcher())
+}
+
 /// The glob of a rule without one.
 fn anything() -> String {
     "**".into()
@@ -273,13 +278,9 @@ impl Rules {
         let rules = rules
             .into_iter()
             .map(|rule| {
-                let glob = GlobBuilder::new(&rule.glob)
-                    .case_insensitive(true)
-                    .literal_separator(true)
-                    .build()
-                    .map_err(|error| format!("glob = {:?}: {error}", rule.glob))?;
+                let glob = glob(&rule.glob).map_err(|error| format!("glob = {:?}: {error}", rule.glob))?;
                 Ok(Rule {
-                    glob: glob.compile_matcher(),
+                    glob,
                     roles: roles(rule.role)?,
                     profile: rule.profile,
                     expected_restores: rule.expected_restores.or(expected),
