@@ -14,7 +14,7 @@ use crate::entropy::ints::{BLOCK, Symbol, Symbols};
 use crate::entropy::simd::{Level, multiversion};
 use crate::entropy::{ints, varint};
 
-pub use super::narrow::From;
+pub use super::log::From;
 
 const LENGTHS: Corrupt = Corrupt("lengths of a tile and its parent differ");
 

@@ -21,11 +21,10 @@ mod centre;
 mod factors;
 mod tile;
 
-pub use super::narrow::From;
 pub use centre::{Piece, centred};
 pub use factors::{ALL_ZERO, Factors, FactorsBuilder, Grid, LONG};
+pub use tile::{From, decode_tile, encode_tile};
 pub(super) use tile::{GONE, apply_symbols};
-pub use tile::{decode_tile, encode_tile};
 
 use super::float::{Float, Real, for_float};
 use super::{Corrupt, Dtype, Unfit};

@@ -7,8 +7,37 @@ use super::factors::Grid;
 use super::{MAX_Q, ZERO};
 use crate::entropy::ints::{self, LARGE, SMALL};
 use crate::entropy::simd::{Level, multiversion};
-use crate::narrow::From;
-use crate::{Corrupt, Unfit};
+use crate::{Corrupt, Integers, Unfit};
+
+/// The state before a run of payloads, or before one.
+#[derive(Clone, Copy, Debug)]
+pub enum From<'a> {
+    /// Zeros: a keyframe, or the state that K holds.
+    Zeros,
+    /// The initial steps of a logarithmic lattice without a parent.
+    Factors(Grid<'a>),
+    /// The integers of a state.
+    Integers(&'a Integers),
+}
+
+impl From<'_> {
+    /// True if the state has as many integers as the tile has elements.
+    pub(crate) fn suits(self, n: usize) -> bool {
+        match self {
+            From::Zeros => true,
+            From::Factors(grid) => grid.holds(n),
+            From::Integers(integers) => integers.len() == n,
+        }
+    }
+
+    pub(crate) fn fill(self, start: usize, out: &mut [i32]) {
+        match self {
+            From::Zeros => out.fill(0),
+            From::Factors(grid) => grid.initial(start, out),
+            From::Integers(integers) => integers.fill(start, out),
+        }
+    }
+}
 
 /// The symbol of an element that is 0 and whose parent was not. It is the largest symbol without extra bits, so
 /// scattered zeros cost what their frequency implies.
