@@ -336,22 +336,16 @@ impl FactorsBuilder {
         let rows = self.rows.get_mut(row..).unwrap_or_default();
         let level = Level::detect();
         let columns = &mut self.columns;
-        let singles = for_float!(dtype, F => F::singles(F::elements(tile)), else None);
+        let singles = (dtype == Dtype::F32).then(|| F32::elements(tile));
         // Without a whole row the columns would cost more than the tile.
         let has_rows = |tile: &&[[u8; 4]]| tile.len() as u64 >= width;
         if let Some(tile) = singles.filter(|tile| !self.squared && has_rows(tile) && are_normal(level, tile)) {
             return sum_normal_rows(level, tile, column, rows, columns);
         }
-        match self.squared {
-            true => {
-                for_float!(dtype, F => sum_rows::<F, Square>(level, F::elements(tile), column, rows, columns), else ())
-            }
-            false => {
-                for_float!(
-                    dtype, F => sum_rows::<F, Logarithm>(level, F::elements(tile), column, rows, columns), else ()
-                )
-            }
-        }
+        for_float!(dtype, F => {
+            let sum = if self.squared { sum_rows::<F, Square> } else { sum_rows::<F, Logarithm> };
+            sum(level, F::elements(tile), column, rows, columns)
+        }, else ())
     }
 
     /// A mean in sixteenths of an octave; `None` for no elements.
