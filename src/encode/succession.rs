@@ -14,6 +14,7 @@
 
 use std::collections::HashSet;
 use std::io;
+use std::slice::from_ref;
 
 use rayon::prelude::*;
 
@@ -87,7 +88,8 @@ pub(crate) fn not_finite(source: &(dyn ReadAt + Sync), description: &Description
     let is_finite = |tensor: &Tensor| -> io::Result<bool> {
         let len = tensor.bytes();
         for start in (0..len).step_by(PIECE as usize) {
-            if !are_finite(tensor.dtype, &read(source, tensor, &[start..len.min(start + PIECE)])?) {
+            let piece = start..len.min(start + PIECE);
+            if !are_finite(tensor.dtype, &read(source, tensor, from_ref(&piece))?) {
                 return Ok(false);
             }
         }

@@ -211,10 +211,8 @@ impl<'a> Output<'a, '_> {
         let job = self.encoder.job;
         self.start = self.writer.position();
         let second = TensorWriter::begin(job, self.writer, part.at, part.coding, part.factors.as_ref())?;
-        let first = match part.first {
-            Some((first, coding)) => Some(TensorWriter::begin(job, self.writer, first, coding, None)?),
-            None => None,
-        };
+        let begin = |(first, coding)| TensorWriter::begin(job, self.writer, first, coding, None);
+        let first = part.first.map(begin).transpose()?;
         self.open = Some(Open { second, first, waiting: Vec::new() });
         Ok(())
     }

@@ -6,6 +6,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
+use std::slice::from_ref;
 
 use rayon::prelude::*;
 
@@ -63,8 +64,8 @@ pub(super) fn proven(material: &Material, tensors: &[Tensor], twins: &[Option<Te
                 && !has_structure(material, whole)?),
             (_, None) => Ok(false),
         };
-    let proven: io::Result<Vec<bool>> = tensors.par_iter().zip(whole).zip(twins).enumerate().map(by_itself).collect();
-    let mut proven = proven?;
+    let all = tensors.par_iter().zip(whole).zip(twins).enumerate();
+    let mut proven = all.map(by_itself).collect::<io::Result<Vec<bool>>>()?;
     for i in 0..tensors.len() {
         // An average of a parameter is proven with it, and is near it. An average of squares or gradients is not.
         if tensors[i].role == Role::Ema
@@ -200,7 +201,7 @@ fn has_structure(material: &Material, tensor: &Tensor) -> io::Result<bool> {
     let alike = |a: f64, b: f64| (a - b).abs() <= ALIKE * a.abs().max(b.abs());
     let at = |row: u64, column: u64| -> io::Result<f64> {
         let place = (row * columns + column) * size;
-        Ok(values(tensor.dtype, &read(material.source, tensor, &[place..place + size])?)[0])
+        Ok(values(tensor.dtype, &read(material.source, tensor, from_ref(&(place..place + size)))?)[0])
     };
     let mut symmetric = rows == columns;
     for row in 0..COMPARED.min(rows / 2) {
@@ -214,7 +215,7 @@ fn has_structure(material: &Material, tensor: &Tensor) -> io::Result<bool> {
     let mut lengths = Vec::new();
     for sample in (0..COMPARED.min(rows)).take_while(|_| columns <= LONGEST_ROW) {
         let from = sample * rows / COMPARED.min(rows) * columns * size;
-        let row = read(material.source, tensor, &[from..from + columns * size])?;
+        let row = read(material.source, tensor, from_ref(&(from..from + columns * size)))?;
         lengths.push(mean_square(&values(tensor.dtype, &row)).sqrt());
     }
     Ok(symmetric || !lengths.is_empty() && lengths.windows(2).all(|pair| alike(pair[0], pair[1])))

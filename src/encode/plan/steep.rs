@@ -51,8 +51,7 @@ pub(super) type Known<'a> = (&'a Tensor, &'a Tensor, &'a Tensor);
 /// Factors on the steps of the weights of a file, each at most 1; 1 where nothing is known.
 pub(super) fn cautions(material: &Material, weights: &[Option<Known>]) -> io::Result<Vec<f64>> {
     let look = |known: &Option<Known>| known.map(|known| look(material, known)).transpose();
-    let slopes: io::Result<Vec<Option<Slope>>> = weights.par_iter().map(look).collect();
-    let slopes = slopes?;
+    let slopes = weights.par_iter().map(look).collect::<io::Result<Vec<Option<Slope>>>>()?;
     // Vectors are few, and have finer steps than their update needs.
     let matrices = slopes.iter().flatten().filter(|slope| slope.is_matrix);
     let (cost, elements) = matrices
