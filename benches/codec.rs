@@ -9,10 +9,10 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use codec::Rows;
-use codec::log::{Factors, FactorsBuilder, Grid, Parent};
+use codec::log::{Factors, FactorsBuilder, From, Grid};
 use codec::moment::Rule;
 use codec::rows::Base;
-use codec::{Dtype, TILE_BYTES, lattice, log, lossless, moment, rows};
+use codec::{Dtype, Integers, TILE_BYTES, lattice, log, lossless, moment, rows};
 
 /// Elements of a tile of fp32.
 const N: usize = TILE_BYTES / 4;
@@ -107,6 +107,7 @@ struct Special {
     /// Second moments, and their parent's q.
     v: Vec<u8>,
     parent_q: Vec<i32>,
+    parent_integers: Integers,
     v_payload: Vec<u8>,
     v_alone: Vec<u8>,
     factors_only: Vec<u8>,
@@ -164,6 +165,7 @@ impl Special {
             factors: builder.finish(0),
             v,
             parent_q: vec![0; N],
+            parent_integers: Integers::Wide(Vec::new()),
             v_payload: Vec::new(),
             v_alone: Vec::new(),
             factors_only: Vec::new(),
@@ -179,6 +181,7 @@ impl Special {
         let mut out = vec![0; TILE_BYTES];
         let grid = Grid { factors: &it.factors, first: 0 };
         log::quantize(Dtype::F32, &old, grid, OCTAVE, None, &mut it.parent_q, &mut out).expect("moments");
+        it.parent_integers = Integers::Wide(it.parent_q.clone());
         let mut work = Work::default();
         it.factors_only = work.log_encode(&it, COARSE, false).to_vec();
         it.v_alone = work.log_encode(&it, OCTAVE, false).to_vec();
@@ -259,7 +262,7 @@ impl Work {
         let (grid, keep) = (tile.grid(), parent.then_some(tile.parent_q.as_slice()));
         log::quantize(Dtype::F32, &tile.v, grid, unit, keep, &mut self.a, &mut self.bytes).expect("moments");
         black_box(&self.bytes);
-        let parent = keep.map_or(Parent::Factors(grid), Parent::State);
+        let parent = if parent { From::Integers(&tile.parent_integers) } else { From::Factors(grid) };
         log::encode_tile(&self.a, parent, &mut self.payload).expect("fits");
         black_box(&self.payload)
     }

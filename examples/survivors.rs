@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use codec::log::Parent;
+use codec::log::From;
 use codec::{lattice, log, lossless};
 use stepfs::recall::{Chain, walk};
 use stepfs::store::object::TensorEntry;
@@ -65,7 +65,7 @@ fn tensor(chain: &Chain, number: usize, before: Option<&Chain>) -> Result<u64, B
                 alone += own.len() as u64;
             }
             (State::Log { factors, q, .. }, State::Log { factors: same, q: base, .. }) if factors == same => {
-                log::encode_tile(&q.wide(), Parent::State(&base.wide()), &mut out)?;
+                log::encode_tile(&q.wide(), From::Integers(base), &mut out)?;
             }
             _ => return Ok(entry.stored()),
         }

@@ -1,6 +1,5 @@
 //! Why a step of a file's life ended without its result.
 
-use std::fmt;
 use std::io;
 
 use crate::recall::ReadError;
@@ -8,17 +7,22 @@ use crate::recall::ReadError;
 pub(crate) type StepResult<T> = Result<T, StepError>;
 
 /// Why a step of a file's life ended without its result. The file stays as it was.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum StepError {
     /// The file, or a state that the step depends on, changed meanwhile. The catalog knows the next step.
+    #[error("it changed meanwhile")]
     Superseded,
     /// The archive stops, or the user gave up.
+    #[error("stepfs stops")]
     Cancelled,
     /// The device has no room.
+    #[error("{0}")]
     NoRoom(io::Error),
     /// An object cannot be read or decoded.
-    Object(ReadError),
+    #[error("{0}")]
+    Object(#[from] ReadError),
     /// An error of the device, or `InvalidData` with the reason.
+    #[error("{0}")]
     Device(io::Error),
 }
 
@@ -40,29 +44,12 @@ impl From<io::Error> for StepError {
     }
 }
 
-impl From<ReadError> for StepError {
-    fn from(error: ReadError) -> StepError {
-        StepError::Object(error)
-    }
-}
-
 impl From<StepError> for io::Error {
     fn from(error: StepError) -> io::Error {
         match error {
             StepError::Superseded | StepError::Cancelled => io::ErrorKind::Interrupted.into(),
             StepError::NoRoom(error) | StepError::Device(error) => error,
             StepError::Object(error) => error.into(),
-        }
-    }
-}
-
-impl fmt::Display for StepError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            StepError::Superseded => f.write_str("it changed meanwhile"),
-            StepError::Cancelled => f.write_str("stepfs stops"),
-            StepError::NoRoom(error) | StepError::Device(error) => error.fmt(f),
-            StepError::Object(error) => error.fmt(f),
         }
     }
 }

@@ -14,6 +14,7 @@
 
 use std::collections::HashSet;
 use std::io;
+use std::slice::from_ref;
 
 use rayon::prelude::*;
 
@@ -87,7 +88,8 @@ pub(crate) fn not_finite(source: &(dyn ReadAt + Sync), description: &Description
     let is_finite = |tensor: &Tensor| -> io::Result<bool> {
         let len = tensor.bytes();
         for start in (0..len).step_by(PIECE as usize) {
-            if !are_finite(tensor.dtype, &read(source, tensor, &(start..len.min(start + PIECE)))?) {
+            let piece = start..len.min(start + PIECE);
+            if !are_finite(tensor.dtype, &read(source, tensor, from_ref(&piece))?) {
                 return Ok(false);
             }
         }
@@ -131,16 +133,13 @@ fn adam(before: &State, after: &State, (then, now): (f64, f64)) -> io::Result<Ad
         let Some(twin) = later(tensor) else { continue };
         // The rounding of each iteration, to the type and of the product.
         let slack = if tensor.dtype == Dtype::F32 || tensor.dtype == Dtype::F64 { 1e-3 } else { 0.25 };
-        sample(tensor, |range| {
-            let then = values(tensor.dtype, &read(before.source, tensor, &range)?);
-            let now = values(twin.dtype, &read(after.source, twin, &range)?);
-            let pairs = then.iter().zip(&now).filter(|(then, _)| **then > f64::from(f32::MIN_POSITIVE));
-            for (then, now) in pairs {
-                elements += 1;
-                broken += u64::from(*now < least * then * (1.0 - slack));
-            }
-            Ok(())
-        })?;
+        let places = sample(tensor);
+        let then = values(tensor.dtype, &read(before.source, tensor, &places)?);
+        let now = values(twin.dtype, &read(after.source, twin, &places)?);
+        for (then, now) in then.iter().zip(&now).filter(|(then, _)| **then > f64::from(f32::MIN_POSITIVE)) {
+            elements += 1;
+            broken += u64::from(*now < least * then * (1.0 - slack));
+        }
     }
     /// Of fewer elements too few would be broken by siblings.
     const LEAST_ELEMENTS: u64 = 1024;

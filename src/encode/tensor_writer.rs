@@ -82,10 +82,8 @@ impl<'a> TensorWriter<'a> {
         factors: Option<&EncodedFactors>,
     ) -> io::Result<TensorWriter<'a>> {
         let tensor = &job.plans[at].tensor;
-        let stored_factors = match factors {
-            Some(EncodedFactors { payload, .. }) => Some(writer.put(payload, xxh3_64(payload))?),
-            None => None,
-        };
+        let put = |EncodedFactors { payload, .. }: &EncodedFactors| writer.put(payload, xxh3_64(payload));
+        let stored_factors = factors.map(put).transpose()?;
         let factors = factors.map(|encoded| Arc::clone(&encoded.factors));
         let mut begun = TensorWriter {
             job,

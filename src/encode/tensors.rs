@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -17,7 +18,7 @@ use formats::{Patch, ReadAt, Tensor};
 
 use super::STAGES;
 use super::error::{StepError, StepResult};
-use super::plan::{self, Job, Plan, has_factors, read, read_tile, sample, tiles};
+use super::plan::{self, Job, Plan, has_factors, read, read_tile, short_sample, tiles};
 use super::published::Fits;
 use super::skeleton;
 use super::tensor_writer::{Done, EncodedFactors, EncodedTile, TensorWriter};
@@ -210,10 +211,8 @@ impl<'a> Output<'a, '_> {
         let job = self.encoder.job;
         self.start = self.writer.position();
         let second = TensorWriter::begin(job, self.writer, part.at, part.coding, part.factors.as_ref())?;
-        let first = match part.first {
-            Some((first, coding)) => Some(TensorWriter::begin(job, self.writer, first, coding, None)?),
-            None => None,
-        };
+        let begin = |(first, coding)| TensorWriter::begin(job, self.writer, first, coding, None);
+        let first = part.first.map(begin).transpose()?;
         self.open = Some(Open { second, first, waiting: Vec::new() });
         Ok(())
     }
@@ -267,10 +266,6 @@ fn first_moments(job: &Job) -> HashMap<usize, usize> {
     job.plans.iter().enumerate().filter_map(|(at, first)| Some((second(first)?, at))).collect()
 }
 
-/// Elements of each sample that centres a prediction. All samples together give the level to a hundredth of an
-/// octave.
-const PIECE: u64 = 1024;
-
 /// The rank-1 prediction of a tensor, or of the size of its elements.
 fn factors(source: &dyn ReadAt, tensor: &Tensor, coding: Coding) -> io::Result<Factors> {
     let unit = coding.unit().unwrap_or(0);
@@ -294,11 +289,8 @@ fn factors(source: &dyn ReadAt, tensor: &Tensor, coding: Coding) -> io::Result<F
     if unit < log_codec::LONG {
         return Ok(found);
     }
-    let (mut pieces, first, size) = (Vec::new(), plan::rows(tensor, 0).first, tensor.dtype.size() as u64);
-    sample(tensor, |range| {
-        let range = range.start..range.end.min(range.start + PIECE * size);
-        pieces.push((first + range.start / size, read(source, tensor, &range)?));
-        Ok(())
-    })?;
+    let (first, size) = (plan::rows(tensor, 0).first, tensor.dtype.size() as u64);
+    let piece = |place: Range<u64>| Ok((first + place.start / size, read(source, tensor, &[place])?));
+    let pieces: Vec<_> = short_sample(tensor).map(piece).collect::<io::Result<_>>()?;
     Ok(log_codec::centred(found, tensor.dtype, &pieces, unit))
 }

@@ -4,7 +4,6 @@
 //! instant leaves a store that [`Store::open`] repairs: unfinished work is in `tmp/`, and open finishes or undoes it.
 
 pub mod beneath;
-pub(crate) mod bytes;
 pub mod durable;
 mod error;
 mod guide;

@@ -197,11 +197,6 @@ impl Profiles {
         self.0.iter().all(|asked| made.is_as_fine_as(asked.profile))
     }
 
-    /// The finest of all roles.
-    pub fn finest(&self) -> Profile {
-        self.0.iter().map(|asked| asked.profile).min().unwrap_or(Profile::Exact)
-    }
-
     /// The coarsest of all roles.
     pub fn coarsest(&self) -> Profile {
         self.0.iter().map(|asked| asked.profile).max().unwrap_or(Profile::Exact)
@@ -243,6 +238,11 @@ impl RuleText {
     }
 }
 
+/// The files that a glob of the settings matches. A `*` stays in its directory.
+pub(super) fn glob(text: &str) -> Result<GlobMatcher, globset::Error> {
+    Ok(GlobBuilder::new(text).case_insensitive(true).literal_separator(true).build()?.compile_matcher())
+}
+
 /// The glob of a rule without one.
 fn anything() -> String {
     "**".into()
@@ -278,13 +278,9 @@ impl Rules {
         let rules = rules
             .into_iter()
             .map(|rule| {
-                let glob = GlobBuilder::new(&rule.glob)
-                    .case_insensitive(true)
-                    .literal_separator(true)
-                    .build()
-                    .map_err(|error| format!("glob = {:?}: {error}", rule.glob))?;
+                let glob = glob(&rule.glob).map_err(|error| format!("glob = {:?}: {error}", rule.glob))?;
                 Ok(Rule {
-                    glob: glob.compile_matcher(),
+                    glob,
                     roles: roles(rule.role)?,
                     profile: rule.profile,
                     expected_restores: rule.expected_restores.or(expected),

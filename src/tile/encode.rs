@@ -2,7 +2,7 @@
 //! [`super::decode`].
 
 use codec::entropy::scratch;
-use codec::log::{Grid, Parent};
+use codec::log::{From, Grid};
 use codec::{Corrupt, Dtype, TILE_BYTES, lattice, log, lossless, rows};
 
 use super::{Codec, State, TileSpec};
@@ -65,8 +65,8 @@ pub fn encode(spec: TileSpec, state: &State, parent: Option<&State>, out: &mut V
         }
         (Codec::Log { unit }, State::Log { factors, first, q, .. }) => {
             let parent = match parent {
-                None => Parent::Factors(Grid { factors, first: *first }),
-                Some(State::Log { unit: from, q: before, .. }) if *from == unit => Parent::Integers(before),
+                None => From::Factors(Grid { factors, first: *first }),
+                Some(State::Log { unit: from, q: before, .. }) if *from == unit => From::Integers(before),
                 Some(_) => return Ok(false),
             };
             log::encode_tile(&q.wide(), parent, out).is_ok()

@@ -16,9 +16,7 @@ const TYPES: Corrupt = Corrupt("types of a tensor and its copy");
 /// The numbers of elements differ, or the types are not the lattice's, or `to` is wider.
 pub fn cast(from: Dtype, bytes: &[u8], to: Dtype, out: &mut [u8]) -> Result<(), Corrupt> {
     let same = bytes.len() / from.size() == out.len() / to.size() && bytes.len().is_multiple_of(from.size());
-    if !same || !out.len().is_multiple_of(to.size()) {
-        return Err(Corrupt("lengths of a tensor and its copy differ"));
-    }
+    Corrupt::when(!same || !out.len().is_multiple_of(to.size()), "lengths of a tensor and its copy differ")?;
     if from == to && to.is_lattice_float() {
         out.copy_from_slice(bytes);
         return Ok(());

@@ -55,9 +55,7 @@ pub(super) fn take_exceptions(mut payload: &[u8], elements: usize, out: &mut Vec
     let count = varint::take(&mut payload)?;
     if count > 0 {
         let (&width, rest) = payload.split_first().ok_or(Corrupt("truncated exceptions"))?;
-        if !matches!(width, 2 | 4 | 8) {
-            return Err(Corrupt("width of exceptions"));
-        }
+        Corrupt::when(!matches!(width, 2 | 4 | 8), "width of exceptions")?;
         payload = rest;
         let mut next = 0u64;
         // Each exception takes bytes of the payload, so a false count ends with it.

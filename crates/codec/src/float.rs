@@ -22,10 +22,6 @@ pub trait Float {
     fn elements(data: &[u8]) -> &[Self::Bytes];
     /// The bytes as whole elements, mutable.
     fn elements_mut(data: &mut [u8]) -> &mut [Self::Bytes];
-    /// The same elements if they are f32, for loops that need no f64.
-    fn singles(_elements: &[Self::Bytes]) -> Option<&[[u8; 4]]> {
-        None
-    }
     /// Largest finite value.
     const LARGEST: f64;
     /// Smallest positive value, a subnormal. For f64 it is the smallest normal value, since only f64 itself could hold
@@ -204,7 +200,7 @@ macro_rules! float {
     (
         $name:ident, $in_f32:expr, $bits:ty, $least:expr, $largest:expr, $work:ty,
         |$s:ident| $single:expr, |$narrow:ident| $of_single:expr, |$tie:ident| $may_be_tie:expr,
-        |$b:ident| $widen:expr, |$value:ident| $round:expr $(, { $($more:item)* })?
+        |$b:ident| $widen:expr, |$value:ident| $round:expr
     ) => {
         impl Float for $name {
             type Bytes = [u8; size_of::<$bits>()];
@@ -250,7 +246,6 @@ macro_rules! float {
             fn from_raw(raw: u64) -> Option<Self::Bytes> {
                 Some(<$bits>::try_from(raw).ok()?.to_le_bytes())
             }
-            $($($more)*)?
         }
     };
 }
@@ -292,12 +287,7 @@ float!(
     |value| value.to_bits(),
     |_value| false,
     |bits| f32::from_bits(bits).into(),
-    |value| (value as f32).to_bits(),
-    {
-        fn singles(elements: &[Self::Bytes]) -> Option<&[[u8; 4]]> {
-            Some(elements)
-        }
-    }
+    |value| (value as f32).to_bits()
 );
 float!(
     F64,

@@ -14,7 +14,7 @@ use crate::entropy::ints::{BLOCK, Symbol, Symbols};
 use crate::entropy::simd::{Level, multiversion};
 use crate::entropy::{ints, varint};
 
-pub use super::narrow::From;
+pub use super::log::From;
 
 const LENGTHS: Corrupt = Corrupt("lengths of a tile and its parent differ");
 
@@ -107,9 +107,7 @@ pub fn lattice(
             if before != *step && !sums.is_new() {
                 lattice::rescale(sums.widen(), before, *step)?;
             }
-            if !sums.add(symbols) {
-                return Err(Corrupt("sum beyond 32 bits"));
-            }
+            Corrupt::when(!sums.add(symbols), "sum beyond 32 bits")?;
             before = *step;
         }
         if let Some(kept) = &mut kept {

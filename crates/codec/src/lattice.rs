@@ -62,12 +62,6 @@ pub(super) fn in_single(dtype: Dtype, g: f64) -> Option<f32> {
     (matches!(dtype, Dtype::F32 | Dtype::Bf16) && is_short).then_some(g as f32)
 }
 
-/// R of one element.
-#[inline(always)]
-fn value<F: Float>(k: f64, g: f64, a: f64) -> F::Bytes {
-    F::round(k + g * a)
-}
-
 /// Quantizes the tile `w`: A = round((W - K) * (1/g)), ties to even, and R from it. All slices have the same number of
 /// elements (`a_out`) or their bytes. Appends the elements that would miss the bound to `exceptions`; `r_out` has their
 /// exact bits. Returns the largest |R - W|, at most g/2.
@@ -80,64 +74,65 @@ pub fn quantize(
     r_out: &mut [u8],
     exceptions: &mut Vec<Exception>,
 ) -> Result<f64, Unfit> {
-    if !is_step(g) {
-        return Err(Unfit("no step"));
-    }
+    Unfit::when(!is_step(g), "no step")?;
     let bytes = a_out.len() * dtype.size();
-    if w.len() != bytes || r_out.len() != bytes || k.is_some_and(|k| k.len() != bytes) {
-        return Err(Unfit("lengths differ"));
-    }
-    for_float!(dtype, F => quantize_tile::<F>(w, k, g, a_out, r_out, exceptions), else Err(Unfit("element type")))
+    Unfit::when(w.len() != bytes || r_out.len() != bytes || k.is_some_and(|k| k.len() != bytes), "lengths differ")?;
+    for_float!(dtype, F => {
+        let (w, k, r) = (F::elements(w), k.map(F::elements), F::elements_mut(r_out));
+        quantize_tile::<F>(w, k, g, a_out, r, exceptions)
+    }, else Err(Unfit("element type")))
 }
 
 fn quantize_tile<F: Float>(
-    w: &[u8],
-    k: Option<&[u8]>,
+    w: &[F::Bytes],
+    k: Option<&[F::Bytes]>,
     g: f64,
     a_out: &mut [i32],
-    r_out: &mut [u8],
+    r_out: &mut [F::Bytes],
     exceptions: &mut Vec<Exception>,
 ) -> Result<f64, Unfit> {
-    let level = Level::detect();
-    let mut largest = 0f64;
-    let mut w = F::elements(w).chunks(CHUNK);
-    let mut k = k.map(|k| F::elements(k).chunks(CHUNK));
-    let mut r = F::elements_mut(r_out).chunks_mut(CHUNK);
-    let mut start = 0;
-    for a in a_out.chunks_mut(CHUNK) {
-        let (Some(w), Some(r)) = (w.next(), r.next()) else {
-            break;
-        };
-        let k = k.as_mut().and_then(Iterator::next);
-        let (mut error, in_range) = quantize_chunk::<F>(level, w, k, g, a, r);
-        if !in_range {
-            return Err(Unfit("not finite, or too many steps from the keyframe"));
-        }
-        if !within(error, g) {
-            error = 0.0;
-            for (i, (r, &w)) in r.iter_mut().zip(w).enumerate() {
-                let missed = (F::widen(*r) - F::widen(w)).abs();
-                if within(missed, g) {
-                    error = error.max(missed);
-                } else {
-                    *r = w;
-                    exceptions.push(Exception { index: (start + i) as u32, raw: F::to_raw(w) });
-                }
-            }
-        }
-        largest = largest.max(error);
-        start += a.len();
+    let (level, mut largest) = (Level::detect(), 0f64);
+    let chunks = a_out.chunks_mut(CHUNK).zip(w.chunks(CHUNK)).zip(r_out.chunks_mut(CHUNK));
+    for (number, ((a, w), r)) in chunks.enumerate() {
+        let k = k.map(|k| &k[number * CHUNK..][..a.len()]);
+        let (error, in_range) = quantize_chunk::<F>(level, w, k, g, a, r);
+        Unfit::when(!in_range, "not finite, or too many steps from the keyframe")?;
+        largest = largest.max(keep_missed::<F>(error, w, g, number * CHUNK, r, exceptions));
     }
     Ok(largest)
 }
 
-/// The bound; false for NaN.
-fn within(error: f64, g: f64) -> bool {
-    error <= g * 0.5
+/// Keeps the elements exactly that miss the bound of half a step, if the largest `error` is beyond it. `first` is the
+/// index of the first element. Returns the largest error that stays.
+#[inline(always)]
+pub(super) fn keep_missed<F: Float>(
+    error: f64,
+    w: &[F::Bytes],
+    step: f64,
+    first: usize,
+    r: &mut [F::Bytes],
+    exceptions: &mut Vec<Exception>,
+) -> f64 {
+    // False for NaN.
+    let within = |error: f64| error <= step * 0.5;
+    if within(error) {
+        return error;
+    }
+    let mut largest = 0f64;
+    for (i, (r, &w)) in r.iter_mut().zip(w).enumerate() {
+        let missed = (F::widen(*r) - F::widen(w)).abs();
+        if within(missed) {
+            largest = largest.max(missed);
+        } else {
+            *r = w;
+            exceptions.push(Exception { index: (first + i) as u32, raw: F::to_raw(w) });
+        }
+    }
+    largest
 }
 
 multiversion! {
-    /// Quantizes up to one chunk. Returns the largest |R - W|, and whether all A are in range and all inputs finite.
+    /// Quantizes up to one chunk, see [`to_multiples`].
     fn quantize_chunk<F: Float>(
         w: &[F::Bytes],
         k: Option<&[F::Bytes]>,
@@ -145,33 +140,40 @@ multiversion! {
         a: &mut [i32],
         r: &mut [F::Bytes],
     ) -> (f64, bool) {
-        let inverse = 1.0 / g;
-        // Magnitudes order like their bits, and integers have a vector maximum that ignores nothing.
-        let mut largest = 0i64;
-        let mut in_range = true;
-        let mut one = |w: F::Bytes, k: f64, a: &mut i32, r: &mut F::Bytes| {
-            let exact = F::widen(w);
-            let steps = (exact - k) * inverse;
-            in_range &= steps.abs() <= f64::from(MAX_A);
-            let rounded = steps + ROUNDER;
-            *a = rounded.to_bits() as i32;
-            *r = value::<F>(k, g, rounded - ROUNDER);
-            largest = largest.max((F::widen(*r) - exact).abs().to_bits() as i64);
-        };
-        match k {
-            Some(k) => {
-                for (((&w, &k), a), r) in w.iter().zip(k).zip(a.iter_mut()).zip(r.iter_mut()) {
-                    one(w, F::widen(k), a, r);
-                }
-            }
-            None => {
-                for ((&w, a), r) in w.iter().zip(a.iter_mut()).zip(r.iter_mut()) {
-                    one(w, 0.0, a, r);
-                }
-            }
-        }
-        (f64::from_bits(largest as u64), in_range)
+        to_multiples::<F>(w, k, g, 0, a, r)
     }
+}
+
+/// Quantizes to A that are multiples of 2^e, in units of g; `step` is g * 2^e, whose product with A / 2^e equals that of
+/// g with A exactly. Returns the largest |R - W|, and whether all A are in range and all inputs finite.
+#[inline(always)]
+pub(super) fn to_multiples<F: Float>(
+    w: &[F::Bytes],
+    k: Option<&[F::Bytes]>,
+    step: f64,
+    e: u32,
+    a: &mut [i32],
+    r: &mut [F::Bytes],
+) -> (f64, bool) {
+    let inverse = 1.0 / step;
+    let most = f64::from(MAX_A >> e);
+    // Magnitudes order like their bits, and integers have a vector maximum that ignores nothing.
+    let (mut largest, mut in_range) = (0i64, true);
+    let mut one = |w: F::Bytes, k: f64, a: &mut i32, r: &mut F::Bytes| {
+        let exact = F::widen(w);
+        let steps = (exact - k) * inverse;
+        in_range &= steps.abs() <= most;
+        let rounded = steps + ROUNDER;
+        *a = (rounded.to_bits() as i32) << e;
+        *r = F::round(k + step * (rounded - ROUNDER));
+        largest = largest.max((F::widen(*r) - exact).abs().to_bits() as i64);
+    };
+    let both = w.iter().zip(a).zip(r);
+    match k {
+        Some(k) => both.zip(k).for_each(|(((&w, a), r), &k)| one(w, F::widen(k), a, r)),
+        None => both.for_each(|((&w, a), r)| one(w, 0.0, a, r)),
+    }
+    (f64::from_bits(largest as u64), in_range)
 }
 
 /// Computes R of a tile from its A. `k` and `out` are the bytes of as many elements as `a`. Other lengths, or a type
@@ -192,9 +194,7 @@ pub(super) fn reconstruct_symbols<S: Symbol>(
     if out.len() != bytes || k.is_some_and(|k| k.len() != bytes) {
         return Err(Corrupt("lengths of the tile and its keyframe differ"));
     }
-    if !is_step(g) {
-        return Err(Corrupt("step of the lattice"));
-    }
+    Corrupt::when(!is_step(g), "step of the lattice")?;
     let level = Level::detect();
     let single = in_single(dtype, g).filter(|_| S::IS_NARROW);
     for_float!(dtype, F => {
@@ -237,9 +237,7 @@ multiversion! {
 /// # Errors
 /// A value leaves the range of A.
 pub fn rescale(a: &mut [i32], from: f64, to: f64) -> Result<(), Corrupt> {
-    if !is_step(from) || !is_step(to) {
-        return Err(Corrupt("step of the lattice"));
-    }
+    Corrupt::when(!is_step(from) || !is_step(to), "step of the lattice")?;
     if from == to { Ok(()) } else { predict(a, from / to) }
 }
 
@@ -273,9 +271,7 @@ pub fn encode_tile(
     out: &mut Vec<u8>,
 ) -> Result<(), Unfit> {
     if let Some(parent) = parent_a {
-        if parent.len() != a.len() {
-            return Err(Unfit("lengths differ"));
-        }
+        Unfit::when(parent.len() != a.len(), "lengths differ")?;
         let fill = |start: usize, block: &mut [i32]| {
             block.copy_from_slice(&parent[start..][..block.len()]);
             true

@@ -45,12 +45,15 @@ pub use rows::Rows;
 #[error("not to be quantized: {0}")]
 pub struct Unfit(pub &'static str);
 
+impl Unfit {
+    /// Leaves a tile alone for which this holds.
+    #[inline]
+    pub fn when(is: bool, what: &'static str) -> Result<(), Unfit> {
+        if is { Err(Unfit(what)) } else { Ok(()) }
+    }
+}
+
 /// Decoded bytes of one tile; the last tile of a tensor may be shorter. A tile and its accumulators stay in a core's
 /// second-level cache (1 MiB and more today) while it is decoded. A tensor has enough tiles for all cores, and a read
 /// of one element costs at most one tile. Part of the format.
 pub const TILE_BYTES: usize = 512 * 1024;
-
-/// Elements of one full tile.
-pub const fn tile_elements(dtype: Dtype) -> usize {
-    TILE_BYTES / dtype.size()
-}

@@ -23,8 +23,8 @@ mod tile;
 
 pub use centre::{Piece, centred};
 pub use factors::{ALL_ZERO, Factors, FactorsBuilder, Grid, LONG};
+pub use tile::{From, decode_tile, encode_tile};
 pub(super) use tile::{GONE, apply_symbols};
-pub use tile::{Parent, decode_tile, encode_tile};
 
 use super::float::{Float, Real, for_float};
 use super::{Corrupt, Dtype, Unfit};
@@ -117,16 +117,12 @@ pub fn quantize(
     q_out: &mut [i32],
     out: &mut [u8],
 ) -> Result<f64, Unfit> {
-    if !is_unit(unit) {
-        return Err(Unfit("no unit of octaves"));
-    }
+    Unfit::when(!is_unit(unit), "no unit of octaves")?;
     let bytes = q_out.len() * dtype.size();
     if v.len() != bytes || out.len() != bytes || keep.is_some_and(|keep| keep.len() != q_out.len()) {
         return Err(Unfit("lengths differ"));
     }
-    if !grid.holds(q_out.len()) {
-        return Err(Unfit("elements beyond the factors"));
-    }
+    Unfit::when(!grid.holds(q_out.len()), "elements beyond the factors")?;
     for_float!(dtype, F => quantize_tile::<F>(v, grid, unit, keep, q_out, out), else Err(Unfit("element type")))
 }
 
@@ -155,9 +151,7 @@ fn quantize_tile<F: Float>(
         if !fits {
             (error, fits) = quantize_chunk::<F, f64>(level, v, p, steps, keep, q, out);
         }
-        if !fits {
-            return Err(Unfit("negative, not finite, or too small"));
-        }
+        Unfit::when(!fits, "negative, not finite, or too small")?;
         if error > bound {
             // Rounding missed the bound; a neighbouring q may hold it.
             error = 0;
@@ -286,9 +280,7 @@ pub(super) fn reconstruct_symbols<S: Symbol>(
             }
         }
     }
-    if !is_unit(unit) {
-        return Err(Corrupt("unit of octaves"));
-    }
+    Corrupt::when(!is_unit(unit), "unit of octaves")?;
     if out.len() != q.len() * dtype.size() || !grid.holds(q.len()) {
         return Err(Corrupt("lengths of the tile and its factors differ"));
     }

@@ -186,9 +186,7 @@ fn join<T: Word>(mut payload: &[u8], parent: Option<&[u8]>, order: Order, out: &
     for (plane, buffer) in planes.iter_mut().zip(&mut buffers).take(T::BYTES) {
         *plane = symbols::decode_borrowed(varint::take_bytes(&mut payload)?, out.len(), buffer)?;
     }
-    if !payload.is_empty() {
-        return Err(Corrupt("bytes after the planes"));
-    }
+    Corrupt::when(!payload.is_empty(), "bytes after the planes")?;
     planes::join::<T>(Level::detect(), &planes[..T::BYTES], parent.map(T::elements), order, out);
     Ok(())
 }

@@ -53,12 +53,8 @@ pub fn quantize(
     a_out: &mut [i32],
     exceptions: &mut Vec<Exception>,
 ) -> Result<(), Unfit> {
-    if !is_quotient_step(step.0) || !(0.0..=OUTWARD).contains(&step.1) {
-        return Err(Unfit("no step"));
-    }
-    if m.len() != a_out.len() * dtype.size() || v.len() != m.len() {
-        return Err(Unfit("lengths differ"));
-    }
+    Unfit::when(!is_quotient_step(step.0) || !(0.0..=OUTWARD).contains(&step.1), "no step")?;
+    Unfit::when(m.len() != a_out.len() * dtype.size() || v.len() != m.len(), "lengths differ")?;
     for_float!(dtype, F => for_rule!(rule, R =>
         quantize_tile::<F, R>(F::elements(m), F::elements(v), step, a_out, exceptions)),
         else Err(Unfit("element type")))
@@ -74,9 +70,7 @@ fn quantize_tile<F: Float, R: Divide>(
     let level = Level::detect();
     for (number, ((a, m), v)) in a.chunks_mut(CHUNK).zip(m.chunks(CHUNK)).zip(v.chunks(CHUNK)).enumerate() {
         let (fits, without) = quantize_chunk::<F, R>(level, m, v, step, a);
-        if !fits {
-            return Err(Unfit("not finite, or too many steps"));
-        }
+        Unfit::when(!fits, "not finite, or too many steps")?;
         if without {
             for (i, (&m, &v)) in m.iter().zip(v).enumerate() {
                 if F::widen(v) == 0.0 && F::widen(m) != 0.0 {
@@ -151,9 +145,7 @@ pub(super) fn reconstruct_symbols<S: Symbol>(
     a: &[S],
     out: &mut [u8],
 ) -> Result<(), Corrupt> {
-    if !is_quotient_step(g) {
-        return Err(Corrupt("step of first moments"));
-    }
+    Corrupt::when(!is_quotient_step(g), "step of first moments")?;
     if out.len() != a.len() * dtype.size() || v_q.len() != out.len() {
         return Err(Corrupt("lengths of first and second moments differ"));
     }

@@ -2,7 +2,7 @@
 //! a vector has twice as many. Nearly all blocks stay there.
 
 use super::Integers;
-use super::log::Grid;
+use super::log::From;
 use crate::entropy::ints::{BLOCK, Symbol, Symbols, add};
 use crate::entropy::simd::{Level, multiversion};
 
@@ -11,36 +11,6 @@ pub(super) const LARGEST: i16 = 1 << 14;
 
 /// Payloads that may be added: each adds 15 at most, so the sum stays within 16 bits.
 const PAYLOADS: usize = 1024;
-
-/// The state before a run.
-#[derive(Clone, Copy, Debug)]
-pub enum From<'a> {
-    /// Zeros: a keyframe, or the state that K holds.
-    Zeros,
-    /// The initial steps of a logarithmic lattice without a parent.
-    Factors(Grid<'a>),
-    /// The integers of a state.
-    Integers(&'a Integers),
-}
-
-impl From<'_> {
-    /// True if the state has as many integers as the tile has elements.
-    pub(super) fn suits(self, n: usize) -> bool {
-        match self {
-            From::Zeros => true,
-            From::Factors(grid) => grid.holds(n),
-            From::Integers(integers) => integers.len() == n,
-        }
-    }
-
-    fn fill(self, start: usize, out: &mut [i32]) {
-        match self {
-            From::Zeros => out.fill(0),
-            From::Factors(grid) => grid.initial(start, out),
-            From::Integers(integers) => integers.fill(start, out),
-        }
-    }
-}
 
 /// The integers of a block.
 pub(super) struct Sums {

@@ -20,7 +20,7 @@ mod tile;
 pub use tile::{decode_tile_add, encode_tile};
 
 use super::float::{Float, for_float};
-use super::lattice::{Exception, MAX_A, ROUNDER, is_step, predict};
+use super::lattice::{Exception, is_step, keep_missed, predict, to_multiples};
 use super::{Dtype, Unfit};
 use crate::entropy::Corrupt;
 use crate::entropy::simd::{Level, multiversion};
@@ -89,26 +89,15 @@ pub fn quantize(
     exceptions: &mut Vec<Exception>,
 ) -> Result<f64, Unfit> {
     let steps = [base.g, base.g * f64::from(1 << MAX_E)];
-    if !steps.into_iter().all(is_step) || !c.is_finite() || c <= 0.0 {
-        return Err(Unfit("no step"));
-    }
+    Unfit::when(!steps.into_iter().all(is_step) || !c.is_finite() || c <= 0.0, "no step")?;
     let bytes = a_out.len() * dtype.size();
     let alike = w.len() == bytes && r_out.len() == bytes && base.k.is_none_or(|k| k.len() == bytes);
-    if !alike || base.a.is_some_and(|a| a.len() != a_out.len()) || base.rows.width == 0 {
-        return Err(Unfit("lengths differ"));
-    }
+    Unfit::when(!alike || base.a.is_some_and(|a| a.len() != a_out.len()) || base.rows.width == 0, "lengths differ")?;
     for_float!(dtype, F => {
         let (w, k, r) = (F::elements(w), base.k.map(F::elements), F::elements_mut(r_out));
         quantize_rows::<F>(Level::detect(), w, k, base, c, a_out, r, exceptions)
     }, else None)
     .ok_or(Unfit("not finite, or too many steps from the keyframe"))
-}
-
-/// R of one element. The step of a row is g times a power of two, so its product with A / 2^e equals the product of g
-/// with A exactly.
-#[inline(always)]
-fn value<F: Float>(k: f64, step: f64, a: f64) -> F::Bytes {
-    F::round(k + step * a)
 }
 
 /// Measurements of a row.
@@ -132,7 +121,7 @@ fn look<F: Float>(w: &[F::Bytes], k: Option<&[F::Bytes]>, a: Option<&[i32]>, g: 
     let mut sums = [0f64; 8];
     let mut differences = [0f64; LOOK];
     let mut one = |w: F::Bytes, k: f64, a: i32, r: &mut F::Bytes, steps: &mut f64| {
-        *r = value::<F>(k, g, a.into());
+        *r = F::round(k + g * f64::from(a));
         let difference = F::widen(w) - F::widen(*r);
         // Magnitudes order like their bits, NaN above all of them.
         largest = largest.max(difference.abs().to_bits() as i64);
@@ -177,9 +166,7 @@ pub fn nearest_power(number: f64) -> f64 {
 /// # Errors
 /// A value leaves the range of A.
 pub fn restate(a: &mut [i32], from: f64, to: f64) -> Result<(), Corrupt> {
-    if !is_step(from) || !is_step(to) {
-        return Err(Corrupt("step of the lattice"));
-    }
+    Corrupt::when(!is_step(from) || !is_step(to), "step of the lattice")?;
     let power = nearest_power(from / to);
     if power == 1.0 { Ok(()) } else { predict(a, power) }
 }
@@ -216,58 +203,16 @@ multiversion! {
             } else {
                 let e = nearest_e(c * row.mean.sqrt());
                 let step = base.g * f64::from(1 << e);
-                let (mut error, in_range) = change::<F>(w, k, step, e, a, r);
+                let (error, in_range) = to_multiples::<F>(w, k, step, e, a, r);
                 if !in_range {
                     return None;
                 }
-                if error > step * 0.5 {
-                    error = 0.0;
-                    for (i, (r, &w)) in r.iter_mut().zip(w).enumerate() {
-                        let missed = (F::widen(*r) - F::widen(w)).abs();
-                        if missed <= step * 0.5 {
-                            error = error.max(missed);
-                        } else {
-                            *r = w;
-                            exceptions.push(Exception { index: (start + i) as u32, raw: F::to_raw(w) });
-                        }
-                    }
-                }
-                largest = largest.max(error);
+                largest = largest.max(keep_missed::<F>(error, w, step, start, r, exceptions));
             }
             start += length;
         }
         Some(largest)
     }
-}
-
-/// Quantizes one row to multiples of 2^e; returns the largest error, and whether all A are in range.
-#[inline(always)]
-fn change<F: Float>(
-    w: &[F::Bytes],
-    k: Option<&[F::Bytes]>,
-    step: f64,
-    e: u32,
-    a: &mut [i32],
-    r: &mut [F::Bytes],
-) -> (f64, bool) {
-    let inverse = 1.0 / step;
-    let most = f64::from(MAX_A >> e);
-    let (mut largest, mut in_range) = (0i64, true);
-    let mut one = |w: F::Bytes, k: f64, a: &mut i32, r: &mut F::Bytes| {
-        let exact = F::widen(w);
-        let steps = (exact - k) * inverse;
-        in_range &= steps.abs() <= most;
-        let rounded = steps + ROUNDER;
-        *a = (rounded.to_bits() as i32) << e;
-        *r = value::<F>(k, step, rounded - ROUNDER);
-        largest = largest.max((F::widen(*r) - exact).abs().to_bits() as i64);
-    };
-    let both = w.iter().zip(a).zip(r);
-    match k {
-        Some(k) => both.zip(k).for_each(|(((&w, a), r), &k)| one(w, F::widen(k), a, r)),
-        None => both.for_each(|((&w, a), r)| one(w, 0.0, a, r)),
-    }
-    (f64::from_bits(largest as u64), in_range)
 }
 
 /// Steps of the table in the smallest typical step of a row. A row then has a choice of at least 8 powers of two above

@@ -9,7 +9,7 @@
 //! Beyond a bound a file is opaque.
 
 use super::input::Input;
-use super::read::{Fail, bad, bytes, start, unless_bad};
+use super::read::{Fail, bad, bytes, refuse_if, start, unless_bad};
 use super::role::{self, Context};
 use super::view::dtype_named;
 use super::{Description, Kind, ReadAt, Role, Tensor, named, optax, path};
@@ -92,15 +92,11 @@ fn arrays(input: &mut Input, size: u64) -> Result<(Vec<Tensor>, Vec<String>), Fa
                 path::push_text(&mut path, key);
             }
         }
-        if path.len() > MAX_PATH {
-            return bad("msgpack: a path of more than 4096 bytes");
-        }
+        refuse_if(path.len() > MAX_PATH, "msgpack: a path of more than 4096 bytes")?;
         let value = value(input)?;
         if !matches!(value, Value::List(1..) | Value::Map(1..) | Value::Ext(ARRAY | ELEMENT, _)) {
             paths += path.len();
-            if others.len() == MAX_ARRAYS || paths > MAX_PATHS {
-                return bad("msgpack: too many values");
-            }
+            refuse_if(others.len() == MAX_ARRAYS || paths > MAX_PATHS, "msgpack: too many values")?;
             others.push(path.clone());
         }
         match value {
@@ -110,21 +106,15 @@ fn arrays(input: &mut Input, size: u64) -> Result<(Vec<Tensor>, Vec<String>), Fa
             Value::Map(left) => frames.push(Frame { left, index: None, path_len: path.len() }),
             Value::Ext(ARRAY | ELEMENT, len) => {
                 paths += path.len();
-                if tensors.len() == MAX_ARRAYS || paths > MAX_PATHS {
-                    return bad("msgpack: too many arrays");
-                }
+                refuse_if(tensors.len() == MAX_ARRAYS || paths > MAX_PATHS, "msgpack: too many arrays")?;
                 tensors.extend(array(input, len, &path)?);
             }
             Value::Ext(_, len) => input.skip(len)?,
         }
-        if frames.len() > MAX_DEPTH {
-            return bad("msgpack: nested too deeply");
-        }
+        refuse_if(frames.len() > MAX_DEPTH, "msgpack: nested too deeply")?;
     }
-    match input.position() == size {
-        true => Ok((tensors, others)),
-        false => bad("msgpack: bytes behind the mapping"),
-    }
+    refuse_if(input.position() != size, "msgpack: bytes behind the mapping")?;
+    Ok((tensors, others))
 }
 
 /// The array in an extension of this length; `None` for one without elements.
@@ -143,9 +133,7 @@ fn array(input: &mut Input, len: u64, path: &str) -> Result<Option<Tensor>, Fail
     let Value::Bin(len) = value(input)? else { return bad("msgpack: elements that are no bytes") };
     let start = input.position();
     input.skip(len)?;
-    if input.position() != end {
-        return bad("msgpack: an array is not as long as its extension");
-    }
+    refuse_if(input.position() != end, "msgpack: an array is not as long as its extension")?;
     let dtype = std::str::from_utf8(&name).ok().and_then(dtype_named);
     if len == 0 {
         return Ok(None);

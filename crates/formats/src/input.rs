@@ -49,6 +49,12 @@ impl<'a> Input<'a> {
         Ok(self.window[0])
     }
 
+    /// The byte at this place, before or behind those that were read.
+    pub(super) fn byte_at(&mut self, place: u64) -> Result<u8, Fail> {
+        self.pos = place;
+        self.byte()
+    }
+
     /// The refusal of bytes without their end. A record of a zip ends before its file does.
     fn ends<T>(&self, why: &str) -> Result<T, Fail> {
         let why = format!("{}: {why}", self.format);

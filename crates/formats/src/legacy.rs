@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::pickle::{self, Graph, Item, Node};
 use super::progress::Progress;
-use super::read::{Fail, bad, cut_short, u64_at};
+use super::read::{Fail, bad, cut_short, refuse_if, u64_at};
 use super::storages::{Record, Records, Stored};
 use super::torch::BIG_ENDIAN;
 use super::{Description, Kind, ReadAt, best, view, walk};
@@ -30,13 +30,9 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
     };
     let head = |start: u64| pickle::load(src, start, size.min(start + MAX_HEAD));
     let protocol = head(protocol)?;
-    if protocol.root != PROTOCOL {
-        return bad("legacy torch: a protocol other than 1001");
-    }
+    refuse_if(protocol.root != PROTOCOL, "legacy torch: a protocol other than 1001")?;
     let system = head(protocol.end)?;
-    if system.get(system.root, "little_endian") == Some(Item::Bool(false)) {
-        return bad(BIG_ENDIAN);
-    }
+    refuse_if(system.get(system.root, "little_endian") == Some(Item::Bool(false)), BIG_ENDIAN)?;
     let graph = pickle::load(src, system.end, size)?;
     let payloads = Payloads::read(src, size, &graph)?;
     let Stored { tensors, training, note, .. } = walk::tensors(&graph, &payloads)?;
@@ -80,21 +76,17 @@ impl<'g> Payloads<'g> {
                 continue;
             }
             let Some(storage) = view::storage(graph, Item::Node(node)) else { continue };
-            let Some(unit) = storage.unit() else {
-                return bad("legacy torch: a storage of a type that stepfs does not know");
-            };
+            let unit = storage.unit().ok_or("legacy torch: a storage of a type that stepfs does not know")?;
             let (number, expected) = (named.len() as u32, (storage.len, unit));
             let payload = named.entry(storage.key).or_insert(Payload { number, expected, extent: None });
-            if payload.expected != expected {
-                return bad("legacy torch: a storage has two lengths or two types");
-            }
+            refuse_if(payload.expected != expected, "legacy torch: a storage has two lengths or two types")?;
         }
         let mut order = Vec::with_capacity(named.len());
         let start = pickle::strings(src, graph.end, size, |key| {
             let known = std::str::from_utf8(key).ok().and_then(|key| named.get_key_value(key));
-            let Some((&key, _)) = known.filter(|_| order.len() < named.len()) else {
-                return bad("legacy torch: a payload that no tensor is in, or one that is listed twice");
-            };
+            let (&key, _) = known
+                .filter(|_| order.len() < named.len())
+                .ok_or("legacy torch: a payload that no tensor is in, or one that is listed twice")?;
             order.push(key);
             Ok(())
         })?;
@@ -109,9 +101,7 @@ impl<'g> Payloads<'g> {
             };
             let mut declared = [0; 8];
             src.read_exact_at(&mut declared, at)?;
-            if u64_at(&declared, 0) != count {
-                return bad("legacy torch: a payload has another length than its storage");
-            }
+            refuse_if(u64_at(&declared, 0) != count, "legacy torch: a payload has another length than its storage")?;
             if payload.extent.replace(from..end).is_some() {
                 return bad("legacy torch: a payload that no tensor is in, or one that is listed twice");
             }

@@ -6,7 +6,7 @@
 
 use super::patch::Checksums;
 use super::proof::Training;
-use super::read::{Fail, bad, unless_bad};
+use super::read::{Fail, bad, refuse_if, unless_bad};
 use super::torch::{self, Contents, is_torch};
 use super::zip::{MAX_DIRECTORY, Record, Zip};
 use super::{Description, Kind, ReadAt, path};
@@ -48,18 +48,14 @@ pub(super) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fail> 
             continue;
         }
         members += 1;
-        if members > MAX_MEMBERS {
-            return bad("zip: more than 64 zips in one zip");
-        }
+        refuse_if(members > MAX_MEMBERS, "zip: more than 64 zips in one zip")?;
         let found = unless_bad(member(src, record, zip.name(record)))?;
         let Some((member, Contents { stored, id, .. })) = found else {
             odd += 1;
             continue;
         };
         directories += member.directory_len();
-        if directories > MAX_DIRECTORY {
-            return bad("zip: central directories larger than 64 MiB");
-        }
+        refuse_if(directories > MAX_DIRECTORY, "zip: central directories larger than 64 MiB")?;
         let mut name = String::new();
         path::push_text(&mut name, &String::from_utf8_lossy(zip.name(record)));
         let first = tensors.len();
@@ -69,9 +65,7 @@ pub(super) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fail> 
                 path => format!("{name}/{path}"),
             };
             paths += tensor.path.len();
-            if paths > MAX_PATHS {
-                return bad("zip: the tensors' names are too long to keep");
-            }
+            refuse_if(paths > MAX_PATHS, "zip: the tensors' names are too long to keep")?;
             tensor.of = tensor.of.map(|of| first + of);
             tensor.partner = tensor.partner.map(|partner| first + partner);
             tensors.push(tensor);
@@ -83,9 +77,7 @@ pub(super) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fail> 
     if let (true, Some(note)) = (tensors.is_empty(), &note) {
         return bad(note);
     }
-    if Description::has_twins(&tensors) {
-        return bad("zip: two tensors of its zips have the same path");
-    }
+    refuse_if(Description::has_twins(&tensors), "zip: two tensors of its zips have the same path")?;
     let optimizers = training.optimizers.clone();
     training.prove(&mut tensors, &optimizers);
     let checksums = Some(Checksums::within(zip, zips));
@@ -95,9 +87,7 @@ pub(super) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fail> 
 /// A member that is a zip of torch.save.
 fn member(src: &dyn ReadAt, record: &Record, name: &[u8]) -> Result<(Zip, Contents), Fail> {
     let (zip, start) = Zip::read_before(src, record.payload.end)?;
-    if start != record.payload.start || !is_torch(&zip) || name.len() > MAX_NAME {
-        return bad("zip: no zip of torch.save");
-    }
+    refuse_if(start != record.payload.start || !is_torch(&zip) || name.len() > MAX_NAME, "zip: no zip of torch.save")?;
     let contents = torch::read(src, &zip)?;
     Ok((zip, contents))
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::named::{self, UNKNOWN};
 use super::patch::Checksums;
 use super::proof::Training;
-use super::read::{Fail, bad, begins_with, bytes, left_out, unless_bad};
+use super::read::{Fail, bad, begins_with, bytes, left_out, refuse_if, unless_bad};
 use super::zip::Zip;
 use super::{Description, Kind, ReadAt, Role, Tensor};
 use codec::Dtype;
@@ -53,9 +53,7 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
     let mut arrays = vec![first(src, &(0..size))?];
     let mut note = None;
     while let Some(end) = arrays.last().map(|array| array.extent.end).filter(|&end| end < size) {
-        if arrays.len() == MAX_ARRAYS {
-            return bad("npy: more than 131,072 arrays");
-        }
+        refuse_if(arrays.len() == MAX_ARRAYS, "npy: more than 131,072 arrays")?;
         match first(src, &(end..size)) {
             Ok(array) => arrays.push(array),
             Err(Fail::Io(error)) => return Err(error.into()),
@@ -84,10 +82,8 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
 /// The array that fills a range of the source.
 pub(super) fn read(src: &dyn ReadAt, range: &Range<u64>) -> Result<Array, Fail> {
     let array = first(src, range)?;
-    match array.extent.end == range.end {
-        true => Ok(array),
-        false => bad("npy: the shape does not fit the length"),
-    }
+    refuse_if(array.extent.end != range.end, "npy: the shape does not fit the length")?;
+    Ok(array)
 }
 
 /// The array that a range of the source begins with.
@@ -102,23 +98,15 @@ fn first(src: &dyn ReadAt, range: &Range<u64>) -> Result<Array, Fail> {
         [_, _, _, _, _, _, 2 | 3, _, a, b, c, d] => (12, u64::from(u32::from_le_bytes([a, b, c, d]))),
         _ => return bad("npy: a version newer than 3"),
     };
-    if len > MAX_HEADER {
-        return bad("npy: header larger than 10,000 bytes");
-    }
-    if from + len > size {
-        return bad("npy: header goes beyond the end");
-    }
+    refuse_if(len > MAX_HEADER, "npy: header larger than 10,000 bytes")?;
+    refuse_if(from + len > size, "npy: header goes beyond the end")?;
     let mut text = vec![0; len as usize];
     src.read_exact_at(&mut text, range.start + from)?;
-    let Some(header) = Header::parse(&text) else {
-        return bad("npy: the header is not valid, or the elements have fields");
-    };
+    let header = Header::parse(&text).ok_or("npy: the header is not valid, or the elements have fields")?;
     let start = range.start + from + len;
     let (dtype, unit) = element(header.descr)?;
     let end = bytes(&header.shape, unit).and_then(|bytes| start.checked_add(bytes));
-    let Some(end) = end.filter(|&end| end <= range.end) else {
-        return bad("npy: the shape does not fit the length");
-    };
+    let end = end.filter(|&end| end <= range.end).ok_or("npy: the shape does not fit the length")?;
     Ok(Array { dtype, shape: shape(header.shape, header.fortran), extent: start..end })
 }
 

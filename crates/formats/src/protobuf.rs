@@ -7,11 +7,10 @@
 use std::ops::Range;
 
 use super::ReadAt;
-use super::read::{Fail, bad};
+use super::input::Input;
+use super::read::{Fail, bad, refuse_if};
 use codec::Dtype;
-
-/// Bytes read at once: fields lie close together between payloads that are passed over.
-const WINDOW: usize = 16 << 10;
+use codec::entropy::varint;
 
 /// Largest number of a field, by the language's definition.
 const MAX_FIELD: u64 = (1 << 29) - 1;
@@ -46,15 +45,12 @@ impl Value {
 /// Reads fields from a place in a file on.
 pub(super) struct Wire<'a> {
     src: &'a dyn ReadAt,
-    size: u64,
-    /// Bytes of the file from `from` on.
-    window: Vec<u8>,
-    from: u64,
+    input: Input<'a>,
 }
 
 impl<'a> Wire<'a> {
     pub(super) fn new(src: &'a dyn ReadAt, size: u64) -> Wire<'a> {
-        Wire { src, size, window: Vec::new(), from: 0 }
+        Wire { src, input: Input::new("protobuf", src, 0, size) }
     }
 
     /// The next field of a message, of which `rest` is left; `None` at its end. Shortens `rest`.
@@ -64,16 +60,12 @@ impl<'a> Wire<'a> {
         }
         let tag = self.varint(rest)?;
         let number = tag >> 3;
-        if number == 0 || number > MAX_FIELD {
-            return bad("protobuf: a field has a number that none can have");
-        }
+        refuse_if(number == 0 || number > MAX_FIELD, "protobuf: a field has a number that none can have")?;
         let value = match tag & 7 {
             0 => Value::Number(self.varint(rest)?),
             2 => {
                 let len = self.varint(rest)?;
-                if len > rest.end - rest.start {
-                    return bad("protobuf: a field goes beyond the end of its message");
-                }
+                refuse_if(len > rest.end - rest.start, "protobuf: a field goes beyond the end of its message")?;
                 let start = rest.start;
                 rest.start += len;
                 Value::Bytes(start..start + len)
@@ -94,9 +86,7 @@ impl<'a> Wire<'a> {
             }
             value |= u64::from(byte & 0x7f) << shift;
             if byte & 0x80 == 0 {
-                if byte == 0 && shift > 0 {
-                    return bad("protobuf: a number with more bytes than it needs");
-                }
+                refuse_if(byte == 0 && shift > 0, "protobuf: a number with more bytes than it needs")?;
                 return Ok(value);
             }
         }
@@ -104,53 +94,31 @@ impl<'a> Wire<'a> {
     }
 
     fn byte(&mut self, rest: &mut Range<u64>) -> Result<u8, Fail> {
-        if rest.start >= rest.end {
-            return bad("protobuf: a message ends in the middle of a number");
-        }
-        let at = rest.start;
-        if at < self.from || at - self.from >= self.window.len() as u64 {
-            self.window.resize(self.size.saturating_sub(at).min(WINDOW as u64) as usize, 0);
-            self.src.read_exact_at(&mut self.window, at)?;
-            self.from = at;
-        }
+        refuse_if(rest.start >= rest.end, "protobuf: a message ends in the middle of a number")?;
         rest.start += 1;
-        match self.window.get((at - self.from) as usize) {
-            Some(byte) => Ok(*byte),
-            None => bad("protobuf: the file ends in the middle of a number"),
-        }
+        self.input.byte_at(rest.start - 1)
     }
 
     /// A text of at most `most` bytes.
     pub(super) fn text(&mut self, range: Range<u64>, most: u64) -> Result<String, Fail> {
-        if range.end - range.start > most {
-            return bad("protobuf: a name is too long");
-        }
+        refuse_if(range.end - range.start > most, "protobuf: a name is too long")?;
         let mut bytes = vec![0; (range.end - range.start) as usize];
         self.src.read_exact_at(&mut bytes, range.start)?;
         String::from_utf8(bytes).or_else(|_| bad("protobuf: a text is not UTF-8"))
     }
 }
 
-/// Appends a number, as [`Wire::varint`] reads it.
-pub(super) fn put_varint(mut value: u64, out: &mut Vec<u8>) {
-    while value >= 0x80 {
-        out.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    out.push(value as u8);
-}
-
 /// Appends the head of a field of this number that holds `len` bytes, which are to follow.
 pub(super) fn put_head(field: u64, len: u64, out: &mut Vec<u8>) {
-    put_varint(field << 3 | 2, out);
-    put_varint(len, out);
+    varint::put(field << 3 | 2, out);
+    varint::put(len, out);
 }
 
 /// Appends a field that is a number. The format leaves out a 0.
 pub(super) fn put_number(field: u64, value: u64, out: &mut Vec<u8>) {
     if value != 0 {
-        put_varint(field << 3, out);
-        put_varint(value, out);
+        varint::put(field << 3, out);
+        varint::put(value, out);
     }
 }
 
@@ -190,7 +158,7 @@ mod tests {
         #[test]
         fn numbers_come_back(value: u64, shift in 0u32..64) {
             let mut out = Vec::new();
-            put_varint(value >> shift, &mut out);
+            varint::put(value >> shift, &mut out);
             prop_assert_eq!(read(&out).ok(), Some(value >> shift));
             out.pop();
             prop_assert!(read(&out).is_err());

@@ -67,6 +67,12 @@ pub(super) enum Fail {
     CutShort(String),
 }
 
+impl From<&str> for Fail {
+    fn from(why: &str) -> Self {
+        Fail::Bad(why.into())
+    }
+}
+
 impl From<io::Error> for Fail {
     fn from(e: io::Error) -> Self {
         Fail::Io(e)
@@ -76,6 +82,11 @@ impl From<io::Error> for Fail {
 /// A refusal with its reason in plain words.
 pub(super) fn bad<T>(why: impl Into<String>) -> Result<T, Fail> {
     Err(Fail::Bad(why.into()))
+}
+
+/// Refuses a file for which this holds.
+pub(super) fn refuse_if(is: bool, why: &str) -> Result<(), Fail> {
+    if is { bad(why) } else { Ok(()) }
 }
 
 /// The refusal of a file that ends too early, with its reason in plain words.

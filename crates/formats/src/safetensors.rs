@@ -5,7 +5,7 @@ use std::fmt;
 use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::named::{self, Array};
-use super::read::{Fail, bad, cut_short, start};
+use super::read::{Fail, bad, cut_short, refuse_if, start};
 use super::{Description, Kind, ReadAt};
 use codec::Dtype;
 
@@ -45,14 +45,10 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
     // The format's own library wants every byte to be some tensor's, and refuses to load anything else.
     let mut end = payload;
     for tensor in &description.tensors {
-        if tensor.extent.start != end {
-            return bad("safetensors: bytes between its tensors belong to none");
-        }
+        refuse_if(tensor.extent.start != end, "safetensors: bytes between its tensors belong to none")?;
         end = tensor.extent.end;
     }
-    if end != size {
-        return bad("safetensors: bytes behind its tensors");
-    }
+    refuse_if(end != size, "safetensors: bytes behind its tensors")?;
     Ok(Some(description))
 }
 

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use super::proof::Training;
-use super::read::{Fail, bad, left_out};
+use super::read::{Fail, left_out, refuse_if};
 use super::slots::{Flat, Optimizers, Standing};
 use super::view::View;
 use super::{Role, Tensor, pairing};
@@ -161,9 +161,7 @@ impl<'r> Storages<'r> {
             return Ok(());
         }
         self.path_bytes += used.path.len() + used.standing.as_ref().map_or(0, Standing::len);
-        if self.path_bytes > MAX_PATH_BYTES {
-            return bad("torch: the tensors' names are too long to keep");
-        }
+        refuse_if(self.path_bytes > MAX_PATH_BYTES, "torch: the tensors' names are too long to keep")?;
         let (dtype, shape, (role, why)) = match dtype {
             Some(d) if len.is_multiple_of(d.size() as u64) => {
                 let elements = len / d.size() as u64;

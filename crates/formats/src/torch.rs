@@ -9,7 +9,7 @@ use super::patch::{Checksums, is_serialization_id};
 use super::pickle::{self, Graph, Item};
 use super::progress::Progress;
 use super::proof::LISTED;
-use super::read::{Fail, bad};
+use super::read::{Fail, bad, refuse_if};
 use super::storages::{Record, Records, Stored};
 use super::zip::Zip;
 use super::{Description, Kind, ReadAt, Role, best, view, walk};
@@ -35,12 +35,8 @@ pub(super) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fail> 
 pub(super) fn read(src: &dyn ReadAt, zip: &Zip) -> Result<Contents, Fail> {
     let layout = Layout::of(zip)?;
     let pickle = &zip.records[layout.pickle];
-    if !pickle.stored {
-        return bad("torch: the zip is compressed: kept as it is; write it as torch.save does to shrink it");
-    }
-    if layout.is_big_endian(src)? {
-        return bad(BIG_ENDIAN);
-    }
+    refuse_if(!pickle.stored, "torch: the zip is compressed: kept as it is; write it as torch.save does to shrink it")?;
+    refuse_if(layout.is_big_endian(src)?, BIG_ENDIAN)?;
     let graph = pickle::load(src, pickle.payload.start, pickle.payload.end)?;
     let mut stored = walk::tensors(&graph, &layout)?;
     prove_listed(&graph, &layout, &mut stored);

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use super::Role;
 use super::path::{self, Part};
 use super::pickle::{Elements, Graph, Item, Node};
-use super::read::{Fail, bad};
+use super::read::{Fail, refuse_if};
 use super::role::{self, Context};
 use super::slots::{self, Optimizers, Parameter, Standing};
 use super::storages::{Records, Storages, Stored, Use};
@@ -117,9 +117,7 @@ impl Walk<'_> {
         let before = self.path.len();
         path::push(&mut self.path, self.graph, part);
         self.written += self.path.len() - before;
-        if self.written > MAX_WRITTEN {
-            return bad("torch: the keys are too long and too many");
-        }
+        refuse_if(self.written > MAX_WRITTEN, "torch: the keys are too long and too many")?;
         if self.path.len() > MAX_PATH {
             self.storages.too_deep += 1;
             return Ok(());

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use super::ReadAt;
-use super::read::{Fail, bad, begins_with, cut_short, u16_at, u32_at, u64_at};
+use super::read::{Fail, bad, begins_with, cut_short, refuse_if, u16_at, u32_at, u64_at};
 
 /// Largest central directory looked at, or all of a file's together: 800,000 records of torch.save, which writes
 /// about 80 bytes for each. The records held in memory are then below 128 MiB.
@@ -93,14 +93,10 @@ impl Zip {
         let mut zips = Vec::new();
         let (mut end, mut directories) = (size, 0);
         while end > 0 {
-            if zips.len() == MAX_ZIPS {
-                return bad("zip: more than 131,072 zips in one file");
-            }
+            refuse_if(zips.len() == MAX_ZIPS, "zip: more than 131,072 zips in one file")?;
             let (zip, start) = Zip::read_before(src, end)?;
             directories += zip.directory.len() as u64;
-            if directories > MAX_DIRECTORY {
-                return bad("zip: central directories larger than 64 MiB");
-            }
+            refuse_if(directories > MAX_DIRECTORY, "zip: central directories larger than 64 MiB")?;
             zips.push(zip);
             end = start;
         }
@@ -111,9 +107,7 @@ impl Zip {
     /// Reads the zip that ends at `size`; answers where it begins, too. Its records' places are those in the file.
     pub(super) fn read_before(src: &dyn ReadAt, size: u64) -> Result<(Zip, u64), Fail> {
         let end = End::find(src, size)?;
-        if end.directory_len > MAX_DIRECTORY {
-            return bad("zip: central directory larger than 64 MiB");
-        }
+        refuse_if(end.directory_len > MAX_DIRECTORY, "zip: central directory larger than 64 MiB")?;
         // `End` made sure that it lies in the file.
         let mut directory = vec![0; end.directory_len as usize];
         src.read_exact_at(&mut directory, end.directory_at)?;
@@ -122,9 +116,7 @@ impl Zip {
         let mut names = HashMap::with_capacity(records.len());
         for r in &records {
             let name = &directory[r.name.start as usize..r.name.end as usize];
-            if names.insert(name, ()).is_some() {
-                return bad("zip: two records have the same name");
-            }
+            refuse_if(names.insert(name, ()).is_some(), "zip: two records have the same name")?;
         }
         drop(names);
         // Each record ends before the next begins, so the last one's place bounds all reads.
@@ -184,18 +176,16 @@ impl End {
         };
         let mut z = [0; 56];
         src.read_exact_at(&mut z, end64_at)?;
-        if u32_at(&z, 0) != END64 {
-            return bad("zip: the Zip64 locator points at something else");
-        }
+        refuse_if(u32_at(&z, 0) != END64, "zip: the Zip64 locator points at something else")?;
         let (entries64, len64, at64) = (u64_at(&z, 32), u64_at(&z, 40), u64_at(&z, 48));
         let differs = |short: u64, max: u64, long: u64| short != max && short != long;
-        if differs(entries, 0xffff, entries64)
-            || differs(directory_len, 0xffff_ffff, len64)
-            || differs(declared_at, 0xffff_ffff, at64)
-            || u64_at(&z, 24) != entries64
-        {
-            return bad("zip: the two end records disagree");
-        }
+        refuse_if(
+            differs(entries, 0xffff, entries64)
+                || differs(directory_len, 0xffff_ffff, len64)
+                || differs(declared_at, 0xffff_ffff, at64)
+                || u64_at(&z, 24) != entries64,
+            "zip: the two end records disagree",
+        )?;
         let start = end64_at.checked_sub(declared_end64);
         match start.and_then(|start| Some((start, start.checked_add(at64)?))) {
             // Right before the end records, or another reader would look for it elsewhere.
@@ -240,34 +230,25 @@ fn locate64(src: &dyn ReadAt, end_at: u64) -> Result<Option<(u64, u64)>, Fail> {
 /// The directory's entries; payload ranges hold only lengths so far.
 fn central(dir: &[u8], end: &End) -> Result<Vec<Record>, Fail> {
     // Each entry takes at least 46 bytes, so a count that lies reserves no more than the directory's own size.
-    if end.entries > dir.len() as u64 / 46 {
-        return bad("zip: more records declared than the central directory can hold");
-    }
+    refuse_if(end.entries > dir.len() as u64 / 46, "zip: more records declared than the central directory can hold")?;
     let mut records = Vec::with_capacity(end.entries as usize);
     let mut at = 0;
     while at < dir.len() {
         let entry = &dir[at..];
-        if entry.len() < 46 || u32_at(entry, 0) != CENTRAL {
-            return bad("zip: the central directory is damaged");
-        }
+        refuse_if(entry.len() < 46 || u32_at(entry, 0) != CENTRAL, "zip: the central directory is damaged")?;
         let name_len = usize::from(u16_at(entry, 28));
         let extra_len = usize::from(u16_at(entry, 30));
         let comment_len = usize::from(u16_at(entry, 32));
         let len = 46 + name_len + extra_len + comment_len;
-        if entry.len() < len {
-            return bad("zip: a central directory entry is cut short");
-        }
+        refuse_if(entry.len() < len, "zip: a central directory entry is cut short")?;
         let extra = &entry[46 + name_len..46 + name_len + extra_len];
         let [mut unpacked, mut packed] = [24, 20].map(|at| u64::from(u32_at(entry, at)));
         let mut header = u64::from(u32_at(entry, 42));
         widen(extra, &mut [&mut unpacked, &mut packed, &mut header])?;
-        let Some(header) = header.checked_add(end.start) else {
-            return bad("zip: records overlap, or lie beyond the central directory");
-        };
+        let header =
+            header.checked_add(end.start).ok_or("zip: records overlap, or lie beyond the central directory")?;
         let stored = u16_at(entry, 10) == 0 && u16_at(entry, 8) & FLAG_ENCRYPTED == 0;
-        if stored && packed != unpacked {
-            return bad("zip: a stored record has two different sizes");
-        }
+        refuse_if(stored && packed != unpacked, "zip: a stored record has two different sizes")?;
         records.push(Record {
             name: (at + 46) as u32..(at + 46 + name_len) as u32,
             header,
@@ -280,9 +261,7 @@ fn central(dir: &[u8], end: &End) -> Result<Vec<Record>, Fail> {
         });
         at += len;
     }
-    if records.len() as u64 != end.entries {
-        return bad("zip: the number of records is not the number declared");
-    }
+    refuse_if(records.len() as u64 != end.entries, "zip: the number of records is not the number declared")?;
     Ok(records)
 }
 
@@ -316,28 +295,20 @@ fn local(src: &dyn ReadAt, record: &mut Record, name: &[u8], limit: u64) -> Resu
     let (unpacked, packed) = (record.payload.start, record.payload.end);
     let overlap = "zip: records overlap, or lie beyond the central directory";
     let fixed_end = record.header.checked_add(30 + name.len() as u64);
-    if fixed_end.is_none_or(|e| e > limit) {
-        return bad(overlap);
-    }
+    refuse_if(fixed_end.is_none_or(|e| e > limit), overlap)?;
     let mut head = vec![0; 30 + name.len()];
     src.read_exact_at(&mut head, record.header)?;
-    if u32_at(&head, 0) != LOCAL {
-        return bad("zip: no local header where the central directory says");
-    }
+    refuse_if(u32_at(&head, 0) != LOCAL, "zip: no local header where the central directory says")?;
     if usize::from(u16_at(&head, 26)) != name.len() || &head[30..] != name {
         return bad("zip: a record has another name in its local header");
     }
     let stored = u16_at(&head, 8) == 0 && u16_at(&head, 6) & FLAG_ENCRYPTED == 0;
-    if stored != record.stored {
-        return bad("zip: a record has another method in its local header");
-    }
+    refuse_if(stored != record.stored, "zip: a record has another method in its local header")?;
     let extra_len = u16_at(&head, 28);
     // Cannot overflow: header + 30 + name is at most `limit`, a file offset.
     let start = record.header + head.len() as u64 + u64::from(extra_len);
     let end = start.checked_add(packed).filter(|&e| e <= limit);
-    let Some(end) = end else {
-        return bad(overlap);
-    };
+    let end = end.ok_or(overlap)?;
     record.payload = start..end;
     let crc = u32_at(&head, 14);
     if u16_at(&head, 6) & FLAG_DESCRIPTOR == 0 {
@@ -353,9 +324,7 @@ fn local(src: &dyn ReadAt, record: &mut Record, name: &[u8], limit: u64) -> Resu
         return Ok(());
     }
     if crc != 0 {
-        if crc != record.crc {
-            return bad("zip: a record has another CRC in its local header");
-        }
+        refuse_if(crc != record.crc, "zip: a record has another CRC in its local header")?;
         record.crc_in_header = Some(record.header + 14);
     }
     let mut room = [0; 24];

@@ -85,13 +85,9 @@ impl System for CheckNRun {
     fn take(&self, payload: &mut &[u8], previous: Option<&State>, len: usize) -> Result<State, Corrupt> {
         let kind = code::take_byte(payload)?;
         let bits = u32::from(kind & 15);
-        if !matches!(bits, 2 | 3 | 4 | 8) || kind & 0x60 != 0 {
-            return Err(Corrupt("bit width"));
-        }
+        Corrupt::when(!matches!(bits, 2 | 3 | 4 | 8) || kind & 0x60 != 0, "bit width")?;
         let (width, first) = (varint::take(payload)?, varint::take(payload)?);
-        if first > width || first == 0 && len > 0 {
-            return Err(Corrupt("width of a row"));
-        }
+        Corrupt::when(first > width || first == 0 && len > 0, "width of a row")?;
         // The first row begins inside one.
         let lengths = row_lengths(width - first, width, len);
         let mut flags = vec![1; lengths.len()];

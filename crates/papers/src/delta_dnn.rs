@@ -44,9 +44,7 @@ impl System for DeltaDnn {
     fn take(&self, payload: &mut &[u8], previous: Option<&State>, len: usize) -> Result<State, Corrupt> {
         let step = f64::from_le_bytes(code::take_words(payload, 1)?[0]);
         // No bound gives a step outside; so no sum can be infinite or NaN.
-        if !(step > 0.0 && step < 2.0) {
-            return Err(Corrupt("step of a difference"));
-        }
+        Corrupt::when(!(step > 0.0 && step < 2.0), "step of a difference")?;
         let mut m = vec![0; len];
         ints::decode(std::mem::take(payload), &mut m)?;
         Ok(State::of(add(&previous.ok_or(NO_PREVIOUS)?.values, step, &m)))

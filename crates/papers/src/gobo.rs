@@ -141,17 +141,13 @@ impl System for Gobo {
     fn take(&self, payload: &mut &[u8], _previous: Option<&State>, len: usize) -> Result<State, Corrupt> {
         let bits = u32::from(code::take_byte(payload)?);
         let count = usize::from(code::take_byte(payload)?) + 1;
-        if !(1..=8).contains(&bits) || count > 1 << bits {
-            return Err(Corrupt("bits of an index"));
-        }
+        Corrupt::when(!(1..=8).contains(&bits) || count > 1 << bits, "bits of an index")?;
         let centroids = code::take_floats(payload, count)?;
         let places = take_runs(payload, len)?;
         let exact = code::take_exact(payload, places.len())?;
         let mut indexes = vec![0; len - places.len()];
         code::take_codes(payload, bits, &mut indexes)?;
-        if indexes.iter().any(|&index| usize::from(index) >= count) {
-            return Err(Corrupt("indexes of a tile"));
-        }
+        Corrupt::when(indexes.iter().any(|&index| usize::from(index) >= count), "indexes of a tile")?;
         Ok(state(&centroids, &indexes, places.iter().copied().zip(exact), len))
     }
 }

@@ -148,9 +148,7 @@ impl System for Lc {
     fn take(&self, payload: &mut &[u8], previous: Option<&State>, len: usize) -> Result<State, Corrupt> {
         let previous = &previous.ok_or(NO_PREVIOUS)?.values;
         let count = varint::take(payload)?;
-        if count >= BUCKETS as u64 {
-            return Err(Corrupt("buckets"));
-        }
+        Corrupt::when(count >= BUCKETS as u64, "buckets")?;
         let steps = [vec![-0.0], code::take_floats(payload, count as usize)?].concat();
         let is_wide = count > u8::MAX.into();
         let high = if is_wide { varint::take_bytes(payload)? } else { &[] };
@@ -160,9 +158,7 @@ impl System for Lc {
         let slots: &mut [f32] = &mut values;
         slots.copy_from_slice(previous);
         if !is_wide {
-            if symbols.iter().any(|&symbol| usize::from(symbol) >= steps.len()) {
-                return Err(Corrupt("number of a bucket"));
-            }
+            Corrupt::when(symbols.iter().any(|&symbol| usize::from(symbol) >= steps.len()), "number of a bucket")?;
             slots.iter_mut().zip(symbols.iter()).for_each(|(value, &symbol)| *value += steps[usize::from(symbol)]);
             return Ok(State::of(values));
         }

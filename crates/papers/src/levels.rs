@@ -81,9 +81,7 @@ pub(super) fn take(
         false => None,
     };
     let is_sound = |before: &[u16]| before.len() == len && before.iter().all(|&level| usize::from(level) < cycle);
-    if cycle > coding.most_levels() || !before.is_none_or(is_sound) {
-        return Err(Corrupt("levels of the previous state"));
-    }
+    Corrupt::when(cycle > coding.most_levels() || !before.is_none_or(is_sound), "levels of the previous state")?;
     let mut next = starts(before, cycle, coding, len);
     let mut differences = vec![0; len];
     for range in next.windows(2).filter(|range| range[0] < range[1]) {
@@ -96,9 +94,7 @@ pub(super) fn take(
         levels.push(((then + usize::from(differences[*place])) % cycle) as u16);
         *place += 1;
     }
-    if levels.iter().any(|&level| usize::from(level) >= count) {
-        return Err(Corrupt("level beyond the last bin"));
-    }
+    Corrupt::when(levels.iter().any(|&level| usize::from(level) >= count), "level beyond the last bin")?;
     Ok(levels)
 }
 
@@ -137,9 +133,7 @@ fn put_group(differences: &[u8], cycle: usize, coding: Coding, out: &mut Vec<u8>
 fn take_group(payload: &mut &[u8], cycle: usize, coding: Coding, differences: &mut [u8]) -> Result<(), Corrupt> {
     let count = usize::try_from(varint::take(payload)?).unwrap_or(usize::MAX);
     // No run has more symbols than values.
-    if count > differences.len() {
-        return Err(Corrupt("more symbols than values"));
-    }
+    Corrupt::when(count > differences.len(), "more symbols than values")?;
     let mut symbols = vec![0; count];
     symbols::decode(varint::take_bytes(payload)?, &mut symbols)?;
     if coding == Coding::Huffman {
@@ -157,9 +151,7 @@ fn take_group(payload: &mut &[u8], cycle: usize, coding: Coding, differences: &m
     let (mut long, mut left) = (long.into_iter(), differences);
     let mut symbols = symbols.into_iter().map(usize::from).peekable();
     while let Some(value) = symbols.next() {
-        if value >= cycle {
-            return Err(Corrupt("length without a value"));
-        }
+        Corrupt::when(value >= cycle, "length without a value")?;
         let run = match symbols.next_if(|&symbol| symbol >= cycle) {
             None => 1,
             Some(symbol) if symbol < last => symbol - cycle + SHORT.start(),

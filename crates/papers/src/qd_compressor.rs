@@ -76,9 +76,7 @@ impl System for QdCompressor {
     fn take(&self, payload: &mut &[u8], previous: Option<&State>, len: usize) -> Result<State, Corrupt> {
         let bins = u32::from(code::take_byte(payload)?) + 1;
         let grid = code::take_floats(payload, 2)?;
-        if bins < LEAST {
-            return Err(Corrupt("number of bins"));
-        }
+        Corrupt::when(bins < LEAST, "number of bins")?;
         let levels = levels::take(payload, bins as usize, previous, len)?;
         let codes: Vec<u8> = levels.iter().map(|&level| level as u8).collect();
         let mut values = vec![0.0; len];

@@ -3,10 +3,9 @@
 //! A system is one row of [`FAMILIES`].
 
 use std::fmt;
-use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-use super::check_n_run::{self, CheckNRun, Method};
+use super::check_n_run::{self, CheckNRun, Method, Method::*};
 use super::delta_dnn::DeltaDnn;
 use super::gobo::Gobo;
 use super::inshrinkerator::{Config, Inshrinkerator, Metric, Named};
@@ -14,7 +13,7 @@ use super::lc::Lc;
 use super::qd_compressor::QdCompressor;
 use super::scar::Scar;
 use super::topn::TopN;
-use super::{Policy, System};
+use super::{Policy, Policy::*, System};
 use codec::Corrupt;
 
 /// Systems that differ in one number.
@@ -23,8 +22,8 @@ pub struct Family {
     pub id: u8,
     /// Its name; its number, if it has one, follows after a hyphen.
     pub word: &'static str,
-    /// The numbers that it may have. 0: the name has no number.
-    pub numbers: &'static [RangeInclusive<u8>],
+    /// The numbers that it may have, from and to. 0: the name has no number.
+    pub numbers: &'static [(u8, u8)],
     /// The numbers to try or list in place of all.
     pub usual: &'static [u8],
     /// A description in one line.
@@ -33,151 +32,97 @@ pub struct Family {
     pub make: fn(u8) -> Box<dyn System>,
 }
 
+const fn family(
+    id: u8,
+    word: &'static str,
+    numbers: &'static [(u8, u8)],
+    usual: &'static [u8],
+    make: fn(u8) -> Box<dyn System>,
+) -> Family {
+    Family { id, word, numbers, usual, about: "", make }
+}
+
 impl Family {
+    const fn about(self, about: &'static str) -> Family {
+        Family { about, ..self }
+    }
+
     fn has(&self, number: u8) -> bool {
-        self.numbers.iter().any(|numbers| numbers.contains(&number))
+        self.numbers.iter().any(|&(least, most)| (least..=most).contains(&number))
     }
 
     /// Its numbers in words, without 0.
     fn words(&self) -> String {
-        let range = |numbers: &RangeInclusive<u8>| match (*numbers.start().max(&1), *numbers.end()) {
-            (least, most) if least < most => format!("{least} to {most}"),
-            (_, most) => most.to_string(),
+        let range = |&(least, most): &(u8, u8)| match least.max(1) {
+            least if least < most => format!("{least} to {most}"),
+            _ => most.to_string(),
         };
-        self.numbers.iter().filter(|numbers| *numbers.end() > 0).map(range).collect::<Vec<_>>().join(", ")
+        self.numbers.iter().filter(|(_, most)| *most > 0).map(range).collect::<Vec<_>>().join(", ")
     }
 }
 
 /// Every system.
 pub static FAMILIES: &[Family] = &[
-    Family {
-        id: 1,
-        word: "lc",
-        numbers: &[0..=8],
-        usual: &[2, 3, 4, 0],
-        about: "LC-Checkpoint (ICML 2020): exponent buckets, promotion of number bits (no number: none), Huffman",
-        make: |bits| Box::new(Lc { bits: Some(bits).filter(|bits| *bits > 0), by_tensor: false }),
-    },
-    Family {
-        id: 2,
-        word: "lc-layer",
-        numbers: &[0..=8],
-        usual: &[3],
-        about: "LC-Checkpoint with separate buckets and promotion for each tensor",
-        make: |bits| Box::new(Lc { bits: Some(bits).filter(|bits| *bits > 0), by_tensor: true }),
-    },
-    Family {
-        id: 3,
-        word: "scar",
-        numbers: &[1..=100],
-        usual: &[5, 10],
-        about: "SCAR (2018) as LC-Checkpoint compares it: each checkpoint saves the next number percent, by turns",
-        make: |percent| Box::new(Scar { percent, priority: false }),
-    },
-    Family {
-        id: 4,
-        word: "scar-priority",
-        numbers: &[1..=100],
-        usual: &[5],
-        about: "SCAR (2018): the number percent of the rows that changed most since their last save",
-        make: |percent| Box::new(Scar { percent, priority: true }),
-    },
-    Family {
-        id: 5,
-        word: "topn",
-        numbers: &[1..=100],
-        usual: &[5, 10],
-        about: "TOPN as LC-Checkpoint compares it: the number percent of the parameters that changed most",
-        make: |percent| Box::new(TopN { percent }),
-    },
-    Family {
-        id: 10,
-        word: "check-n-run",
-        numbers: CHECK_N_RUN_BITS,
-        usual: &[2, 3, 4, 8],
-        about: "Check-N-Run (NSDI 2022): modified rows, each quantized in a range from a search; intermittent",
-        make: |bits| sound(CheckNRun::new(bits.into())),
-    },
-    Family {
-        id: 11,
-        word: "check-n-run-symmetric",
-        numbers: CHECK_N_RUN_BITS,
-        usual: &[4],
-        about: "Check-N-Run with rows quantized symmetrically about 0",
-        make: |bits| sound(CheckNRun::new(bits.into()).map(|system| system.with(Method::Symmetric))),
-    },
-    Family {
-        id: 12,
-        word: "check-n-run-asymmetric",
-        numbers: &[2..=4],
-        usual: &[4],
-        about: "Check-N-Run with rows quantized from their smallest to their largest value",
-        make: |bits| sound(CheckNRun::new(bits.into()).map(|system| system.with(Method::Asymmetric))),
-    },
-    Family {
-        id: 13,
-        word: "check-n-run-one-shot",
-        numbers: CHECK_N_RUN_BITS,
-        usual: &[4],
-        about: "Check-N-Run with differences to the first checkpoint of a chain only",
-        make: |bits| sound(CheckNRun::new(bits.into()).map(|system| system.with_policy(Policy::OneShot))),
-    },
-    Family {
-        id: 14,
-        word: "check-n-run-consecutive",
-        numbers: CHECK_N_RUN_BITS,
-        usual: &[4],
-        about: "Check-N-Run with differences to the previous checkpoint",
-        make: |bits| sound(CheckNRun::new(bits.into()).map(|system| system.with_policy(Policy::Consecutive))),
-    },
-    Family {
-        id: 20,
-        word: "inshrinkerator",
-        numbers: &[1..=7],
-        usual: &[3, 4, 5],
-        about: "Inshrinkerator (2023): protected, pruned or clustered by k-means; differences of bins; 2^number bins",
-        make: |bits| sound(Inshrinkerator::new(usual(bits, Metric::Magnitude))),
-    },
-    Family {
-        id: 21,
-        word: "inshrinkerator-sensitivity",
-        numbers: &[1..=7],
-        usual: &[4],
-        about: "Inshrinkerator that prunes by |w g|, g the gradient's running mean",
-        make: |bits| sound(Inshrinkerator::new(usual(bits, Metric::Sensitivity))),
-    },
-    Family {
-        id: 30,
-        word: "qd-compressor",
-        numbers: &[0..=0],
-        usual: &[0],
-        about: "QD-Compressor (2023): bins by each layer's entropy, cyclic differences",
-        make: |_| sound(QdCompressor::new(8, 256)),
-    },
-    Family {
-        id: 31,
-        word: "delta-dnn",
-        numbers: &[1..=8],
-        usual: &[2, 3],
-        about: "Delta-DNN (2020): differences within an error bound of 10^-number",
-        make: |digits| sound(format!("1e-{digits}").parse().ok().and_then(DeltaDnn::new)),
-    },
-    Family {
-        id: 32,
-        word: "gobo",
-        numbers: &[1..=8],
-        usual: &[3, 4],
-        about: "GOBO (2020): outliers exact, all others clustered by k-medians with number bits",
-        make: |bits| sound(Gobo::new(bits.into())),
-    },
+    family(1, "lc", &[(0, 8)], &[2, 3, 4, 0], |bits| lc(bits, false))
+        .about("LC-Checkpoint (ICML 2020): exponent buckets, promotion of number bits (no number: none), Huffman"),
+    family(2, "lc-layer", &[(0, 8)], &[3], |bits| lc(bits, true))
+        .about("LC-Checkpoint with separate buckets and promotion for each tensor"),
+    family(3, "scar", &[(1, 100)], &[5, 10], |percent| Box::new(Scar { percent, priority: false }))
+        .about("SCAR (2018) as LC-Checkpoint compares it: each checkpoint saves the next number percent, by turns"),
+    family(4, "scar-priority", &[(1, 100)], &[5], |percent| Box::new(Scar { percent, priority: true }))
+        .about("SCAR (2018): the number percent of the rows that changed most since their last save"),
+    family(5, "topn", &[(1, 100)], &[5, 10], |percent| Box::new(TopN { percent }))
+        .about("TOPN as LC-Checkpoint compares it: the number percent of the parameters that changed most"),
+    family(10, "check-n-run", CHECK_N_RUN_BITS, &[2, 3, 4, 8], |bits| check_n_run(bits, None, Intermittent))
+        .about("Check-N-Run (NSDI 2022): modified rows, each quantized in a range from a search; intermittent"),
+    family(11, "check-n-run-symmetric", CHECK_N_RUN_BITS, &[4], |bits| {
+        check_n_run(bits, Some(Symmetric), Intermittent)
+    })
+    .about("Check-N-Run with rows quantized symmetrically about 0"),
+    family(12, "check-n-run-asymmetric", &[(2, 4)], &[4], |bits| check_n_run(bits, Some(Asymmetric), Intermittent))
+        .about("Check-N-Run with rows quantized from their smallest to their largest value"),
+    family(13, "check-n-run-one-shot", CHECK_N_RUN_BITS, &[4], |bits| check_n_run(bits, None, OneShot))
+        .about("Check-N-Run with differences to the first checkpoint of a chain only"),
+    family(14, "check-n-run-consecutive", CHECK_N_RUN_BITS, &[4], |bits| check_n_run(bits, None, Consecutive))
+        .about("Check-N-Run with differences to the previous checkpoint"),
+    family(20, "inshrinkerator", &[(1, 7)], &[3, 4, 5], |bits| {
+        sound(Inshrinkerator::new(usual(bits, Metric::Magnitude)))
+    })
+    .about("Inshrinkerator (2023): protected, pruned or clustered by k-means; differences of bins; 2^number bins"),
+    family(21, "inshrinkerator-sensitivity", &[(1, 7)], &[4], |bits| {
+        sound(Inshrinkerator::new(usual(bits, Metric::Sensitivity)))
+    })
+    .about("Inshrinkerator that prunes by |w g|, g the gradient's running mean"),
+    family(30, "qd-compressor", &[(0, 0)], &[0], |_| sound(QdCompressor::new(8, 256)))
+        .about("QD-Compressor (2023): bins by each layer's entropy, cyclic differences"),
+    family(31, "delta-dnn", &[(1, 8)], &[2, 3], |digits| {
+        sound(format!("1e-{digits}").parse().ok().and_then(DeltaDnn::new))
+    })
+    .about("Delta-DNN (2020): differences within an error bound of 10^-number"),
+    family(32, "gobo", &[(1, 8)], &[3, 4], |bits| sound(Gobo::new(bits.into())))
+        .about("GOBO (2020): outliers exact, all others clustered by k-medians with number bits"),
 ];
 
 /// Only Check-N-Run with bits by the expected restores has these.
-const CHECK_N_RUN_BITS: &[RangeInclusive<u8>] = &[2..=4, 8..=8];
+const CHECK_N_RUN_BITS: &[(u8, u8)] = &[(2, 4), (8, 8)];
 
 /// The table holds no parameters that a system refuses.
 fn sound<S: System + 'static>(system: Option<S>) -> Box<dyn System> {
     Box::new(system.unwrap_or_else(|| unreachable!("parameters of the table")))
+}
+
+/// LC-Checkpoint; 0 bits: without promotion.
+fn lc(bits: u8, by_tensor: bool) -> Box<dyn System> {
+    Box::new(Lc { bits: Some(bits).filter(|bits| *bits > 0), by_tensor })
+}
+
+/// Check-N-Run; without a method, the usual one of these bits.
+fn check_n_run(bits: u8, method: Option<Method>, policy: Policy) -> Box<dyn System> {
+    let system = CheckNRun::new(bits.into()).map(|system| system.with_policy(policy));
+    sound(system.map(|system| match method {
+        Some(method) => system.with(method),
+        None => system,
+    }))
 }
 
 /// Inshrinkerator's configuration of 2^`bits` bins.
@@ -313,7 +258,7 @@ impl FromStr for SystemId {
 pub fn decoder(id: u8) -> Result<Box<dyn System>, Corrupt> {
     let family = FAMILIES.iter().find(|family| family.id == id).ok_or(Corrupt("number of a published system"))?;
     // Numbers only affect encoding; a payload has everything for decoding.
-    let any = family.numbers.last().map_or(0, |numbers| *numbers.end());
+    let any = family.numbers.last().map_or(0, |(_, most)| *most);
     Ok((family.make)(any))
 }
 
@@ -399,7 +344,7 @@ mod tests {
         for family in FAMILIES {
             assert!(family.id > 0 && FAMILIES.iter().filter(|other| other.id == family.id).count() == 1);
             assert!(family.usual.iter().all(|number| family.has(*number)), "{}", family.word);
-            for number in family.numbers.iter().flat_map(|numbers| numbers.clone()) {
+            for number in family.numbers.iter().flat_map(|&(least, most)| least..=most) {
                 let id = SystemId::new(family, number);
                 assert_eq!(id.to_string().parse(), Ok(id));
                 assert!(seen.insert(format!("{:?}", id.system())), "{id} is another system by another name");

@@ -143,9 +143,7 @@ pub(super) fn take_runs(payload: &mut &[u8], len: usize) -> Result<Vec<usize>, C
         let start = varint::take(payload)?.saturating_add(end);
         end = varint::take(payload)?.saturating_add(start);
         // Runs that are not empty, so never more of them than elements.
-        if start >= end || end > len as u64 {
-            return Err(Corrupt("a run beyond the tile"));
-        }
+        Corrupt::when(start >= end || end > len as u64, "a run beyond the tile")?;
         places.extend(start as usize..end as usize);
     }
     Ok(places)

@@ -92,9 +92,7 @@ pub fn encode_as_it_is(dtype: Dtype, state: Before, parent: Option<&[u8]>, out: 
 /// # Errors
 /// [`Corrupt`] if neither writes such a payload.
 pub fn decode(dtype: Dtype, payload: &[u8], before: Option<Before>, len: usize) -> Result<Decoded, Corrupt> {
-    if !is_for(dtype) || !len.is_multiple_of(dtype.size()) {
-        return Err(Corrupt("type of a published system's tensor"));
-    }
+    Corrupt::when(!is_for(dtype) || !len.is_multiple_of(dtype.size()), "type of a published system's tensor")?;
     let elements = len / dtype.size();
     let (&id, mut payload) = payload.split_first().ok_or(Corrupt("no payload"))?;
     if id == AS_IT_IS {
@@ -108,9 +106,7 @@ pub fn decode(dtype: Dtype, payload: &[u8], before: Option<Before>, len: usize) 
         }
         return Ok(decoded);
     }
-    if before.is_some_and(|before| before.bytes.len() != len) {
-        return Err(Corrupt("previous state"));
-    }
+    Corrupt::when(before.is_some_and(|before| before.bytes.len() != len), "previous state")?;
     let previous = before.and_then(|before| before.state(dtype));
     let system = registry::decoder(id)?;
     Ok(rounded(dtype, super::decode(system.as_ref(), payload, previous.as_ref(), elements)?))

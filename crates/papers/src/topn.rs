@@ -45,9 +45,7 @@ impl System for TopN {
     fn take(&self, payload: &mut &[u8], previous: Option<&State>, len: usize) -> Result<State, Corrupt> {
         let previous = previous.ok_or(NO_PREVIOUS)?;
         let (width, first) = (varint::take(payload)?, varint::take(payload)?);
-        if first >= width {
-            return Err(Corrupt("width of a row"));
-        }
+        Corrupt::when(first >= width, "width of a row")?;
         let counts = code::take_words(payload, rows(first, width, len))?;
         let total = counts.iter().map(|count| u64::from(u32::from_le_bytes(*count))).sum::<u64>();
         let mut columns = code::take_words(payload, total.min(len as u64 + 1) as usize)?.iter();

@@ -2,7 +2,7 @@
 
 use codec::Rows;
 use codec::fused_decode::{self, From, LatticeRun, LogRun};
-use codec::log::{Factors, FactorsBuilder, Grid, Parent};
+use codec::log::{Factors, FactorsBuilder, Grid};
 use codec::moment::Rule;
 use codec::rows::Base;
 use codec::{Dtype, Integers, cast, lattice, log, lossless, moment, rows};
@@ -161,7 +161,7 @@ pub(crate) fn log_decode(data: &[u8]) {
     if let (Some(q), Some(bytes)) = (q, single) {
         assert!(values(dtype, &bytes).iter().all(|value| value.is_finite() && !value.is_sign_negative()));
         let mut out = Vec::new();
-        log::encode_tile(&q, Parent::Factors(grid), &mut out).expect("each is a q");
+        log::encode_tile(&q, From::Factors(grid), &mut out).expect("each is a q");
         let mut again = vec![0; n];
         log::decode_tile(&out, Some(grid), &mut again).expect("written bytes can be read");
         assert_eq!(again, q);
@@ -291,7 +291,7 @@ fn moments(input: &mut Input, dtype: Dtype, n: usize, v: &[u8], m: &[u8]) {
         assert!(was >= 0.0 && is.is_finite() && is.is_sign_positive() && (was == 0.0) == (is == 0.0), "{was} {is}");
     }
     let mut out = Vec::new();
-    log::encode_tile(&q, Parent::Factors(grid), &mut out).expect("each is a q");
+    log::encode_tile(&q, From::Factors(grid), &mut out).expect("each is a q");
     let mut back = vec![0; n];
     log::decode_tile(&out, Some(grid), &mut back).expect("written bytes can be read");
     assert_eq!(back, q);

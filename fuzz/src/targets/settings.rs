@@ -17,8 +17,7 @@ pub(crate) fn text(data: &[u8]) {
     let Ok(settings) = Settings::parse(text) else { return };
     for path in PATHS {
         let profiles = settings.profiles(Path::new(path));
-        let (finest, coarsest) = (profiles.finest(), profiles.coarsest());
-        let _ = (profiles.words(), profiles.policy(), finest, coarsest);
+        let _ = (profiles.words(), profiles.policy(), profiles.coarsest());
         for seen in [0, 1, u32::MAX] {
             let now = profiles.in_force(seen);
             assert!(Role::ALL.iter().all(|role| now.of(*role).name().parse() == Ok(now.of(*role))));

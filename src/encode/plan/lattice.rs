@@ -1,6 +1,7 @@
 //! The step of the lattice for a weight: from the update since the state before and to the state after.
 
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::recall::walk;
@@ -15,7 +16,7 @@ use super::subject::{Archived, Choice, Material, Subject, read_tile, tiles};
 
 /// Elements taken from each of `SAMPLES` places to measure a tensor's update. The root mean square of 65,536 is good
 /// to 1% even where a few rows move a hundred times more than the others.
-const SAMPLE_ELEMENTS: usize = 4096;
+pub(super) const SAMPLE_ELEMENTS: usize = 4096;
 const SAMPLES: usize = 16;
 /// Tiles decoded of the base to measure a tensor's update, spread over the tensor.
 const SAMPLE_TILES: usize = 3;
@@ -294,15 +295,10 @@ pub(super) struct NextUpdate {
 /// Returns the update, and the root mean square of the weights. The update is `None` if nothing moves, or if the
 /// change is too large ([`MOST_OF_WEIGHTS`]).
 fn next_update(material: &Material, tensor: &Tensor, twin: &Tensor) -> io::Result<(Option<NextUpdate>, f64)> {
-    let (mut updates, mut weights) = (Vec::new(), Vec::new());
-    sample(tensor, |range| {
-        let now = read(material.source, tensor, &range)?;
-        let then = read(material.newer.0, twin, &range)?;
-        updates.extend(lattice::updates(tensor.dtype, &then, &now));
-        weights.extend(lattice::values(tensor.dtype, &now));
-        Ok(())
-    })?;
-    let weights = mean_square(&weights);
+    let places = sample(tensor);
+    let (now, then) = (read(material.source, tensor, &places)?, read(material.newer.0, twin, &places)?);
+    let updates = lattice::updates(tensor.dtype, &then, &now);
+    let weights = mean_square(&lattice::values(tensor.dtype, &now));
     let sound = mean_square(&updates) <= MOST_OF_WEIGHTS * MOST_OF_WEIGHTS * weights;
     let (power, tail) = power_and_tail(&updates);
     let next = (sound && power > 0.0 && power.is_finite()).then(|| NextUpdate { rms: power.sqrt(), tail });
@@ -312,12 +308,9 @@ fn next_update(material: &Material, tensor: &Tensor, twin: &Tensor) -> io::Resul
 /// Root mean square of a tensor's update to the state after this one, of the elements that move. In a table most rows
 /// rest, and the others have the errors.
 pub(super) fn update(material: &Material, tensor: &Tensor, twin: &Tensor) -> io::Result<f64> {
-    let mut updates = Vec::new();
-    sample(tensor, |range| {
-        let (now, then) = (read(material.source, tensor, &range)?, read(material.newer.0, twin, &range)?);
-        updates.extend(lattice::updates(tensor.dtype, &then, &now));
-        Ok(())
-    })?;
+    let places = sample(tensor);
+    let (now, then) = (read(material.source, tensor, &places)?, read(material.newer.0, twin, &places)?);
+    let mut updates = lattice::updates(tensor.dtype, &then, &now);
     updates.retain(|update| *update != 0.0);
     Ok(mean_square(&updates).sqrt())
 }
@@ -340,39 +333,38 @@ fn power_and_tail(updates: &[f64]) -> (f64, f64) {
 
 /// Root mean square of the weights.
 pub(super) fn root_mean_square(subject: &Subject) -> io::Result<f64> {
-    let mut values = Vec::new();
-    sample(subject.tensor, |range| {
-        let bytes = read(subject.material.source, subject.tensor, &range)?;
-        values.extend(lattice::values(subject.tensor.dtype, &bytes));
-        Ok(())
-    })?;
-    Ok(mean_square(&values).sqrt())
+    let bytes = read(subject.material.source, subject.tensor, &sample(subject.tensor))?;
+    Ok(mean_square(&lattice::values(subject.tensor.dtype, &bytes)).sqrt())
 }
 
-/// Calls `look` with ranges of bytes in a tensor: all of a small one, else `SAMPLES` places spread over it.
-pub(in super::super) fn sample(
-    tensor: &Tensor,
-    mut look: impl FnMut(std::ops::Range<u64>) -> io::Result<()>,
-) -> io::Result<()> {
+/// Places of at most [`SAMPLE_ELEMENTS`] elements in a tensor, as ranges of its bytes: all of a small one, else
+/// `SAMPLES` places spread over it.
+pub(in super::super) fn sample(tensor: &Tensor) -> Vec<Range<u64>> {
     let size = tensor.dtype.size() as u64;
     let elements = tensor.bytes() / size;
     let take = (SAMPLE_ELEMENTS as u64).min(elements);
     let places = if elements <= take * SAMPLES as u64 { elements.div_ceil(take.max(1)) } else { SAMPLES as u64 };
-    for place in 0..places {
-        let first = if places == 1 { 0 } else { place * (elements - take) / (places - 1) };
-        look(first * size..(first + take) * size)?;
-    }
-    Ok(())
+    let first = |place: u64| if places == 1 { 0 } else { place * (elements - take) / (places - 1) };
+    (0..places).map(|place| first(place) * size..(first(place) + take) * size).collect()
 }
 
-/// Reads these bytes of a tensor.
-pub(in super::super) fn read(
-    source: &dyn ReadAt,
-    tensor: &Tensor,
-    range: &std::ops::Range<u64>,
-) -> io::Result<Vec<u8>> {
-    let mut bytes = vec![0; (range.end - range.start) as usize];
-    source.read_exact_at(&mut bytes, tensor.extent.start + range.start)?;
+/// A sample whose places are shorter. 4 places tell a change of second moments to 1%, while their units differ by
+/// factors of 2; all places tell the level of a prediction to a hundredth of an octave. The elements lie side by side,
+/// so that all columns of a narrow matrix count.
+pub(in super::super) fn short_sample(tensor: &Tensor) -> impl Iterator<Item = Range<u64>> {
+    const ELEMENTS: u64 = 1024;
+    let most = ELEMENTS * tensor.dtype.size() as u64;
+    sample(tensor).into_iter().map(move |place| place.start..place.end.min(place.start + most))
+}
+
+/// The bytes at these places of a tensor, one place after the other.
+pub(in super::super) fn read(source: &dyn ReadAt, tensor: &Tensor, places: &[Range<u64>]) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    for place in places {
+        let from = bytes.len();
+        bytes.resize(from + (place.end - place.start) as usize, 0);
+        source.read_exact_at(&mut bytes[from..], tensor.extent.start + place.start)?;
+    }
     Ok(bytes)
 }
 

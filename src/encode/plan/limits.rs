@@ -141,49 +141,30 @@ impl Seen {
         if limits.most <= limits.least {
             return None;
         }
-        // Norms of random rows of n elements differ by 1 / sqrt(2n) of themselves: 1% of 4,096. Their sums differ by
-        // 1 / sqrt(n) of their magnitudes. Of two or three rows some are alike by chance, and only 1 tells.
         let is_one = |value: f64| (value - 1.0).abs() <= alike / 10.0;
-        if self.rows < LEAST_ALIKE {
-            if norms.iter().all(|norm| is_one(*norm)) {
-                return Some("its rows have the norm 1");
-            }
-            if limits.least >= 0.0 && self.of_rows.iter().all(|row| is_one(row[1])) {
-                return Some("its rows sum to 1");
-            }
-        } else {
-            if are_alike(&norms, alike) {
-                return Some("its rows all have one norm");
-            }
-            if have_one_sum(&self.of_rows, alike) {
-                return Some("its rows all have one sum");
-            }
-        }
-        if self.rows >= LEAST_ALIKE && columns.len() as u64 >= LEAST_ALIKE {
-            if are_alike(&columns, alike) {
-                return Some("its columns all have one norm");
-            }
-            if have_one_sum(&self.of_columns, alike) {
-                return Some("its columns all have one sum");
-            }
-        }
-        if crowd_at_the_edge(&norms) {
-            return Some("its rows stay inside a ball, and many lie at its edge");
-        }
-        // Signs beside Householder's reflections (torch's `parametrizations.orthogonal`), which keeps integers of them.
+        let is_few = self.rows < LEAST_ALIKE;
+        let columns_tell = !is_few && columns.len() as u64 >= LEAST_ALIKE;
         let diagonal = self.rows.min(self.width as u64);
-        if diagonal >= LEAST_ALIKE && self.signs == diagonal {
-            return Some("its diagonal consists of 1 and -1");
-        }
-        // The ends of what training leaves free belong to one element, or to a few where 16 bits round.
         let many = (self.rows * self.width as u64 / if of_16_bits { 25 } else { 100 }).max(8);
-        if self.at_limits[0] >= many {
-            return Some("many elements share its least value");
-        }
-        if self.at_limits[1] >= many {
-            return Some("many elements share its largest value");
-        }
-        None
+        let of_rows = &self.of_rows;
+        let found = [
+            // Norms of random rows of n elements differ by 1 / sqrt(2n) of themselves: 1% of 4,096. Their sums differ by
+            // 1 / sqrt(n) of their magnitudes. Of two or three rows some are alike by chance, and only 1 tells.
+            (is_few && norms.iter().all(|norm| is_one(*norm)), "its rows have the norm 1"),
+            (is_few && limits.least >= 0.0 && of_rows.iter().all(|row| is_one(row[1])), "its rows sum to 1"),
+            (!is_few && are_alike(&norms, alike), "its rows all have one norm"),
+            (!is_few && have_one_sum(of_rows, alike), "its rows all have one sum"),
+            (columns_tell && are_alike(&columns, alike), "its columns all have one norm"),
+            (columns_tell && have_one_sum(&self.of_columns, alike), "its columns all have one sum"),
+            (crowd_at_the_edge(&norms), "its rows stay inside a ball, and many lie at its edge"),
+            // Signs beside Householder's reflections (torch's `parametrizations.orthogonal`), which keeps integers of
+            // them.
+            (diagonal >= LEAST_ALIKE && self.signs == diagonal, "its diagonal consists of 1 and -1"),
+            // The ends of what training leaves free belong to one element, or to a few where 16 bits round.
+            (self.at_limits[0] >= many, "many elements share its least value"),
+            (self.at_limits[1] >= many, "many elements share its largest value"),
+        ];
+        found.into_iter().find(|(holds, _)| *holds).map(|(_, why)| why)
     }
 }
 

@@ -23,7 +23,7 @@ use codec::moment::{Rule, Sample};
 use codec::{lattice, moment};
 use formats::{Tensor, Use};
 
-use super::lattice::{mean_square, read, root_mean_square, sample};
+use super::lattice::{mean_square, read, root_mean_square, sample, short_sample};
 use super::rates::{Rates, VECTOR};
 use super::subject::{Choice, Subject, read_tile, tiles};
 
@@ -46,10 +46,6 @@ const KEEP_WITHIN: f64 = 0.8;
 /// Made ahead, it becomes finer early, so that the state after seldom asks for less.
 const KEEP_AHEAD: f64 = 0.4;
 
-/// Elements in each place of a sample. 4 places tell the change to 1%, and units differ by factors of 2. The elements
-/// lie side by side, so that all columns of a narrow matrix count.
-const ELEMENTS: u64 = 1024;
-
 /// A first moment's step becomes finer at most so many times, each time by this factor: an eighth in all.
 const FINER_STEPS: i32 = 12;
 const FINER: f64 = 0.840_896_415_253_714_5; // 2^(-1/4)
@@ -64,12 +60,9 @@ pub(super) fn first(subject: &Subject) -> io::Result<Option<Choice>> {
         Use::Centered => Rule::Inward,
         _ => Rule::Root,
     };
-    let mut samples = Vec::new();
-    sample(tensor, |range| {
-        let (m, v) = (read(source, tensor, &range)?, read(source, second, &range)?);
-        samples.extend(moment::samples((rule, tensor.dtype), &m, &v));
-        Ok(())
-    })?;
+    let places = sample(tensor);
+    let (m, v) = (read(source, tensor, &places)?, read(source, second, &places)?);
+    let samples = moment::samples((rule, tensor.dtype), &m, &v);
     if !are_quotients(&samples) {
         return Ok(None);
     }
@@ -168,16 +161,11 @@ fn choose(most: u32, share: f64, before: Option<u32>, ahead: bool) -> u32 {
 /// Root mean square of the elements' changes to the next state, in octaves, without their common change, which the
 /// prediction covers. `None`: no element can be compared.
 fn change(subject: &Subject, twin: &Tensor) -> io::Result<Option<f64>> {
-    let (tensor, mut logs) = (subject.tensor, Vec::new());
-    sample(tensor, |range| {
-        let range = range.start..range.end.min(range.start + ELEMENTS * tensor.dtype.size() as u64);
-        let now = read(subject.material.source, tensor, &range)?;
-        let then = read(subject.material.newer.0, twin, &range)?;
-        let pairs = values(tensor.dtype, &now).into_iter().zip(values(tensor.dtype, &then));
-        let both = pairs.filter(|(now, then)| *now > 0.0 && *then > 0.0);
-        logs.extend(both.map(|(now, then)| (then / now).log2()).filter(|log| log.is_finite()));
-        Ok(())
-    })?;
+    let (tensor, places) = (subject.tensor, short_sample(subject.tensor).collect::<Vec<_>>());
+    let now = values(tensor.dtype, &read(subject.material.source, tensor, &places)?);
+    let then = values(tensor.dtype, &read(subject.material.newer.0, twin, &places)?);
+    let both = now.iter().zip(&then).filter(|(now, then)| **now > 0.0 && **then > 0.0);
+    let mut logs: Vec<f64> = both.map(|(now, then)| (then / now).log2()).filter(|log| log.is_finite()).collect();
     let mean = logs.iter().sum::<f64>() / logs.len().max(1) as f64;
     logs.iter_mut().for_each(|log| *log -= mean);
     Ok((!logs.is_empty()).then(|| mean_square(&logs).sqrt()))

@@ -6,13 +6,15 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
+use std::slice::from_ref;
 
 use rayon::prelude::*;
 
+use codec::floor::are_finite;
 use codec::lattice::{updates, values};
 use formats::{Role, Tensor, is_of_layer};
 
-use super::lattice::{mean_square, read, sample};
+use super::lattice::{SAMPLE_ELEMENTS, mean_square, read, sample};
 use super::subject::Material;
 
 /// Smaller tensors are never proven by two states: the shares here would be chance, and lossless costs little.
@@ -62,8 +64,8 @@ pub(super) fn proven(material: &Material, tensors: &[Tensor], twins: &[Option<Te
                 && !has_structure(material, whole)?),
             (_, None) => Ok(false),
         };
-    let proven: io::Result<Vec<bool>> = tensors.par_iter().zip(whole).zip(twins).enumerate().map(by_itself).collect();
-    let mut proven = proven?;
+    let all = tensors.par_iter().zip(whole).zip(twins).enumerate();
+    let mut proven = all.map(by_itself).collect::<io::Result<Vec<bool>>>()?;
     for i in 0..tensors.len() {
         // An average of a parameter is proven with it, and is near it. An average of squares or gradients is not.
         if tensors[i].role == Role::Ema
@@ -90,8 +92,7 @@ pub(super) fn except_ends(material: &Material, tensors: &[Tensor], proven: &mut 
 fn has_finite_edges(material: &Material, whole: &Tensor, middle: &Tensor) -> io::Result<bool> {
     let place = |at: u64| at.saturating_sub(whole.extent.start);
     for edge in [0..place(middle.extent.start), place(middle.extent.end)..place(whole.extent.end)] {
-        if !edge.is_empty() && !values(whole.dtype, &read(material.source, whole, &edge)?).iter().all(|x| x.is_finite())
-        {
+        if !edge.is_empty() && !are_finite(whole.dtype, &read(material.source, whole, &[edge])?) {
             return Ok(false);
         }
     }
@@ -101,15 +102,8 @@ fn has_finite_edges(material: &Material, whole: &Tensor, middle: &Tensor) -> io:
 /// Whether nothing contradicts that a tensor is a trained parameter: not its name, and not its signs. Fisher's
 /// information and means of squares have the shapes of parameters, and are nowhere negative.
 fn may_be_trained(material: &Material, statistics: &Statistics, tensor: &Tensor) -> io::Result<bool> {
-    if statistics.is_mean(&tensor.path) {
-        return Ok(false);
-    }
-    let mut negative = false;
-    sample(tensor, |range| {
-        negative |= values(tensor.dtype, &read(material.source, tensor, &range)?).iter().any(|x| *x < 0.0);
-        Ok(())
-    })?;
-    Ok(negative)
+    let are_negative = |bytes: Vec<u8>| values(tensor.dtype, &bytes).iter().any(|x| *x < 0.0);
+    Ok(!statistics.is_mean(&tensor.path) && are_negative(read(material.source, tensor, &sample(tensor))?))
 }
 
 /// Whether a tensor is an average of a parameter: as near it as a parameter's next states are. A young average may be
@@ -119,15 +113,11 @@ fn is_average(material: &Material, statistics: &Statistics, [average, of]: [&Ten
     if statistics.is_mean(&average.path) {
         return Ok(false);
     }
-    let (mut apart, mut weights) = (Vec::new(), Vec::new());
-    sample(average, |range| {
-        let now = values(of.dtype, &read(material.source, of, &range)?);
-        let then = values(average.dtype, &read(material.source, average, &range)?);
-        apart.extend(now.iter().zip(&then).map(|(a, b)| a - b));
-        weights.extend(now);
-        Ok(())
-    })?;
-    Ok(mean_square(&apart).sqrt() <= MOST_MOVED * mean_square(&weights).sqrt())
+    let places = sample(average);
+    let [now, then] = [of, average].map(|tensor| read(material.source, tensor, &places));
+    let (now, then) = (values(of.dtype, &now?), values(average.dtype, &then?));
+    let apart: Vec<f64> = now.iter().zip(&then).map(|(a, b)| a - b).collect();
+    Ok(mean_square(&apart).sqrt() <= MOST_MOVED * mean_square(&now).sqrt())
 }
 
 /// Whether a tensor moves in the direction of its optimizer's first moment or momentum. Then that state is its own.
@@ -146,25 +136,18 @@ fn follows_its_moment(
     let same = |state: &&&Tensor| state.shape == tensor.shape && state.dtype == tensor.dtype;
     let Some(state) = states.iter().find(same) else { return Ok(false) };
     let second = state.partner.map(|partner| &tensors[partner]).filter(|second| second.dtype == state.dtype);
-    let (mut product, mut of_moves, mut of_moments, mut samples) = (0.0, 0.0, 0.0, 0);
-    sample(tensor, |range| {
-        let now = read(material.source, tensor, &range)?;
-        let moves = updates(tensor.dtype, &read(material.newer.0, twin, &range)?, &now);
-        let mut moments = values(state.dtype, &read(material.source, state, &range)?);
-        if let Some(second) = second {
-            let squares = values(second.dtype, &read(material.source, second, &range)?);
-            moments.iter_mut().zip(squares).for_each(|(m, v)| *m = if v > 0.0 { *m / v.sqrt() } else { 0.0 });
-        }
-        samples += moves.len();
-        for (step, moment) in moves.into_iter().zip(moments) {
-            product -= step * moment;
-            of_moves += step * step;
-            of_moments += moment * moment;
-        }
-        Ok(())
-    })?;
-    let least = LEAST.max(SURE / (samples as f64).sqrt());
-    Ok(samples >= LEAST_SAMPLES && product > least * (of_moves * of_moments).sqrt())
+    let places = sample(tensor);
+    let now = read(material.source, tensor, &places)?;
+    let moves = updates(tensor.dtype, &read(material.newer.0, twin, &places)?, &now);
+    let mut moments = values(state.dtype, &read(material.source, state, &places)?);
+    if let Some(second) = second {
+        let squares = values(second.dtype, &read(material.source, second, &places)?);
+        moments.iter_mut().zip(squares).for_each(|(m, v)| *m = if v > 0.0 { *m / v.sqrt() } else { 0.0 });
+    }
+    let sum = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    let least = LEAST.max(SURE / (moves.len() as f64).sqrt());
+    let correlates = -sum(&moves, &moments) > least * (sum(&moves, &moves) * sum(&moments, &moments)).sqrt();
+    Ok(moves.len() >= LEAST_SAMPLES && correlates)
 }
 
 /// Whether two successive states show that a tensor is a trained parameter.
@@ -173,18 +156,11 @@ fn moves_like_a_parameter(material: &Material, tensor: &Tensor, twin: &Tensor) -
     if !large || !tensor.dtype.is_lattice_float() || !is_of_layer(&tensor.path) {
         return Ok(false);
     }
-    let (mut weights, mut moves) = (Vec::new(), Vec::new());
-    let mut everywhere = true;
     let least = if tensor.dtype.size() == 2 { LEAST_MOVED_OF_16_BITS } else { LEAST_MOVED };
-    sample(tensor, |range| {
-        let now = read(material.source, tensor, &range)?;
-        let then = read(material.newer.0, twin, &range)?;
-        let moved = updates(tensor.dtype, &then, &now);
-        everywhere &= share(&moved, |x| x != 0.0) >= least;
-        moves.extend(moved);
-        weights.extend(values(tensor.dtype, &now));
-        Ok(())
-    })?;
+    let places = sample(tensor);
+    let (now, then) = (read(material.source, tensor, &places)?, read(material.newer.0, twin, &places)?);
+    let (weights, moves) = (values(tensor.dtype, &now), updates(tensor.dtype, &then, &now));
+    let everywhere = moves.chunks(SAMPLE_ELEMENTS).all(|moves| share(moves, |x| x != 0.0) >= least);
     let rms = mean_square(&weights).sqrt();
     let of_both_signs = |of: &[f64]| {
         let some = share(of, |x| x != 0.0);
@@ -225,7 +201,7 @@ fn has_structure(material: &Material, tensor: &Tensor) -> io::Result<bool> {
     let alike = |a: f64, b: f64| (a - b).abs() <= ALIKE * a.abs().max(b.abs());
     let at = |row: u64, column: u64| -> io::Result<f64> {
         let place = (row * columns + column) * size;
-        Ok(values(tensor.dtype, &read(material.source, tensor, &(place..place + size))?)[0])
+        Ok(values(tensor.dtype, &read(material.source, tensor, from_ref(&(place..place + size)))?)[0])
     };
     let mut symmetric = rows == columns;
     for row in 0..COMPARED.min(rows / 2) {
@@ -239,7 +215,7 @@ fn has_structure(material: &Material, tensor: &Tensor) -> io::Result<bool> {
     let mut lengths = Vec::new();
     for sample in (0..COMPARED.min(rows)).take_while(|_| columns <= LONGEST_ROW) {
         let from = sample * rows / COMPARED.min(rows) * columns * size;
-        let row = read(material.source, tensor, &(from..from + columns * size))?;
+        let row = read(material.source, tensor, from_ref(&(from..from + columns * size)))?;
         lengths.push(mean_square(&values(tensor.dtype, &row)).sqrt());
     }
     Ok(symmetric || !lengths.is_empty() && lengths.windows(2).all(|pair| alike(pair[0], pair[1])))

@@ -51,8 +51,7 @@ pub(super) type Known<'a> = (&'a Tensor, &'a Tensor, &'a Tensor);
 /// Factors on the steps of the weights of a file, each at most 1; 1 where nothing is known.
 pub(super) fn cautions(material: &Material, weights: &[Option<Known>]) -> io::Result<Vec<f64>> {
     let look = |known: &Option<Known>| known.map(|known| look(material, known)).transpose();
-    let slopes: io::Result<Vec<Option<Slope>>> = weights.par_iter().map(look).collect();
-    let slopes = slopes?;
+    let slopes = weights.par_iter().map(look).collect::<io::Result<Vec<Option<Slope>>>>()?;
     // Vectors are few, and have finer steps than their update needs.
     let matrices = slopes.iter().flatten().filter(|slope| slope.is_matrix);
     let (cost, elements) = matrices
@@ -93,15 +92,11 @@ impl Slope {
 }
 
 fn look(material: &Material, (tensor, twin, second): Known) -> io::Result<Slope> {
-    let (mut moves, mut squares) = (Vec::new(), Vec::new());
-    sample(tensor, |range| {
-        let now = read(material.source, tensor, &range)?;
-        moves.extend(updates(tensor.dtype, &read(material.newer.0, twin, &range)?, &now));
-        squares.extend(values(tensor.dtype, &read(material.source, second, &range)?));
-        Ok(())
-    })?;
-    let elements = tensor.elements();
-    Ok(Slope::of(elements as f64, tensor.shape.len() > 1, &moves, &squares))
+    let places = sample(tensor);
+    let (now, then) = (read(material.source, tensor, &places)?, read(material.newer.0, twin, &places)?);
+    let moves = updates(tensor.dtype, &then, &now);
+    let squares = values(tensor.dtype, &read(material.source, second, &places)?);
+    Ok(Slope::of(tensor.elements() as f64, tensor.shape.len() > 1, &moves, &squares))
 }
 
 #[cfg(test)]

@@ -19,11 +19,6 @@ impl Id {
         getrandom::fill(&mut bytes).map_err(std::io::Error::other)?;
         Ok(Id(bytes))
     }
-
-    /// `None` for [`Id::NONE`].
-    pub fn some(self) -> Option<Id> {
-        (self != Id::NONE).then_some(self)
-    }
 }
 
 impl fmt::Display for Id {

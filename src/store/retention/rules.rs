@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
-use globset::{GlobBuilder, GlobMatcher};
+use globset::GlobMatcher;
 use serde::{Deserialize, Serialize};
+
+use crate::store::profile;
 
 /// A rule as written.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -78,12 +80,7 @@ fn rule(text: &RuleText) -> Result<Rule, String> {
     if glob.starts_with('/') || glob.starts_with("./") || glob.split('/').any(|part| part == "..") {
         return Err("a glob matches the path inside the mount: no `/` or `./` before it, no `..`".into());
     }
-    let matcher = GlobBuilder::new(glob)
-        .case_insensitive(true)
-        .literal_separator(true)
-        .build()
-        .map_err(|error| error.to_string())?
-        .compile_matcher();
+    let matcher = profile::glob(glob).map_err(|error| error.to_string())?;
     let RuleText { keep_last, keep_every, keep_for, keep_checkpoint_max, .. } = text;
     if keep_last.is_none() && keep_every.is_none() && keep_for.is_none() && keep_checkpoint_max.is_none() {
         return Err("it keeps nothing; give keep_last, keep_every, keep_for or keep_checkpoint_max".into());

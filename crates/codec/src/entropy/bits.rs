@@ -68,9 +68,7 @@ impl<'a> BitReader<'a> {
     pub(super) fn take(&mut self, width: u32) -> Result<u32, Corrupt> {
         if self.held < width {
             self.refill();
-            if self.held < width {
-                return Err(Corrupt("truncated bit field"));
-            }
+            Corrupt::when(self.held < width, "truncated bit field")?;
         }
         let value = (self.acc & ((1 << width) - 1)) as u32;
         self.acc >>= width;

@@ -9,7 +9,7 @@
 //! as a payload of [`super::bytes`].
 
 use super::scratch::Scratch;
-use super::simd::{Level, mask_of, multiversion, push_places};
+use super::simd::{Level, multiversion, places_outside};
 use super::{Corrupt, huffman, varint};
 
 /// Maximum words of a block code: a word is a byte.
@@ -133,7 +133,7 @@ pub(super) fn encode(symbols: &[u8], shape: Shape, out: &mut Vec<u8>) -> Vec<u8>
     if !shape.escapes {
         return Vec::new();
     }
-    let places = outside(Level::detect(), symbols, shape.first, shape.window());
+    let places = places_outside(Level::detect(), symbols, shape.first, shape.window());
     places.into_iter().map(|place| symbols[place as usize]).collect()
 }
 
@@ -199,24 +199,6 @@ pub(super) fn decode(
     nested(payload, &mut literals)?;
     put_literals(level, &masks, &literals, out);
     Ok(())
-}
-
-multiversion! {
-    /// The positions of the symbols outside the window. Fewer than 4 Gi symbols.
-    fn outside(symbols: &[u8], first: u8, window: u8) -> Vec<u32> {
-        let mut places = Vec::new();
-        let (chunks, tail) = symbols.as_chunks::<CHUNK>();
-        for (number, chunk) in chunks.iter().enumerate() {
-            let most = chunk.iter().fold(0, |most, &s| s.wrapping_sub(first).max(most));
-            if most >= window {
-                push_places(mask_of(|at| chunk[at].wrapping_sub(first) >= window), number * CHUNK, &mut places);
-            }
-        }
-        let is_outside = |symbol: u8| symbol.wrapping_sub(first) >= window;
-        let mask = tail.iter().rev().fold(0, |mask, &symbol| mask << 1 | u64::from(is_outside(symbol)));
-        push_places(mask, chunks.len() * CHUNK, &mut places);
-        places
-    }
 }
 
 multiversion! {

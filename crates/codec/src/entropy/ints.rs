@@ -183,9 +183,7 @@ pub fn decode_add(payload: &[u8], acc: &mut [i32]) -> Result<(), Corrupt> {
             Symbols::Small(classes) => add(level, classes, acc),
             Symbols::Any(values) => add(level, values, acc),
         };
-        if !in_range {
-            return Err(Corrupt("sum beyond 32 bits"));
-        }
+        Corrupt::when(!in_range, "sum beyond 32 bits")?;
     }
     Ok(())
 }
@@ -285,9 +283,7 @@ impl<'a> Blocks<'a> {
         let (mut width, mut low) = (0, [].as_slice());
         if let (Some((&[0, bits], rest)), true) = (payload.split_first_chunk(), n > 0) {
             width = u32::from(bits);
-            if !(1..=packed::MOST_WIDTH).contains(&width) {
-                return Err(Corrupt("width of low bits"));
-            }
+            Corrupt::when(!(1..=packed::MOST_WIDTH).contains(&width), "width of low bits")?;
             (low, payload) = rest.split_at_checked(packed::bytes(n, width)).ok_or(Corrupt("truncated low bits"))?;
         }
         let body = varint::take_bytes(&mut payload)?;

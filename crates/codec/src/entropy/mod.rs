@@ -32,6 +32,14 @@ pub mod varint;
 #[error("corrupt payload: {0}")]
 pub struct Corrupt(pub &'static str);
 
+impl Corrupt {
+    /// Refuses a payload for which this holds.
+    #[inline]
+    pub fn when(is: bool, what: &'static str) -> Result<(), Corrupt> {
+        if is { Err(Corrupt(what)) } else { Ok(()) }
+    }
+}
+
 impl From<Corrupt> for std::io::Error {
     fn from(corrupt: Corrupt) -> std::io::Error {
         std::io::Error::new(std::io::ErrorKind::InvalidData, corrupt)

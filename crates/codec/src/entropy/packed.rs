@@ -88,9 +88,7 @@ pub(super) fn join(values: &mut [i32], width: u32, packed: &[u8]) -> Result<(), 
         for (word, bytes) in words.as_flattened_mut().iter_mut().zip(packed.as_chunks().0) {
             *word = u32::from_le_bytes(*bytes);
         }
-        if !as_unit(values, |unit| join_unit(level, unit, width, &words)) {
-            return Err(Corrupt("value beyond 32 bits"));
-        }
+        Corrupt::when(!as_unit(values, |unit| join_unit(level, unit, width, &words)), "value beyond 32 bits")?;
     }
     Ok(())
 }

@@ -128,10 +128,28 @@ macro_rules! multiversion {
     };
 }
 
+multiversion! {
+    /// The positions of the symbols outside the window that begins at `first`. Fewer than 4 Gi symbols.
+    pub(crate) fn places_outside(symbols: &[u8], first: u8, window: u8) -> Vec<u32> {
+        let mut places = Vec::new();
+        let (chunks, tail) = symbols.as_chunks::<64>();
+        for (number, chunk) in chunks.iter().enumerate() {
+            let most = chunk.iter().fold(0, |most, &s| s.wrapping_sub(first).max(most));
+            if most >= window {
+                push_places(mask_of(|at| chunk[at].wrapping_sub(first) >= window), number * 64, &mut places);
+            }
+        }
+        let is_outside = |symbol: u8| symbol.wrapping_sub(first) >= window;
+        let mask = tail.iter().rev().fold(0, |mask, &symbol| mask << 1 | u64::from(is_outside(symbol)));
+        push_places(mask, chunks.len() * 64, &mut places);
+        places
+    }
+}
+
 /// One bit for each of 64 conditions, the first lowest. The compiler computes the conditions side by side; then one
 /// multiplication gathers eight of them.
 #[inline(always)]
-pub(crate) fn mask_of(condition: impl Fn(usize) -> bool) -> u64 {
+fn mask_of(condition: impl Fn(usize) -> bool) -> u64 {
     /// Moves the lowest bit of byte i to bit 56 + i.
     const GATHER: u64 = 0x0102_0408_1020_4080;
     let mut conditions = [0u8; 64];
@@ -144,7 +162,7 @@ pub(crate) fn mask_of(condition: impl Fn(usize) -> bool) -> u64 {
 
 /// Appends the places of the set bits, counted from `start`.
 #[inline(always)]
-pub(crate) fn push_places(mut mask: u64, start: usize, places: &mut Vec<u32>) {
+fn push_places(mut mask: u64, start: usize, places: &mut Vec<u32>) {
     places.reserve(mask.count_ones() as usize);
     while mask != 0 {
         places.push(start as u32 + mask.trailing_zeros());

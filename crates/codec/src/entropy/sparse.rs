@@ -6,21 +6,18 @@
 //! Layout: the common symbol, the number of gap bytes, the length of their payload, the payload; the literals' payload.
 
 use super::scratch::Scratch;
-use super::simd::{Level, mask_of, multiversion, push_places};
+use super::simd::{Level, multiversion, places_outside};
 use super::{Corrupt, varint};
 
 /// First gap byte that only skips. The 16 skips reach 7.8 Mi symbols at once: a tile's gap takes at most ten bytes.
 const SKIP: usize = 240;
-
-/// Symbols examined together: one bit each in a `u64`.
-const CHUNK: usize = 64;
 
 /// Appends `symbols`; nearly all of them should be `common`. `nested` encodes the gaps and the literals.
 pub(super) fn encode(symbols: &[u8], common: u8, out: &mut Vec<u8>, nested: impl Fn(&[u8], &mut Vec<u8>)) {
     let mut gaps = Vec::new();
     let mut literals = Vec::new();
     let mut next = 0;
-    for place in others(Level::detect(), symbols, common) {
+    for place in places_outside(Level::detect(), symbols, common, 1) {
         let mut gap = place as usize - next;
         while gap >= SKIP {
             let skip = ((gap / SKIP).ilog2() as usize).min(255 - SKIP);
@@ -37,22 +34,6 @@ pub(super) fn encode(symbols: &[u8], common: u8, out: &mut Vec<u8>, nested: impl
     nested(&literals, out);
 }
 
-multiversion! {
-    /// The positions of all symbols but the common one. Fewer than 4 Gi symbols.
-    fn others(symbols: &[u8], common: u8) -> Vec<u32> {
-        let mut places = Vec::new();
-        let (chunks, tail) = symbols.as_chunks::<CHUNK>();
-        for (number, chunk) in chunks.iter().enumerate() {
-            if chunk.iter().fold(0, |any, &symbol| any | (symbol ^ common)) != 0 {
-                push_places(mask_of(|at| chunk[at] != common), number * CHUNK, &mut places);
-            }
-        }
-        let mask = tail.iter().rev().fold(0, |mask, &symbol| mask << 1 | u64::from(symbol != common));
-        push_places(mask, chunks.len() * CHUNK, &mut places);
-        places
-    }
-}
-
 /// Fills `out` from a payload of [`encode`]; `nested` decodes gaps and literals.
 pub(super) fn decode(
     mut payload: &[u8],
@@ -63,9 +44,7 @@ pub(super) fn decode(
     payload = rest;
     // Each gap byte covers at least one symbol.
     let gaps = usize::try_from(varint::take(&mut payload)?).unwrap_or(usize::MAX);
-    if gaps > out.len() {
-        return Err(Corrupt("more gaps than symbols"));
-    }
+    Corrupt::when(gaps > out.len(), "more gaps than symbols")?;
     let body = varint::take_bytes(&mut payload)?;
     let mut gaps = Scratch::new(gaps);
     nested(body, &mut gaps)?;

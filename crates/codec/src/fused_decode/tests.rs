@@ -1,6 +1,6 @@
 use super::*;
 use crate::float::{Bf16, F32};
-use crate::log::{Factors, FactorsBuilder, Parent, ZERO};
+use crate::log::{Factors, FactorsBuilder, ZERO};
 use proptest::prelude::*;
 
 /// A pseudo-random number of 64 bits for each seed and place.
@@ -190,7 +190,8 @@ proptest! {
         let (mut before, mut payloads) = (first.clone(), Vec::new());
         for state in 0..states {
             let q = q_of(seed + state + 1);
-            let parent = if alone && state == 0 { Parent::Factors(grid) } else { Parent::State(&before) };
+            let wide = Integers::Wide(before);
+            let parent = if alone && state == 0 { From::Factors(grid) } else { From::Integers(&wide) };
             let mut payload = Vec::new();
             log::encode_tile(&q, parent, &mut payload).unwrap();
             payloads.push(payload);

@@ -1,50 +1,15 @@
 //! The two checksums that containers keep of tensors: CRC-32 in zips, and CRC-32C (Castagnoli) in bundles of TensorFlow.
 
-/// CRC-32C's polynomial, its bits in reverse order.
-const CASTAGNOLI: u32 = 0x82f6_3b78;
+use crc::{CRC_32_ISCSI, Crc, Table};
 
-/// Remainders of each byte with up to seven zero bytes behind it.
-static TABLES: [[u32; 256]; 8] = tables();
-
-const fn tables() -> [[u32; 256]; 8] {
-    let mut tables = [[0; 256]; 8];
-    let mut byte = 0;
-    while byte < 256 {
-        let mut crc = byte as u32;
-        let mut bit = 0;
-        while bit < 8 {
-            crc = (crc >> 1) ^ (CASTAGNOLI * (crc & 1));
-            bit += 1;
-        }
-        tables[0][byte] = crc;
-        byte += 1;
-    }
-    let mut table = 1;
-    while table < 8 {
-        let mut byte = 0;
-        while byte < 256 {
-            let before: u32 = tables[table - 1][byte];
-            tables[table][byte] = (before >> 8) ^ tables[0][(before & 0xff) as usize];
-            byte += 1;
-        }
-        table += 1;
-    }
-    tables
-}
+static CASTAGNOLI: Crc<u32, Table<16>> = Crc::<u32, Table<16>>::new(&CRC_32_ISCSI);
 
 /// The CRC-32C of bytes whose first part has `crc`.
 pub fn castagnoli(crc: u32, bytes: &[u8]) -> u32 {
-    let mut crc = !crc;
-    let (eights, rest) = bytes.as_chunks::<8>();
-    for eight in eights {
-        let both = u64::from_le_bytes(*eight) ^ u64::from(crc);
-        let one = |at: usize| TABLES[7 - at][(both >> (8 * at)) as usize & 0xff];
-        crc = (0..8).fold(0, |crc, at| crc ^ one(at));
-    }
-    for byte in rest {
-        crc = (crc >> 8) ^ TABLES[0][(crc as u8 ^ byte) as usize];
-    }
-    !crc
+    // The algorithm's register before the final inversion, whose bits the crate takes in the usual order.
+    let mut digest = CASTAGNOLI.digest_with_initial((!crc).reverse_bits());
+    digest.update(bytes);
+    digest.finalize()
 }
 
 /// A difference of two CRC-32Cs after as many bytes as `tail`, the same behind both.
@@ -63,10 +28,11 @@ pub fn castagnoli_behind(difference: u32, tail: u64) -> u32 {
 
 /// The product of two remainders, whose highest bit is the coefficient of 1.
 fn product(a: u32, mut b: u32) -> u32 {
+    const POLYNOMIAL: u32 = CRC_32_ISCSI.poly.reverse_bits();
     let mut product = 0;
     for bit in (0..32).rev() {
         product ^= b * ((a >> bit) & 1);
-        b = (b >> 1) ^ (CASTAGNOLI * (b & 1));
+        b = (b >> 1) ^ (POLYNOMIAL * (b & 1));
     }
     product
 }

@@ -1,7 +1,7 @@
 use super::*;
 use crate::Integers;
 use crate::float::{Bf16, F16, F32, F64};
-use crate::log::{self, MAX_Q, Parent, ZERO};
+use crate::log::{self, From, MAX_Q, ZERO};
 use proptest::prelude::*;
 
 const FLOATS: [Dtype; 4] = [Dtype::F16, Dtype::Bf16, Dtype::F32, Dtype::F64];
@@ -355,8 +355,8 @@ proptest! {
     ) {
         let (now, before): (Vec<i32>, Vec<i32>) = pairs.into_iter().unzip();
         let (mut narrow, mut wide) = (Vec::new(), Vec::new());
-        let fits = log::encode_tile(&now, Parent::Integers(&Integers::of(&before)), &mut narrow);
-        prop_assert_eq!(fits, log::encode_tile(&now, Parent::State(&before), &mut wide));
+        let fits = log::encode_tile(&now, From::Integers(&Integers::of(&before)), &mut narrow);
+        prop_assert_eq!(fits, log::encode_tile(&now, From::Integers(&Integers::Wide(before)), &mut wide));
         prop_assert_eq!(narrow, wide);
     }
 }

@@ -122,9 +122,7 @@ impl Factors {
         if kind == 0 && payload.is_empty() {
             return Ok(Factors::flat(base));
         }
-        if kind & 0x81 != 1 || shift > COARSE || width == 0 {
-            return Err(Corrupt("kind of factors"));
-        }
+        Corrupt::when(kind & 0x81 != 1 || shift > COARSE || width == 0, "kind of factors")?;
         let length = |n: u64| usize::try_from(n).map_err(|_| Corrupt("more factors than memory"));
         let (rows, columns) = (length(rows)?, length(width)?);
         let rows = decode_vector(varint::take_bytes(&mut payload)?, rows, shift, kind >> 3)?;
@@ -338,22 +336,16 @@ impl FactorsBuilder {
         let rows = self.rows.get_mut(row..).unwrap_or_default();
         let level = Level::detect();
         let columns = &mut self.columns;
-        let singles = for_float!(dtype, F => F::singles(F::elements(tile)), else None);
+        let singles = (dtype == Dtype::F32).then(|| F32::elements(tile));
         // Without a whole row the columns would cost more than the tile.
         let has_rows = |tile: &&[[u8; 4]]| tile.len() as u64 >= width;
         if let Some(tile) = singles.filter(|tile| !self.squared && has_rows(tile) && are_normal(level, tile)) {
             return sum_normal_rows(level, tile, column, rows, columns);
         }
-        match self.squared {
-            true => {
-                for_float!(dtype, F => sum_rows::<F, Square>(level, F::elements(tile), column, rows, columns), else ())
-            }
-            false => {
-                for_float!(
-                    dtype, F => sum_rows::<F, Logarithm>(level, F::elements(tile), column, rows, columns), else ()
-                )
-            }
-        }
+        for_float!(dtype, F => {
+            let sum = if self.squared { sum_rows::<F, Square> } else { sum_rows::<F, Logarithm> };
+            sum(level, F::elements(tile), column, rows, columns)
+        }, else ())
     }
 
     /// A mean in sixteenths of an octave; `None` for no elements.

@@ -1,4 +1,5 @@
 use super::*;
+use crate::Integers;
 use crate::float::{Bf16, F16, F32, F64};
 use proptest::prelude::*;
 
@@ -45,7 +46,8 @@ fn check(dtype: Dtype, v: &[u8], grid: Grid<'_>, unit: u32, parent: Option<&[i32
     reconstruct(dtype, grid, unit, &all.q, &mut decoded).unwrap();
     assert_eq!(decoded, all.decoded);
     let mut payload = Vec::new();
-    encode_tile(&all.q, parent.map_or(Parent::Factors(grid), Parent::State), &mut payload).unwrap();
+    let before = parent.map(|parent| Integers::Wide(parent.to_vec()));
+    encode_tile(&all.q, before.as_ref().map_or(From::Factors(grid), From::Integers), &mut payload).unwrap();
     let mut q = parent.map_or(vec![5; all.q.len()], <[i32]>::to_vec);
     decode_tile(&payload, parent.is_none().then_some(grid), &mut q).unwrap();
     assert_eq!(q, all.q);
@@ -207,7 +209,7 @@ proptest! {
         flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
     ) {
         let (zeros, mut payload, mut decoded) = (vec![0; q.len()], Vec::new(), vec![0; q.len()]);
-        encode_tile(&q, Parent::State(&zeros), &mut payload).unwrap();
+        encode_tile(&q, From::Integers(&Integers::Wide(zeros)), &mut payload).unwrap();
         decode_tile(&payload, None, &mut decoded).unwrap();
         prop_assert_eq!(&decoded, &q);
         for (at, byte) in flips {
@@ -220,7 +222,7 @@ proptest! {
         }
         // The decoded q has a payload itself.
         payload.clear();
-        encode_tile(&q, Parent::State(&q), &mut payload).unwrap();
+        encode_tile(&q, From::Integers(&Integers::of(&q)), &mut payload).unwrap();
         prop_assert!(payload.len() <= 3, "{} bytes for no change", payload.len());
     }
 }
@@ -291,7 +293,7 @@ fn rank_one_pays() {
         let mut payload = Vec::new();
         factors.encode(&mut payload);
         let alone = payload.len();
-        encode_tile(&all.q, Parent::Factors(grid), &mut payload).unwrap();
+        encode_tile(&all.q, From::Factors(grid), &mut payload).unwrap();
         (payload.len(), alone, all.q)
     };
     let (flat, factors) = (Factors::flat_of(Dtype::F32, &data), factors_of(Dtype::F32, &data, width));
@@ -321,7 +323,7 @@ fn rank_one_pays() {
     let delta = |keep: Option<&[i32]>| {
         let all = run(Dtype::F32, &next, grid, 1 << 16, keep).unwrap();
         let mut payload = Vec::new();
-        encode_tile(&all.q, Parent::State(&q), &mut payload).unwrap();
+        encode_tile(&all.q, From::Integers(&Integers::of(&q)), &mut payload).unwrap();
         payload.len()
     };
     let (kept, fresh) = (delta(Some(&q)), delta(None));
@@ -342,7 +344,7 @@ fn zeros_cost_what_their_number_says() {
         let all = run(Dtype::F32, data, grid, 1 << 16, None).unwrap();
         check(Dtype::F32, data, grid, 1 << 16, None, &all);
         let mut payload = Vec::new();
-        encode_tile(&all.q, Parent::Factors(grid), &mut payload).unwrap();
+        encode_tile(&all.q, From::Factors(grid), &mut payload).unwrap();
         payload.len()
     };
     let (full, half) = (size(&full), size(&half));
@@ -353,10 +355,10 @@ fn zeros_cost_what_their_number_says() {
 #[test]
 fn documented_examples() {
     let mut out = Vec::new();
-    encode_tile(&[3; 5000], Parent::State(&[3; 5000]), &mut out).unwrap();
+    encode_tile(&[3; 5000], From::Integers(&Integers::of(&[3; 5000])), &mut out).unwrap();
     assert_eq!(out, [2, 1, 15]);
     out.clear();
-    encode_tile(&[0, ZERO], Parent::State(&[ZERO, 3]), &mut out).unwrap();
+    encode_tile(&[0, ZERO], From::Integers(&Integers::of(&[ZERO, 3])), &mut out).unwrap();
     assert_eq!(out, [3, 0, 16, 30]);
     out.clear();
     Factors::flat_of(Dtype::F32, &tile(Dtype::F32, &[0.125; 9])).encode(&mut out);

@@ -9,38 +9,50 @@ use crate::entropy::ints::{self, LARGE, SMALL};
 use crate::entropy::simd::{Level, multiversion};
 use crate::{Corrupt, Integers, Unfit};
 
-/// The parent of a tile.
+/// The state before a run of payloads, or before one.
 #[derive(Clone, Copy, Debug)]
-pub enum Parent<'a> {
-    /// No state: the factors give the rows and columns with zeros.
+pub enum From<'a> {
+    /// Zeros: a keyframe, or the state that K holds.
+    Zeros,
+    /// The initial steps of a logarithmic lattice without a parent.
     Factors(Grid<'a>),
-    /// The q of another state with the same factors and unit.
-    State(&'a [i32]),
-    /// The same in the form for memory.
+    /// The integers of a state.
     Integers(&'a Integers),
+}
+
+impl From<'_> {
+    /// True if the state has as many integers as the tile has elements.
+    pub(crate) fn suits(self, n: usize) -> bool {
+        match self {
+            From::Zeros => true,
+            From::Factors(grid) => grid.holds(n),
+            From::Integers(integers) => integers.len() == n,
+        }
+    }
+
+    pub(crate) fn fill(self, start: usize, out: &mut [i32]) {
+        match self {
+            From::Zeros => out.fill(0),
+            From::Factors(grid) => grid.initial(start, out),
+            From::Integers(integers) => integers.fill(start, out),
+        }
+    }
 }
 
 /// The symbol of an element that is 0 and whose parent was not. It is the largest symbol without extra bits, so
 /// scattered zeros cost what their frequency implies.
 pub(crate) const GONE: i32 = 15;
 
-/// Appends the payload of a tile.
+/// Appends the payload of a tile, as the difference to its parent's q or, with [`From::Factors`], alone.
 ///
 /// # Errors
 /// The lengths differ, or [`super::quantize`] never makes one of the q.
-pub fn encode_tile(q: &[i32], parent: Parent<'_>, out: &mut Vec<u8>) -> Result<(), Unfit> {
-    let fits = match parent {
-        Parent::Factors(grid) => grid.holds(q.len()),
-        Parent::State(parent) => parent.len() == q.len(),
-        Parent::Integers(parent) => parent.len() == q.len(),
-    };
-    if !fits {
-        return Err(Unfit("lengths differ"));
-    }
+pub fn encode_tile(q: &[i32], parent: From<'_>, out: &mut Vec<u8>) -> Result<(), Unfit> {
+    Unfit::when(!parent.suits(q.len()), "lengths differ")?;
     let (level, before) = (Level::detect(), out.len());
     let mut sound = true;
     let narrow = match parent {
-        Parent::Integers(parent) => parent.narrow(),
+        From::Integers(parent) => parent.narrow(),
         _ => None,
     };
     let classes = |start: usize, classes: &mut [u8]| {
@@ -48,11 +60,7 @@ pub fn encode_tile(q: &[i32], parent: Parent<'_>, out: &mut Vec<u8>) -> Result<(
         narrow.is_some_and(|before| small_steps(level, &q[range.clone()], &before[range], classes))
     };
     ints::encode_blocks_or(q.len(), out, classes, |start, symbols| {
-        match parent {
-            Parent::Factors(grid) => grid.initial(start, symbols),
-            Parent::State(parent) => symbols.copy_from_slice(&parent[start..][..symbols.len()]),
-            Parent::Integers(parent) => parent.fill(start, symbols),
-        }
+        parent.fill(start, symbols);
         sound &= to_symbols(level, &q[start..][..symbols.len()], symbols);
     });
     if sound {
@@ -66,9 +74,7 @@ pub fn encode_tile(q: &[i32], parent: Parent<'_>, out: &mut Vec<u8>) -> Result<(
 /// a parent; `q` is not read then. After an error `q` is useless.
 pub fn decode_tile(payload: &[u8], alone: Option<Grid<'_>>, q: &mut [i32]) -> Result<(), Corrupt> {
     if let Some(grid) = alone {
-        if !grid.holds(q.len()) {
-            return Err(Corrupt("elements beyond the factors"));
-        }
+        Corrupt::when(!grid.holds(q.len()), "elements beyond the factors")?;
         grid.initial(0, q);
     }
     let level = Level::detect();

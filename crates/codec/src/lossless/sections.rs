@@ -294,9 +294,7 @@ fn join<T: Narrow>(
             values => ints::decode(section, values)?,
         }
     }
-    if !payload.is_empty() {
-        return Err(Corrupt("bytes after the sections"));
-    }
+    Corrupt::when(!payload.is_empty(), "bytes after the sections")?;
     let mut differences = scratch::integers(out.len());
     in_lanes(&sections, &mut cursors, |at, cursor| differences[at] = values[cursor]);
     add::<T>(level, exponent, &differences, parent, out);

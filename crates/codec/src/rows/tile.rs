@@ -29,9 +29,7 @@ pub fn encode_tile(
     exceptions: &[Exception],
     out: &mut Vec<u8>,
 ) -> Result<(), Unfit> {
-    if parent_a.is_some_and(|parent| parent.len() != a.len()) || rows.width == 0 {
-        return Err(Unfit("lengths differ"));
-    }
+    Unfit::when(parent_a.is_some_and(|parent| parent.len() != a.len()) || rows.width == 0, "lengths differ")?;
     let level = Level::detect();
     let (codes, changed) = row_codes(level, a, parent_a, rows);
     let mut symbols = Vec::with_capacity(changed);
@@ -48,9 +46,7 @@ pub fn encode_tile(
             fits &= to_symbols(level, &a[range], u32::from(code) - 1, &mut symbols[at..]);
         }
     }
-    if !fits {
-        return Err(Unfit("too many steps from the parent"));
-    }
+    Unfit::when(!fits, "too many steps from the parent")?;
     varint::put_bytes(out, |out| symbols::encode(&codes, out));
     varint::put_bytes(out, |out| ints::encode(&symbols, out));
     put_exceptions(exceptions, out);
@@ -108,15 +104,11 @@ pub fn decode_tile_add(
     rows: Rows,
     exceptions_out: &mut Vec<Exception>,
 ) -> Result<(), Corrupt> {
-    if rows.width == 0 {
-        return Err(Corrupt("rows of no elements"));
-    }
+    Corrupt::when(rows.width == 0, "rows of no elements")?;
     let body = varint::take_bytes(&mut payload)?;
     let mut codes = Scratch::new(rows.lengths(acc.len()).count());
     symbols::decode(body, &mut codes)?;
-    if codes.iter().fold(0, |most, &code| code.max(most)) > MAX_E as u8 + 1 {
-        return Err(Corrupt("code of a row"));
-    }
+    Corrupt::when(codes.iter().fold(0, |most, &code| code.max(most)) > MAX_E as u8 + 1, "code of a row")?;
     let coded = || rows.lengths(acc.len()).zip(codes.iter());
     let changed = coded().filter(|&(_, &code)| code != UNCHANGED).map(|(length, _)| length).sum();
     let mut coded = coded();
@@ -133,9 +125,7 @@ pub fn decode_tile_add(
                 }
             }
             let (now, rest) = symbols.split_at(left.min(symbols.len()));
-            if !add(level, now, e, &mut acc[next - left..][..now.len()]) {
-                return Err(Corrupt("sum beyond 32 bits"));
-            }
+            Corrupt::when(!add(level, now, e, &mut acc[next - left..][..now.len()]), "sum beyond 32 bits")?;
             (left, symbols) = (left - now.len(), rest);
         }
         Ok(())

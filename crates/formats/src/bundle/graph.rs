@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::super::optimizers::keras_slots;
-use super::super::read::{Fail, bad};
+use super::super::read::{Fail, refuse_if};
 use super::table::MAX_NAME;
 use super::wire::{Fields, Value};
 
@@ -43,9 +43,7 @@ impl<'a> Graph<'a> {
         let (mut nodes, mut fields) = (Vec::new(), Fields::new(message));
         while let Some((number, value)) = fields.next()? {
             let (1, Value::Bytes(message)) = (number, value) else { continue };
-            if nodes.len() == MAX_NODES {
-                return bad("TensorFlow: an object graph of more than a million objects");
-            }
+            refuse_if(nodes.len() == MAX_NODES, "TensorFlow: an object graph of more than a million objects")?;
             nodes.push(node(message)?);
         }
         let mut graph = Graph::default();

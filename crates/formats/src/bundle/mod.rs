@@ -19,7 +19,7 @@ use self::wire::Fields;
 use super::patch::Checksums;
 use super::proof::Training;
 use super::protobuf::data_type;
-use super::read::{Fail, bad, bytes};
+use super::read::{Fail, bad, bytes, refuse_if};
 use super::role::{self, Context};
 use super::slots::{Optimizers, Parameter, Standing};
 use super::{Description, Kind, ReadAt, Role, Tensor, named, pairing, path};
@@ -87,21 +87,15 @@ fn with_end(prefix: &Path, end: &str) -> PathBuf {
 /// Describes a file with tensors of a bundle, by its index.
 pub(super) fn describe(src: &dyn ReadAt, index: &dyn ReadAt, shard: &Shard) -> Result<Description, Fail> {
     let Table { shards, mut entries } = table::read(index)?;
-    if shards != shard.of {
-        return bad("TensorFlow: the index is of another number of files");
-    }
+    refuse_if(shards != shard.of, "TensorFlow: the index is of another number of files")?;
     entries.retain(|entry| entry.shard == shard.number && !entry.is_parted);
     entries.sort_by_key(|entry| entry.offset);
     let mut end = 0;
     for entry in &entries {
-        if entry.offset < end {
-            return bad("TensorFlow: two tensors at one place");
-        }
+        refuse_if(entry.offset < end, "TensorFlow: two tensors at one place")?;
         end = entry.offset.saturating_add(entry.size);
     }
-    if end > src.size() {
-        return bad("TensorFlow: a tensor is beyond the end of the file");
-    }
+    refuse_if(end > src.size(), "TensorFlow: a tensor is beyond the end of the file")?;
     let text = entries.iter().find(|entry| entry.key == GRAPH && entry.kind == TEXT);
     let text = text.map(|entry| graph(src, entry)).transpose()?;
     let graph = text.as_deref().map(Graph::read).transpose()?;
@@ -111,9 +105,7 @@ pub(super) fn describe(src: &dyn ReadAt, index: &dyn ReadAt, shard: &Shard) -> R
     }
     let Found { mut tensors, keys, crcs } = found;
     let training = relate(&mut tensors, &keys, graph.as_ref());
-    if Description::has_twins(&tensors) {
-        return bad("TensorFlow: two tensors of one name");
-    }
+    refuse_if(Description::has_twins(&tensors), "TensorFlow: two tensors of one name")?;
     for tensor in tensors.iter_mut().filter(|tensor| tensor.tail() == 0) {
         tensor.lossless = true;
     }
@@ -123,9 +115,7 @@ pub(super) fn describe(src: &dyn ReadAt, index: &dyn ReadAt, shard: &Shard) -> R
 
 /// The object graph: a text with its length and a CRC before it.
 fn graph(src: &dyn ReadAt, entry: &Entry) -> Result<Vec<u8>, Fail> {
-    if entry.size > MAX_GRAPH {
-        return bad("TensorFlow: an object graph of more than 16 MiB");
-    }
+    refuse_if(entry.size > MAX_GRAPH, "TensorFlow: an object graph of more than 16 MiB")?;
     let mut bytes = vec![0; entry.size as usize];
     src.read_exact_at(&mut bytes, entry.offset)?;
     let mut fields = Fields::new(&bytes);

@@ -3,7 +3,7 @@
 //! A block ends with the places at which its keys begin anew, which a reader in order does not need, then a byte for
 //! its compression, and a CRC-32C. TensorFlow does not compress the index.
 
-use super::super::read::{Fail, bad, u32_at, u64_at};
+use super::super::read::{Fail, bad, refuse_if, u32_at, u64_at};
 use super::super::{ReadAt, path};
 use super::wire::{Fields, Value};
 use codec::hash::castagnoli;
@@ -56,17 +56,11 @@ pub(super) fn unmasked(crc: u32) -> u32 {
 /// Reads the whole index.
 pub(super) fn read(src: &dyn ReadAt) -> Result<Table, Fail> {
     let size = src.size();
-    if size > MAX_INDEX {
-        return bad("TensorFlow: an index of more than 64 MiB");
-    }
+    refuse_if(size > MAX_INDEX, "TensorFlow: an index of more than 64 MiB")?;
     let mut bytes = vec![0; size as usize];
     src.read_exact_at(&mut bytes, 0)?;
-    let Some(footer) = bytes.len().checked_sub(FOOTER).map(|at| &bytes[at..]) else {
-        return bad("TensorFlow: the index is cut short");
-    };
-    if u64_at(footer, FOOTER - 8) != MAGIC {
-        return bad("TensorFlow: the index is no table, or is cut short");
-    }
+    let footer = bytes.len().checked_sub(FOOTER).map(|at| &bytes[at..]).ok_or("TensorFlow: the index is cut short")?;
+    refuse_if(u64_at(footer, FOOTER - 8) != MAGIC, "TensorFlow: the index is no table, or is cut short")?;
     let mut handles = Fields::new(&footer[..FOOTER - 8]);
     let (_, _) = (handles.varint()?, handles.varint()?);
     let root = block(&bytes, (handles.varint()?, handles.varint()?))?;
@@ -78,9 +72,7 @@ pub(super) fn read(src: &dyn ReadAt) -> Result<Table, Fail> {
     each(root, &mut of_blocks, |_, value| {
         let mut handle = Fields::new(value);
         let place = (handle.varint()?, handle.varint()?);
-        if place.0 < end {
-            return bad("TensorFlow: blocks of the index overlap");
-        }
+        refuse_if(place.0 < end, "TensorFlow: blocks of the index overlap")?;
         end = place.0.saturating_add(place.1);
         each(block(&bytes, place)?, &mut key, |key, value| {
             if !header {
@@ -97,21 +89,17 @@ pub(super) fn read(src: &dyn ReadAt) -> Result<Table, Fail> {
             Ok(())
         })
     })?;
-    match table.shards {
-        0 => bad("TensorFlow: an index without a header"),
-        _ => Ok(table),
-    }
+    refuse_if(table.shards == 0, "TensorFlow: an index without a header")?;
+    Ok(table)
 }
 
 /// A block without its trailer.
 fn block(bytes: &[u8], (offset, size): (u64, u64)) -> Result<&[u8], Fail> {
     let range = usize::try_from(offset).ok().zip(usize::try_from(size).ok());
     let whole = range.and_then(|(at, size)| bytes.get(at..)?.get(..size.checked_add(TRAILER)?));
-    let Some(whole) = whole else { return bad("TensorFlow: a block of the index is beyond its end") };
+    let whole = whole.ok_or("TensorFlow: a block of the index is beyond its end")?;
     let (checked, crc) = whole.split_at(whole.len() - 4);
-    if unmasked(u32_at(crc, 0)) != castagnoli(0, checked) {
-        return bad("TensorFlow: a block of the index is damaged");
-    }
+    refuse_if(unmasked(u32_at(crc, 0)) != castagnoli(0, checked), "TensorFlow: a block of the index is damaged")?;
     match checked.split_last() {
         Some((0, block)) => Ok(block),
         _ => bad("TensorFlow: the index is compressed"),
@@ -124,13 +112,11 @@ fn each(block: &[u8], key: &mut Vec<u8>, mut take: impl FnMut(&[u8], &[u8]) -> R
     key.clear();
     let restarts = block.len().checked_sub(4).map(|at| (at, u32_at(block, at) as usize));
     let end = restarts.and_then(|(at, count)| at.checked_sub(count.checked_mul(4)?));
-    let Some(entries) = end.and_then(|end| block.get(..end)) else { return bad(CUT) };
+    let entries = end.and_then(|end| block.get(..end)).ok_or(CUT)?;
     let mut fields = Fields::new(entries);
     while !fields.is_empty() {
         let (shared, own, len) = (fields.varint()?, fields.varint()?, fields.varint()?);
-        if shared > key.len() as u64 || shared.saturating_add(own) > MAX_NAME as u64 {
-            return bad(CUT);
-        }
+        refuse_if(shared > key.len() as u64 || shared.saturating_add(own) > MAX_NAME as u64, CUT)?;
         key.truncate(shared as usize);
         key.extend_from_slice(fields.take(own)?);
         take(key, fields.take(len)?)?;
@@ -148,10 +134,8 @@ fn shards(key: &[u8], value: &[u8]) -> Result<u64, Fail> {
             _ => {}
         }
     }
-    match key.is_empty() {
-        true => Ok(shards),
-        false => bad("TensorFlow: an index without a header"),
-    }
+    refuse_if(!key.is_empty(), "TensorFlow: an index without a header")?;
+    Ok(shards)
 }
 
 /// The name of a tensor. Parts of tensors have keys that are no text.
@@ -191,9 +175,7 @@ fn shape(message: &[u8]) -> Result<Vec<u64>, Fail> {
                 size = n;
             }
         }
-        if shape.len() == MAX_DIMS {
-            return bad("TensorFlow: a tensor of more than 254 dimensions");
-        }
+        refuse_if(shape.len() == MAX_DIMS, "TensorFlow: a tensor of more than 254 dimensions")?;
         shape.push(size);
     }
     Ok(shape)

@@ -1,6 +1,7 @@
 //! Messages of Protocol Buffers in memory, small ones. `protobuf.rs` reads large ones in a file.
 
 use super::super::read::{Fail, bad, u32_at};
+use codec::entropy::varint;
 
 /// A field's value.
 pub(super) enum Value<'a> {
@@ -48,22 +49,12 @@ impl<'a> Fields<'a> {
 
     /// A number of at most 64 bits, least significant 7 bits first.
     pub(super) fn varint(&mut self) -> Result<u64, Fail> {
-        let mut number = 0u64;
-        for shift in (0..64).step_by(7) {
-            let byte = self.take(1)?[0];
-            number |= u64::from(byte & 0x7f) << shift;
-            if byte & 0x80 == 0 {
-                return Ok(number);
-            }
-        }
-        bad("TensorFlow: a number of more than 64 bits")
+        varint::take(&mut self.0).or_else(|_| bad("TensorFlow: a number is cut short, or has more than 64 bits"))
     }
 
     /// The next bytes.
     pub(super) fn take(&mut self, len: u64) -> Result<&'a [u8], Fail> {
-        let taken = usize::try_from(len).ok().and_then(|len| self.0.split_at_checked(len));
-        let Some((taken, rest)) = taken else { return bad("TensorFlow: a message is cut short") };
-        self.0 = rest;
-        Ok(taken)
+        let taken = usize::try_from(len).ok().and_then(|len| self.0.split_off(..len));
+        taken.map_or_else(|| bad("TensorFlow: a message is cut short"), Ok)
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::super::ReadAt;
 use super::super::pickle::{self, Graph, Item};
-use super::super::read::{Fail, bad};
+use super::super::read::{Fail, bad, refuse_if};
 use super::super::view;
 use codec::Dtype;
 
@@ -78,10 +78,7 @@ struct Budget(usize);
 impl Budget {
     fn take(&mut self, bytes: usize) -> Result<(), Fail> {
         self.0 = self.0.saturating_sub(bytes + 64);
-        match self.0 {
-            0 => bad("dcp: .metadata has too many names to keep"),
-            _ => Ok(()),
-        }
+        refuse_if(self.0 == 0, "dcp: .metadata has too many names to keep")
     }
 }
 
@@ -90,9 +87,7 @@ pub(super) fn read(src: &dyn ReadAt) -> Result<Metadata, Fail> {
     let graph = pickle::load(src, 0, src.size())?;
     let graph = &graph;
     let class = |item| class(graph, item);
-    if class(graph.root) != Some("Metadata") {
-        return bad("dcp: .metadata is no pickle of torch's Metadata");
-    }
+    refuse_if(class(graph.root) != Some("Metadata"), "dcp: .metadata is no pickle of torch's Metadata")?;
     let (Some(state_dict), Some(storage)) =
         (attribute(graph, graph.root, "state_dict_metadata"), attribute(graph, graph.root, "storage_data"))
     else {
@@ -104,7 +99,7 @@ pub(super) fn read(src: &dyn ReadAt) -> Result<Metadata, Fail> {
     let mut budget = Budget(MAX_KEPT);
     let mut names = Vec::new();
     for &(fqn, about) in graph.pairs(state_dict) {
-        let Some(fqn) = graph.str(fqn) else { return bad("dcp: a name that is no text") };
+        let fqn = graph.str(fqn).ok_or("dcp: a name that is no text")?;
         let tensor = match class(about) {
             Some("TensorStorageMetadata") => Some(whole(graph, about)?),
             _ => None,
@@ -116,16 +111,14 @@ pub(super) fn read(src: &dyn ReadAt) -> Result<Metadata, Fail> {
     }
     let mut files: HashMap<String, File> = HashMap::new();
     for &(index, place) in graph.pairs(storage) {
-        let Some(name) = attribute(graph, place, "relative_path").and_then(|path| graph.str(path)) else {
-            return bad("dcp: a tensor without a file");
-        };
+        let name = attribute(graph, place, "relative_path")
+            .and_then(|path| graph.str(path))
+            .ok_or("dcp: a tensor without a file")?;
         // A name in the directory: nothing else is looked for.
-        if name.is_empty() || name.contains('/') || name == ".." {
-            return bad("dcp: a tensor in a file elsewhere");
-        }
+        refuse_if(name.is_empty() || name.contains('/') || name == "..", "dcp: a tensor in a file elsewhere")?;
         budget.take(name.len())?;
         let file = files.entry(name.to_string()).or_default();
-        let Some(extent) = extent(graph, place) else { return bad("dcp: a place that makes no sense") };
+        let extent = extent(graph, place).ok_or("dcp: a place that makes no sense")?;
         file.end = file.end.max(extent.end);
         if let Some(chunk) = chunk(graph, index, extent)? {
             budget.take(chunk.fqn.len() + 8 * chunk.offsets.len())?;
@@ -157,7 +150,7 @@ fn steps(graph: &Graph, keys: Item) -> Option<Vec<Key>> {
 
 fn whole(graph: &Graph, about: Item) -> Result<Whole, Fail> {
     let shape = attribute(graph, about, "size").and_then(|size| view::sizes(graph, size));
-    let Some(shape) = shape else { return bad("dcp: a tensor without a shape") };
+    let shape = shape.ok_or("dcp: a tensor without a shape")?;
     let type_name = attribute(graph, about, "properties").and_then(|properties| type_name(graph, properties));
     let type_name = type_name.unwrap_or_default().to_string();
     Ok(Whole { dtype: view::dtype_named(&type_name), type_name, shape })

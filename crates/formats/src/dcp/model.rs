@@ -12,7 +12,7 @@ use std::path::Path;
 use super::super::made::{self, Places};
 use super::super::pickle::{Graph, Item, Node};
 use super::super::proof::{Trained, Training};
-use super::super::read::{Fail, bad, bytes};
+use super::super::read::{Fail, bad, bytes, refuse_if};
 use super::super::storages::Stored;
 use super::super::{Description, Kind, ReadAt, Role, Tensor, walk};
 use super::metadata::{self, Key, Metadata, Whole};
@@ -110,9 +110,10 @@ fn places(metadata: &Metadata) -> Result<Places, Fail> {
     let mut places = Vec::with_capacity(metadata.names.len());
     for named in &metadata.names {
         let len = named.tensor.as_ref().map_or(Some(0), Whole::bytes);
-        let Some(next) = len.and_then(|len| end.checked_add(len)).filter(|end| *end <= i64::MAX as u64) else {
-            return bad("dcp: a shape is too large");
-        };
+        let next = len
+            .and_then(|len| end.checked_add(len))
+            .filter(|end| *end <= i64::MAX as u64)
+            .ok_or("dcp: a shape is too large")?;
         places.push(end..next);
         end = next;
     }
@@ -147,9 +148,7 @@ fn state_dict(metadata: &Metadata) -> Result<Graph, Fail> {
                 }
             };
         }
-        if below.insert((at, last), None).is_some() {
-            return bad("dcp: two tensors of one name");
-        }
+        refuse_if(below.insert((at, last), None).is_some(), "dcp: two tensors of one name")?;
         let value = match &named.tensor {
             Some(whole) => tensor(&mut graph, number, whole),
             None => Item::Scalar,

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::super::ReadAt;
 use super::super::protobuf::{Value, Wire, data_type};
-use super::super::read::{Fail, bad, bytes};
+use super::super::read::{Fail, bad, bytes, refuse_if};
 use codec::Dtype;
 
 /// Tensors in one file: real ones have thousands.
@@ -113,9 +113,7 @@ pub(super) fn read(src: &dyn ReadAt, size: u64) -> Result<Model, Fail> {
     }
     model.version = version.unwrap_or(0);
     // Its type is int32.
-    if model.version > i32::MAX as u64 {
-        return bad("ElasticDL: the version is negative");
-    }
+    refuse_if(model.version > i32::MAX as u64, "ElasticDL: the version is negative")?;
     let names = [
         model.infos.iter().map(|info| &info.name).collect::<Vec<_>>(),
         model.dense.iter().map(|dense| &dense.name).collect(),
@@ -123,9 +121,7 @@ pub(super) fn read(src: &dyn ReadAt, size: u64) -> Result<Model, Fail> {
     ];
     for names in names {
         let distinct: HashSet<&String> = names.iter().copied().collect();
-        if distinct.len() < names.len() {
-            return bad("ElasticDL: two entries have the same name");
-        }
+        refuse_if(distinct.len() < names.len(), "ElasticDL: two entries have the same name")?;
     }
     Ok(model)
 }
@@ -157,9 +153,7 @@ impl Reader<'_> {
         let Some(value) = value else { return Ok(String::new()) };
         let name = self.wire.text(value.bytes()?, MAX_NAME)?;
         self.names += name.len();
-        if self.names > MAX_NAMES {
-            return bad("ElasticDL: the names are too long and too many");
-        }
+        refuse_if(self.names > MAX_NAMES, "ElasticDL: the names are too long and too many")?;
         Ok(name)
     }
 
@@ -191,9 +185,7 @@ impl Reader<'_> {
         };
         let array = self.array(array.bytes()?)?;
         let ids = ids.map(|ids| self.ids(ids.bytes()?)).transpose()?.unwrap_or_default();
-        if array.dims.first() != Some(&(ids.len() as u64)) {
-            return bad("ElasticDL: a table has not as many rows as ids");
-        }
+        refuse_if(array.dims.first() != Some(&(ids.len() as u64)), "ElasticDL: a table has not as many rows as ids")?;
         Ok(Slices { name, array, ids })
     }
 
@@ -201,13 +193,9 @@ impl Reader<'_> {
         let mut ids = Vec::new();
         while rest.start < rest.end {
             let id = self.wire.varint(&mut rest)?;
-            if id > i64::MAX as u64 {
-                return bad("ElasticDL: a row with a negative id");
-            }
+            refuse_if(id > i64::MAX as u64, "ElasticDL: a row with a negative id")?;
             self.rows += 1;
-            if self.rows > MAX_ROWS {
-                return bad("ElasticDL: more rows than stepfs looks at");
-            }
+            refuse_if(self.rows > MAX_ROWS, "ElasticDL: more rows than stepfs looks at")?;
             ids.push(id);
         }
         Ok(ids)
@@ -221,25 +209,18 @@ impl Reader<'_> {
             version: number(version)?,
             content: content.map_or(Ok(0..0), Value::bytes)?,
         };
-        if array.version > i32::MAX as u64 {
-            return bad("ElasticDL: a tensor's version is negative");
-        }
-        let Some(dtype) = array.dtype() else {
-            return bad("ElasticDL: a tensor of an element type that stepfs does not know");
-        };
-        match bytes(&array.dims, dtype.size() as u64) == Some(array.len()) {
-            true => Ok(array),
-            false => bad("ElasticDL: a shape does not fit the tensor's bytes"),
-        }
+        refuse_if(array.version > i32::MAX as u64, "ElasticDL: a tensor's version is negative")?;
+        let dtype = array.dtype().ok_or("ElasticDL: a tensor of an element type that stepfs does not know")?;
+        let len = bytes(&array.dims, dtype.size() as u64);
+        refuse_if(len != Some(array.len()), "ElasticDL: a shape does not fit the tensor's bytes")?;
+        Ok(array)
     }
 
     fn dims(&mut self, mut rest: Range<u64>) -> Result<Vec<u64>, Fail> {
         let mut dims = Vec::new();
         while let Some((field, value)) = self.wire.field(&mut rest)? {
             // No variable has an unknown rank (3), and dimensions never have names.
-            if field != 2 || dims.len() == MAX_DIMS {
-                return bad("ElasticDL: a shape that no variable has");
-            }
+            refuse_if(field != 2 || dims.len() == MAX_DIMS, "ElasticDL: a shape that no variable has")?;
             let [size] = self.fields(value.bytes()?, "a dimension")?;
             dims.push(number(size)?);
         }

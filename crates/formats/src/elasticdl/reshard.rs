@@ -9,10 +9,11 @@ use std::io;
 use std::ops::Range;
 
 use super::super::ReadAt;
-use super::super::protobuf::{put_head, put_number, put_varint};
+use super::super::protobuf::{put_head, put_number};
 use super::super::read::Fail;
 use super::message::{self, Model, Slices};
 use super::shard_of;
+use codec::entropy::varint;
 
 /// Longest message that implementations of Protocol Buffers read.
 const MAX_FILE: u64 = i32::MAX as u64;
@@ -276,7 +277,7 @@ fn table(sources: &[Source], pieces: &[(usize, &Slices)], files: &mut [Vec<Part>
         let mut numbers: Vec<Vec<u32>> = vec![Vec::new(); files.len()];
         for (number, id) in (0..).zip(&table.ids) {
             let server = (id % servers) as usize;
-            put_varint(*id, &mut ids[server]);
+            varint::put(*id, &mut ids[server]);
             numbers[server].push(number);
             rows[server] += 1;
         }

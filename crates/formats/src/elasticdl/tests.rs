@@ -2,9 +2,10 @@
 
 use proptest::prelude::*;
 
-use super::super::protobuf::{put_head, put_number, put_varint};
+use super::super::protobuf::{put_head, put_number};
 use super::super::{InOrder, Order, describe};
 use super::*;
+use codec::entropy::varint;
 
 /// A field that holds these bytes.
 pub(crate) fn field(number: u64, bytes: &[u8]) -> Vec<u8> {
@@ -43,7 +44,7 @@ pub(crate) fn table(name: &str, rows: &[(u64, Vec<f32>)]) -> Vec<u8> {
     let content: Vec<u8> = rows.iter().flat_map(|(_, row)| floats(row)).collect();
     let width = rows.first().map_or(0, |(_, row)| row.len() as u64);
     let mut ids = Vec::new();
-    rows.iter().for_each(|(id, _)| put_varint(*id, &mut ids));
+    rows.iter().for_each(|(id, _)| varint::put(*id, &mut ids));
     entry(4, name, &[field(1, &array(1, &[rows.len() as u64, width], &content)), field(2, &ids)].concat())
 }
 

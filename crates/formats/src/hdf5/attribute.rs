@@ -1,6 +1,6 @@
 //! An attribute that is one text.
 
-use super::super::read::{Fail, bad, u16_at, u32_at, u64_at, unless_bad};
+use super::super::read::{Fail, bad, refuse_if, u16_at, u32_at, u64_at, unless_bad};
 use super::header::{ATTRIBUTE, Header};
 use super::source::Source;
 
@@ -77,9 +77,7 @@ fn object(source: &mut Source, collection: u64, number: u32) -> Result<Vec<u8>, 
     const DAMAGED: &str = "HDF5: the global heap is damaged";
     let head = source.read(collection, 16)?;
     let len = u64_at(&head, 8);
-    if !head.starts_with(b"GCOL\x01") || !(16..=MAX_COLLECTION).contains(&len) {
-        return bad(DAMAGED);
-    }
+    refuse_if(!head.starts_with(b"GCOL\x01") || !(16..=MAX_COLLECTION).contains(&len), DAMAGED)?;
     let body = source.read(collection.saturating_add(16), len - 16)?;
     let mut rest = &*body;
     while rest.len() >= 16 {

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::super::read::{Fail, bad, bytes, u32_at, u64_at};
+use super::super::read::{Fail, bad, bytes, refuse_if, u32_at, u64_at};
 use super::source::Source;
 
 /// Most chunks of a dataset.
@@ -133,8 +133,6 @@ fn array(source: &mut Source, address: u64, count: u64) -> Result<Vec<u64>, Fail
         return Ok(Vec::new());
     }
     let body = source.read_checked(block, 14 + 8 * count + 4)?;
-    if !body.starts_with(b"FADB\0\0") || u64_at(&body, 6) != address {
-        return bad(DAMAGED);
-    }
+    refuse_if(!body.starts_with(b"FADB\0\0") || u64_at(&body, 6) != address, DAMAGED)?;
     Ok(body[14..].chunks_exact(8).map(|address| u64_at(address, 0)).collect())
 }

@@ -1,6 +1,6 @@
 //! The content of a group: names, and addresses of object headers.
 
-use super::super::read::{Fail, bad, u16_at, u64_at, uint};
+use super::super::read::{Fail, bad, refuse_if, u16_at, u64_at, uint};
 use super::header::{Header, LINK, LINK_INFO, SYMBOL_TABLE};
 use super::source::{NOWHERE, Source};
 
@@ -30,9 +30,7 @@ pub(super) fn is_in_heap(header: &Header) -> bool {
 pub(super) fn links(source: &mut Source, header: &Header) -> Result<Vec<Link>, Fail> {
     let mut links = Vec::new();
     if let Some(table) = header.one(SYMBOL_TABLE) {
-        if table.len() < 16 {
-            return bad(DAMAGED);
-        }
+        refuse_if(table.len() < 16, DAMAGED)?;
         let names = heap(source, u64_at(table, 8))?;
         tree(source, u64_at(table, 0), None, &names, &mut links)?;
     } else if header.has(LINK_INFO) {
@@ -48,9 +46,7 @@ pub(super) fn links(source: &mut Source, header: &Header) -> Result<Vec<Link>, F
 fn heap(source: &mut Source, address: u64) -> Result<Vec<u8>, Fail> {
     let head = source.read(address, 32)?;
     let len = u64_at(&head, 8);
-    if !head.starts_with(b"HEAP\0") || len > MAX_HEAP {
-        return bad(DAMAGED);
-    }
+    refuse_if(!head.starts_with(b"HEAP\0") || len > MAX_HEAP, DAMAGED)?;
     source.read(u64_at(&head, 24), len)
 }
 
@@ -70,9 +66,7 @@ fn tree(source: &mut Source, address: u64, level: Option<u8>, names: &[u8], link
 fn symbols(source: &mut Source, address: u64, names: &[u8], links: &mut Vec<Link>) -> Result<(), Fail> {
     source.enter(address)?;
     let head = source.read(address, 8)?;
-    if !head.starts_with(b"SNOD\x01") {
-        return bad(DAMAGED);
-    }
+    refuse_if(!head.starts_with(b"SNOD\x01"), DAMAGED)?;
     let count = u64::from(u16_at(&head, 6));
     let body = source.read(address.saturating_add(8), count * 40)?;
     for entry in body.chunks_exact(40) {
@@ -82,7 +76,7 @@ fn symbols(source: &mut Source, address: u64, names: &[u8], links: &mut Vec<Link
             continue;
         }
         let name = usize::try_from(name).ok().and_then(|at| names.get(at..)).unwrap_or_default();
-        let Some(len) = name.iter().take(MAX_NAME).position(|byte| *byte == 0) else { return bad(DAMAGED) };
+        let len = name.iter().take(MAX_NAME).position(|byte| *byte == 0).ok_or(DAMAGED)?;
         source.spend(len as u64)?;
         if let Ok(name) = std::str::from_utf8(&name[..len]) {
             links.push(Link { name: name.to_string(), address });
@@ -93,25 +87,18 @@ fn symbols(source: &mut Source, address: u64, names: &[u8], links: &mut Vec<Link
 
 /// A link that stands in the group's header; `None` if it is soft or external.
 fn link(body: &[u8]) -> Result<Option<Link>, Fail> {
-    let [1, flags, ..] = *body else { return bad(DAMAGED) };
-    let mut at = 2;
-    let kind = if flags & 8 != 0 { body.get(at).copied() } else { Some(0) };
-    at += usize::from(flags & 8 != 0);
-    at += if flags & 4 != 0 { 8 } else { 0 };
-    at += usize::from(flags & 16 != 0);
-    let width = 1usize << (flags & 3);
-    let Some(len) = body.get(at..at + width) else { return bad(DAMAGED) };
-    let len = uint(len);
-    at += width;
-    let Some(name) = usize::try_from(len).ok().filter(|len| *len <= MAX_NAME).and_then(|len| body.get(at..at + len))
-    else {
-        return bad(DAMAGED);
+    let parse = || {
+        let (&[1, flags], mut rest) = body.split_first_chunk()? else { return None };
+        let kind = if flags & 8 != 0 { *rest.split_off_first()? } else { 0 };
+        // Its order, and the set of characters.
+        rest.split_off(..if flags & 4 != 0 { 8 } else { 0 } + usize::from(flags & 16 != 0))?;
+        let len = usize::try_from(uint(rest.split_off(..1 << (flags & 3))?)).ok()?;
+        let name = rest.split_off(..len).filter(|name| name.len() <= MAX_NAME)?;
+        if kind != 0 {
+            return Some(None);
+        }
+        let address = u64_at(rest.split_off(..8)?, 0);
+        Some(std::str::from_utf8(name).ok().map(|name| Link { name: name.to_string(), address }))
     };
-    at += name.len();
-    if kind != Some(0) {
-        return Ok(None);
-    }
-    let Some(address) = body.get(at..at + 8) else { return bad(DAMAGED) };
-    let name = std::str::from_utf8(name).ok();
-    Ok(name.map(|name| Link { name: name.to_string(), address: u64_at(address, 0) }))
+    parse().map_or_else(|| bad(DAMAGED), Ok)
 }

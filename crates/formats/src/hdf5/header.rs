@@ -1,6 +1,6 @@
 //! Object headers, of both versions: the messages that describe an object.
 
-use super::super::read::{Fail, bad, u16_at, u32_at, u64_at, uint};
+use super::super::read::{Fail, bad, refuse_if, u16_at, u32_at, u64_at, uint};
 use super::source::Source;
 
 /// Kinds of messages that are looked at.
@@ -56,19 +56,15 @@ impl Header {
                 fixed += if flags & 0x20 != 0 { 16 } else { 0 };
                 fixed += if flags & 0x10 != 0 { 4 } else { 0 };
                 let width = 1usize << (flags & 3);
-                let Some(size) = prefix.get(fixed..fixed + width) else { return bad(CUT) };
+                let size = prefix.get(fixed..fixed + width).ok_or(CUT)?;
                 let size = uint(size);
                 let fixed = fixed + width;
-                if size > MAX_PART {
-                    return bad("HDF5: an object header larger than 16 MiB");
-                }
+                refuse_if(size > MAX_PART, "HDF5: an object header larger than 16 MiB")?;
                 (form, source.read_checked(address, fixed as u64 + size + 4)?.split_off(fixed))
             }
             [1, _, _, _, ..] if prefix.len() >= 16 => {
                 let size = u64::from(u32_at(&prefix, 8));
-                if size > MAX_PART {
-                    return bad("HDF5: an object header larger than 16 MiB");
-                }
+                refuse_if(size > MAX_PART, "HDF5: an object header larger than 16 MiB")?;
                 source.read(address, 16)?;
                 (Form::First, source.read(address.saturating_add(16), size)?)
             }
@@ -78,20 +74,14 @@ impl Header {
         let mut seen = 0;
         while let Some(part) = parts.pop() {
             seen += 1;
-            if seen > MAX_PARTS {
-                return bad("HDF5: an object header of more than 1024 parts");
-            }
+            refuse_if(seen > MAX_PARTS, "HDF5: an object header of more than 1024 parts")?;
             for (address, len) in form.messages(source, &part, &mut messages)? {
-                if len > MAX_PART {
-                    return bad("HDF5: an object header larger than 16 MiB");
-                }
+                refuse_if(len > MAX_PART, "HDF5: an object header larger than 16 MiB")?;
                 parts.push(match form {
                     Form::First => source.read(address, len)?,
                     Form::Second { .. } => {
                         let mut block = source.read_checked(address, len)?;
-                        if !block.starts_with(b"OCHK") {
-                            return bad(CUT);
-                        }
+                        refuse_if(!block.starts_with(b"OCHK"), CUT)?;
                         block.split_off(4)
                     }
                 });
@@ -126,12 +116,10 @@ impl Form {
                 Form::Second { .. } => (u16::from(head[0]), u16_at(head, 1), head[3]),
             };
             at += fixed;
-            let Some(body) = part.get(at..at + usize::from(len)) else { return bad(CUT) };
+            let body = part.get(at..at + usize::from(len)).ok_or(CUT)?;
             at += usize::from(len);
             if kind == CONTINUATION {
-                if body.len() < 16 {
-                    return bad(CUT);
-                }
+                refuse_if(body.len() < 16, CUT)?;
                 more.push((u64_at(body, 0), u64_at(body, 8)));
                 continue;
             }

@@ -21,7 +21,7 @@ mod source;
 use std::collections::HashMap;
 use std::ops::Range;
 
-use super::read::{Fail, bad, begins_with};
+use super::read::{Fail, bad, begins_with, refuse_if};
 use super::{Description, Kind, ReadAt, Role, Tensor, named, path};
 use codec::Dtype;
 
@@ -110,18 +110,14 @@ fn read(src: &dyn ReadAt, range: Range<u64>) -> Result<Contents, Fail> {
         }
         in_heaps += u64::from(group::is_in_heap(&header));
         let links = group::links(&mut source, &header)?;
-        if !links.is_empty() && depth == MAX_DEPTH {
-            return bad("HDF5: more than 64 groups in each other");
-        }
+        refuse_if(!links.is_empty() && depth == MAX_DEPTH, "HDF5: more than 64 groups in each other")?;
         for link in links.into_iter().rev() {
             let mut below = path.clone();
             if !below.is_empty() {
                 below.push('/');
             }
             path::push_text(&mut below, &link.name);
-            if below.len() > MAX_PATH {
-                return bad("HDF5: a path of more than 4096 bytes");
-            }
+            refuse_if(below.len() > MAX_PATH, "HDF5: a path of more than 4096 bytes")?;
             source.spend(below.len() as u64)?;
             rest.push((link.address, below, depth + 1));
         }
@@ -175,9 +171,7 @@ fn tensors(source: &mut Source, found: Vec<Named>) -> Result<Vec<Tensor>, Fail> 
         }
     }
     tensors.sort_by_key(|t| t.extent.start);
-    if Description::has_twins(&tensors) {
-        return bad("HDF5: two datasets have the same path");
-    }
+    refuse_if(Description::has_twins(&tensors), "HDF5: two datasets have the same path")?;
     Ok(tensors)
 }
 
@@ -187,18 +181,14 @@ fn role(path: &str, dtype: Dtype) -> (Role, &'static str) {
 
 /// Sees that tensors overlap neither each other nor metadata. Both ascend by where they start.
 fn disjoint(tensors: &[Tensor], blocks: &[Range<u64>]) -> Result<(), Fail> {
-    if tensors.windows(2).any(|pair| pair[1].extent.start < pair[0].extent.end) {
-        return bad("HDF5: datasets overlap");
-    }
+    refuse_if(tensors.windows(2).any(|pair| pair[1].extent.start < pair[0].extent.end), "HDF5: datasets overlap")?;
     let (mut next, mut end) = (0, 0);
     for tensor in tensors {
         while let Some(block) = blocks.get(next).filter(|block| block.start < tensor.extent.end) {
             end = end.max(block.end);
             next += 1;
         }
-        if end > tensor.extent.start {
-            return bad("HDF5: a dataset overlaps metadata");
-        }
+        refuse_if(end > tensor.extent.start, "HDF5: a dataset overlaps metadata")?;
     }
     Ok(())
 }

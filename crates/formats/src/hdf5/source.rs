@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 
 use super::super::ReadAt;
-use super::super::read::{Fail, bad, cut_short, u16_at, u32_at, u64_at};
+use super::super::read::{Fail, bad, cut_short, refuse_if, u16_at, u32_at, u64_at};
 
 /// Metadata read of one file, counted with a fixed cost for each block. Links, paths and chunks cost some of it, too.
 const MAX_METADATA: u64 = 64 << 20;
@@ -38,9 +38,7 @@ impl<'a> Source<'a> {
         let mut source = Source { src, range, left: MAX_METADATA, blocks: Vec::new(), nodes: HashSet::new() };
         let size = source.range.end - source.range.start;
         let start = source.peek_most(0, 16)?;
-        if start.len() < 16 || start[..8] != MAGIC {
-            return bad(BROKEN);
-        }
+        refuse_if(start.len() < 16 || start[..8] != MAGIC, BROKEN)?;
         let version = start[8];
         // Sizes of offsets and lengths.
         let (sizes, len) = match version {
@@ -49,26 +47,20 @@ impl<'a> Source<'a> {
             2 | 3 => ([start[9], start[10]], 48),
             _ => return bad(BROKEN),
         };
-        if sizes != [8, 8] {
-            return bad("HDF5: addresses or lengths of another size than 8 bytes");
-        }
+        refuse_if(sizes != [8, 8], "HDF5: addresses or lengths of another size than 8 bytes")?;
         let block = source.read(0, len)?;
         let (base, end, driver, root) = if version < 2 {
             let at = len as usize - 72;
             (u64_at(&block, at), u64_at(&block, at + 16), u64_at(&block, at + 24), u64_at(&block, at + 40))
         } else {
-            if u32_at(&block, 44) != lookup3(&block[..44]) {
-                return bad("HDF5: the superblock's checksum is wrong");
-            }
+            refuse_if(u32_at(&block, 44) != lookup3(&block[..44]), "HDF5: the superblock's checksum is wrong")?;
             // A program that writes, or that died while it wrote.
             if block[11] != 0 {
                 return cut_short("HDF5: not closed by its writer");
             }
             (u64_at(&block, 12), u64_at(&block, 28), NOWHERE, u64_at(&block, 36))
         };
-        if base != 0 || driver != NOWHERE {
-            return bad("HDF5: split into several files, or with a user block");
-        }
+        refuse_if(base != 0 || driver != NOWHERE, "HDF5: split into several files, or with a user block")?;
         // Closing a file cuts it to this length. Before that, some datasets may lack their content.
         if end != size {
             return cut_short("HDF5: cut short, or not closed by its writer");
@@ -78,10 +70,7 @@ impl<'a> Source<'a> {
 
     /// Counts a cost that is no block's.
     pub(super) fn spend(&mut self, cost: u64) -> Result<(), Fail> {
-        match self.left.checked_sub(cost) {
-            Some(left) => self.left = left,
-            None => return bad("HDF5: more than 64 MiB of metadata"),
-        }
+        self.left = self.left.checked_sub(cost).ok_or("HDF5: more than 64 MiB of metadata")?;
         Ok(())
     }
 
@@ -94,9 +83,7 @@ impl<'a> Source<'a> {
 
     /// Reads bytes without counting them as metadata yet.
     fn peek(&mut self, address: u64, len: u64) -> Result<Vec<u8>, Fail> {
-        let Some(place) = self.place(address, len) else {
-            return bad("HDF5: metadata beyond the end of the file");
-        };
+        let place = self.place(address, len).ok_or("HDF5: metadata beyond the end of the file")?;
         self.spend(len.saturating_add(BLOCK))?;
         let mut bytes = vec![0; len as usize];
         self.src.read_exact_at(&mut bytes, place.start)?;
@@ -121,10 +108,8 @@ impl<'a> Source<'a> {
 
     /// Enters a node of a tree. A tree that comes back to a node is damaged.
     pub(super) fn enter(&mut self, address: u64) -> Result<(), Fail> {
-        match self.nodes.insert(address) {
-            true => self.spend(BLOCK),
-            false => bad("HDF5: a tree comes back to itself"),
-        }
+        refuse_if(!self.nodes.insert(address), "HDF5: a tree comes back to itself")?;
+        self.spend(BLOCK)
     }
 
     /// A node of a tree of this kind: its level, and its entries, each with a key of so many bytes and the address of a
@@ -165,32 +150,19 @@ impl<'a> Source<'a> {
 
 /// The checksum of metadata: Jenkins' lookup3.
 fn lookup3(bytes: &[u8]) -> u32 {
-    let start = 0xdead_beef_u32.wrapping_add(bytes.len() as u32);
-    let (mut a, mut b, mut c) = (start, start, start);
-    let mut rest = bytes;
-    while rest.len() > 12 {
-        let (block, behind) = rest.split_at(12);
-        rest = behind;
-        add(&mut a, &mut b, &mut c, block);
+    let [mut a, mut b, mut c] = [0xdead_beef_u32.wrapping_add(bytes.len() as u32); 3];
+    let last = bytes.len().saturating_sub(1) / 12;
+    for (number, block) in bytes.chunks(12).enumerate() {
+        let mut words = [0; 12];
+        words[..block.len()].copy_from_slice(block);
+        let [x, y, z] = [0, 4, 8].map(|at| u32_at(&words, at));
+        (a, b, c) = (a.wrapping_add(x), b.wrapping_add(y), c.wrapping_add(z));
+        if number == last {
+            return finish(a, b, c);
+        }
         (a, b, c) = mix(a, b, c);
     }
-    if rest.is_empty() {
-        return c;
-    }
-    add(&mut a, &mut b, &mut c, rest);
-    finish(a, b, c)
-}
-
-fn add(a: &mut u32, b: &mut u32, c: &mut u32, block: &[u8]) {
-    for (at, byte) in block.iter().enumerate() {
-        let value = u32::from(*byte) << (8 * (at % 4));
-        let word = match at / 4 {
-            0 => &mut *a,
-            1 => &mut *b,
-            _ => &mut *c,
-        };
-        *word = word.wrapping_add(value);
-    }
+    c
 }
 
 fn mix(mut a: u32, mut b: u32, mut c: u32) -> (u32, u32, u32) {

@@ -5,7 +5,7 @@
 //! padding behind it. An array of objects is a whole pickle in that place.
 
 use super::super::npy;
-use super::super::read::{Fail, bad, bytes};
+use super::super::read::{Fail, bytes};
 use super::super::view::sizes;
 use super::vm::{Vm, load};
 use super::{Graph, Item, Node};
@@ -66,9 +66,9 @@ impl Vm<'_> {
         let Node::Object(wrapper) = graph.node(node) else { return Ok(()) };
         let ([.., state], true) = (&wrapper.states[..], is_wrapper(graph, wrapper.func)) else { return Ok(()) };
         let get = |name| graph.get(*state, name);
-        let Some(element) = get("dtype").and_then(|dtype| element(graph, dtype)) else {
-            return bad("joblib: an array of a type that stepfs does not know");
-        };
+        let element = get("dtype")
+            .and_then(|dtype| element(graph, dtype))
+            .ok_or("joblib: an array of a type that stepfs does not know")?;
         let Some((_, unit)) = element else {
             let start = self.input.position();
             let end = load(self.src, start, self.end)?.end;
@@ -76,7 +76,7 @@ impl Vm<'_> {
         };
         let shape = get("shape").and_then(|shape| sizes(graph, shape));
         let bytes = shape.and_then(|shape| bytes(&shape, unit));
-        let Some(bytes) = bytes else { return bad("joblib: an array without a shape") };
+        let bytes = bytes.ok_or("joblib: an array without a shape")?;
         if matches!(get("numpy_array_alignment_bytes"), Some(Item::Int(_))) {
             let padding = self.input.byte()?;
             self.input.skip(padding.into())?;

@@ -2,7 +2,7 @@
 
 use super::super::ReadAt;
 use super::super::input::Input;
-use super::super::read::{Fail, bad};
+use super::super::read::{Fail, bad, refuse_if};
 use super::MAX_TEXT;
 
 /// Hands out the strings of the list that is pickled from `start` on, as picklers write it. Answers the offset behind
@@ -40,9 +40,7 @@ pub(crate) fn strings(
             0x8c if begun => usize::from(input.byte()?),
             _ => return bad("pickle: not a list of strings"),
         };
-        if length > MAX_TEXT {
-            return bad("pickle: a string is too long for a key");
-        }
+        refuse_if(length > MAX_TEXT, "pickle: a string is too long for a key")?;
         text.clear();
         input.take(length, &mut text)?;
         each(&text)?;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::super::ReadAt;
 use super::super::input::Input;
-use super::super::read::{Fail, bad};
+use super::super::read::{Fail, bad, refuse_if};
 use super::{Elements, Graph, Item, MAX_CELLS, Node, Object};
 
 /// Values on the stack at a time (64 MiB). Picklers put at most 1,000 per open container there, except for tuples.
@@ -180,9 +180,7 @@ impl Vm<'_> {
             }
             b'o' => {
                 let at = self.mark()?;
-                let Some(&func) = self.stack.get(at) else {
-                    return bad("pickle: a value is missing on the stack");
-                };
+                let &func = self.stack.get(at).ok_or("pickle: a value is missing on the stack")?;
                 let args = self.tuple(at + 1)?;
                 self.pop()?;
                 self.object(func, args, Item::None)?
@@ -208,10 +206,7 @@ impl Vm<'_> {
 
             b'g' | b'h' | b'j' => {
                 let key = self.memo_key(op)?;
-                let Some(item) = self.memo.get(key) else {
-                    return bad("pickle: a memo entry that was never made");
-                };
-                item
+                self.memo.get(key).ok_or("pickle: a memo entry that was never made")?
             }
             b'p' | b'q' | b'r' => {
                 let key = self.memo_key(op)?;
@@ -225,16 +220,12 @@ impl Vm<'_> {
 
     pub(super) fn charge(&mut self, cells: usize) -> Result<(), Fail> {
         self.cells += cells;
-        if self.cells > MAX_CELLS {
-            return bad("pickle: too many values to keep track of");
-        }
+        refuse_if(self.cells > MAX_CELLS, "pickle: too many values to keep track of")?;
         Ok(())
     }
 
     fn push(&mut self, item: Item) -> Result<(), Fail> {
-        if self.stack.len() >= MAX_STACK {
-            return bad("pickle: too many values on the stack");
-        }
+        refuse_if(self.stack.len() >= MAX_STACK, "pickle: too many values on the stack")?;
         self.stack.push(item);
         Ok(())
     }
@@ -317,9 +308,7 @@ impl Vm<'_> {
     /// Sets the pairs from height `at` in the mapping `target`.
     fn set(&mut self, target: Item, at: usize) -> Result<(), Fail> {
         let values = &self.stack[at..];
-        if !values.len().is_multiple_of(2) {
-            return bad("pickle: a key without a value");
-        }
+        refuse_if(!values.len().is_multiple_of(2), "pickle: a key without a value")?;
         self.cells += 2 * values.len();
         let pairs = match node(&mut self.graph, target)? {
             Node::Dict(pairs) => pairs,

@@ -13,7 +13,7 @@ use super::made::{self, Places};
 use super::npy::{self, Array};
 use super::pickle::{self, Graph, Item, element, is_wrapper};
 use super::progress::Progress;
-use super::read::{Fail, bad, bytes, start};
+use super::read::{Fail, bad, bytes, refuse_if, start};
 use super::storages::Stored;
 use super::view::{sizes, type_name};
 use super::{Description, Kind, ReadAt, walk};
@@ -37,9 +37,7 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
         }
         texts += u64::from(is_text(&graph, Item::Node(node)));
     }
-    if found.len() > MAX_ARRAYS {
-        return bad("pickle: more than 262,144 arrays");
-    }
+    refuse_if(found.len() > MAX_ARRAYS, "pickle: more than 262,144 arrays")?;
     let texts =
         (texts > 0).then(|| format!("pickle: {texts} arrays are text, as protocol 2 has them; use protocol 4 or 5"));
     if found.is_empty() {

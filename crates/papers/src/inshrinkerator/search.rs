@@ -216,14 +216,8 @@ pub fn search<E>(
         return Ok(None);
     }
     let mut trials = Trials { space, threshold, degradation, tried: Vec::new() };
-    let near = match before {
-        Some(before) => trials.neighbourhood(before)?,
-        None => None,
-    };
-    let found = match near {
-        Some(near) => Some(near),
-        None => trials.exhaustive()?,
-    };
+    let near = before.map(|before| trials.neighbourhood(before)).transpose()?.flatten();
+    let found = near.map_or_else(|| trials.exhaustive(), |near| Ok(Some(near)))?;
     let Some((place, metric)) = found else { return Ok(None) };
     let degradation = trials.of(place, metric)?.0;
     let config = space.config(place, metric);

@@ -2,7 +2,6 @@
 //! derived from another.
 
 use crate::store::Damage;
-use crate::store::bytes::{Fields, put_short_text};
 use codec::Dtype;
 use codec::entropy::varint;
 use codec::moment::Rule;
@@ -61,29 +60,65 @@ fn coding(code: u8) -> Result<Coding, Damage> {
     }
 }
 
-/// Writes the distance to another tensor's number. It is small in both directions, and equal for many tensors.
-fn put_relative(out: &mut Vec<u8>, other: u32, own: usize) {
-    let distance = i64::from(other) - own as i64;
+/// Bytes that may be damaged, of which fields are taken off the front. Every length is checked before use.
+type Fields<'a> = &'a [u8];
+
+fn take<'a>(fields: &mut Fields<'a>, count: usize) -> Result<&'a [u8], Damage> {
+    fields.split_off(..count).ok_or(Damage("a field reaches beyond the end"))
+}
+
+fn array<const N: usize>(fields: &mut Fields) -> Result<[u8; N], Damage> {
+    take(fields, N)?.try_into().map_err(|_| Damage("a field reaches beyond the end"))
+}
+
+fn number(fields: &mut Fields) -> Result<u64, Damage> {
+    varint::take(fields).map_err(|_| Damage("an integer is cut short"))
+}
+
+/// A count of items of at least `each` bytes in the remaining bytes, so it may bound an allocation.
+fn count(fields: &mut Fields, each: usize) -> Result<usize, Damage> {
+    let count = usize::try_from(number(fields)?).ok();
+    let fits = |count: &usize| count.checked_mul(each).is_some_and(|total| total <= fields.len());
+    count.filter(fits).ok_or(Damage("a count is larger than the rest"))
+}
+
+/// A string, as its length and its UTF-8 bytes.
+fn text(fields: &mut Fields) -> Result<String, Damage> {
+    let length = count(fields, 1)?;
+    String::from_utf8(take(fields, length)?.to_vec()).map_err(|_| Damage("a name is not UTF-8"))
+}
+
+fn put_text(text: &str, out: &mut Vec<u8>) {
+    varint::put(text.len() as u64, out);
+    out.extend_from_slice(text.as_bytes());
+}
+
+/// A number that is small in both directions: the distance to another tensor's number, which is equal for many
+/// tensors, or to the expected place of a payload.
+fn put_signed(distance: i64, out: &mut Vec<u8>) {
     varint::put(((distance << 1) ^ (distance >> 63)) as u64, out);
 }
 
+fn signed(fields: &mut Fields) -> Result<i64, Damage> {
+    let zigzag = number(fields)?;
+    Ok((zigzag >> 1) as i64 ^ -((zigzag & 1) as i64))
+}
+
 fn relative(fields: &mut Fields, own: usize) -> Result<u32, Damage> {
-    let zigzag = fields.varint()?;
-    let distance = (zigzag >> 1) as i64 ^ -((zigzag & 1) as i64);
-    let number = (own as i64).checked_add(distance).and_then(|number| u32::try_from(number).ok());
+    let number = (own as i64).checked_add(signed(fields)?).and_then(|number| u32::try_from(number).ok());
     number.ok_or(Damage("a tensor refers to one that cannot exist"))
 }
 
 pub(super) fn encode(index: &Index) -> Vec<u8> {
     let mut out = Vec::new();
     for text in [&index.origin, &index.profile, &index.container, &index.note] {
-        put_short_text(&mut out, text);
+        put_text(text, &mut out);
     }
     varint::put(index.generations.into(), &mut out);
     out.extend_from_slice(&round_up(index.error_updates).to_le_bytes());
     let tensors = &index.tensors;
     varint::put(tensors.len() as u64, &mut out);
-    tensors.iter().for_each(|tensor| put_short_text(&mut out, &tensor.path));
+    tensors.iter().for_each(|tensor| put_text(&tensor.path, &mut out));
     out.extend(tensors.iter().map(|tensor| tensor.dtype as u8));
     out.extend(tensors.iter().map(|tensor| tensor.role as u8));
     let codings: Vec<Coding> = tensors.iter().map(|tensor| tensor.coding).collect();
@@ -99,7 +134,7 @@ pub(super) fn encode(index: &Index) -> Vec<u8> {
     tensors.iter().for_each(|tensor| varint::put(tensor.extent.end - tensor.extent.start, &mut out));
     let mut relative = |other: &dyn Fn(&Coding) -> Option<u32>| {
         let numbered = codings.iter().enumerate().filter_map(|(own, coding)| Some((own, other(coding)?)));
-        numbered.for_each(|(own, other)| put_relative(&mut out, other, own));
+        numbered.for_each(|(own, other)| put_signed(i64::from(other) - own as i64, &mut out));
     };
     relative(&|coding| coding.parent);
     relative(&|coding| coding.companion());
@@ -114,8 +149,7 @@ pub(super) fn encode(index: &Index) -> Vec<u8> {
     tiles().for_each(|tile| varint::put(tile.stored.into(), &mut out));
     let mut expected = HEADER_BYTES as u64;
     for tile in tiles() {
-        let distance = tile.offset.wrapping_sub(expected) as i64;
-        varint::put(((distance << 1) ^ (distance >> 63)) as u64, &mut out);
+        put_signed(tile.offset.wrapping_sub(expected) as i64, &mut out);
         expected = tile.offset.wrapping_add(tile.stored.into());
     }
     tiles().for_each(|tile| out.extend_from_slice(&tile.payload_hash.to_le_bytes()));
@@ -129,73 +163,81 @@ fn round_up(value: f64) -> f32 {
     if f64::from(near) < value { near.next_up() } else { near }
 }
 
-pub(super) fn decode(bytes: &[u8], logical_len: u64) -> Result<Index, Damage> {
-    let fields = &mut Fields::new(bytes);
-    let (origin, profile, container, note) =
-        (fields.short_text()?, fields.short_text()?, fields.short_text()?, fields.short_text()?);
-    let generations = u32::try_from(fields.varint()?).map_err(|_| Damage("its generations are not a number"))?;
-    let error_updates = fields.f32()?.into();
-    let count = believed(fields.varcount(LEAST_TENSOR)?)?;
-    let paths = (0..count).map(|_| fields.short_text()).collect::<Result<Vec<_>, _>>()?;
-    let dtypes = fields.take(count)?.iter().map(|&code| Dtype::from_code(code));
-    let dtypes = dtypes.collect::<Option<Vec<_>>>().ok_or(Damage("a tensor's type is unknown"))?;
-    let roles = fields.take(count)?.iter().map(|&code| Role::ALL.get(usize::from(code)).copied());
-    let roles = roles.collect::<Option<Vec<_>>>().ok_or(Damage("a tensor's role is unknown"))?;
-    let mut codings = fields.take(count)?.iter().map(|&code| coding(code)).collect::<Result<Vec<_>, _>>()?;
-    let dims = fields.take(count)?;
-    if dims.iter().any(|&dims| usize::from(dims) > MAX_DIMS) {
-        return Err(Damage("a tensor has too many dimensions"));
+pub(super) fn decode(mut bytes: &[u8], logical_len: u64) -> Result<Index, Damage> {
+    let fields = &mut bytes;
+    let (origin, profile, container, note) = (text(fields)?, text(fields)?, text(fields)?, text(fields)?);
+    let generations = u32::try_from(number(fields)?).map_err(|_| Damage("its generations are not a number"))?;
+    let error_updates = f32::from_le_bytes(array(fields)?).into();
+    let count = believed(count(fields, LEAST_TENSOR)?)?;
+    // The columns fill the entries one after the other.
+    let mut tensors = Vec::with_capacity(count);
+    for _ in 0..count {
+        tensors.push(TensorEntry {
+            path: text(fields)?,
+            dtype: Dtype::U8,
+            role: Role::Other,
+            shape: Vec::new(),
+            extent: 0..0,
+            coding: Coding::LOSSLESS,
+            bound: 0.0,
+            max_abs_error: 0.0,
+            factors: None,
+            tiles: Vec::new(),
+        });
     }
-    let shapes = dims.iter().map(|&dims| (0..dims).map(|_| fields.varint()).collect::<Result<Vec<_>, _>>());
-    let shapes = shapes.collect::<Result<Vec<_>, _>>()?;
-    let extents = extents(fields, count, logical_len)?;
-    for (own, coding) in codings.iter_mut().enumerate() {
-        coding.parent = coding.parent.map(|_| relative(fields, own)).transpose()?;
+    for (tensor, code) in tensors.iter_mut().zip(take(fields, count)?) {
+        tensor.dtype = Dtype::from_code(*code).ok_or(Damage("a tensor's type is unknown"))?;
     }
-    for (own, coding) in codings.iter_mut().enumerate() {
-        if let Codec::Moment { second: other, .. } | Codec::Cast { of: other } = &mut coding.codec {
+    for (tensor, code) in tensors.iter_mut().zip(take(fields, count)?) {
+        tensor.role = *Role::ALL.get(usize::from(*code)).ok_or(Damage("a tensor's role is unknown"))?;
+    }
+    for (tensor, code) in tensors.iter_mut().zip(take(fields, count)?) {
+        tensor.coding = coding(*code)?;
+    }
+    for (tensor, dims) in tensors.iter_mut().zip(take(fields, count)?) {
+        if usize::from(*dims) > MAX_DIMS {
+            return Err(Damage("a tensor has too many dimensions"));
+        }
+        tensor.shape = (0..*dims).map(|_| number(fields)).collect::<Result<_, _>>()?;
+    }
+    extents(fields, &mut tensors, logical_len)?;
+    for (own, tensor) in tensors.iter_mut().enumerate() {
+        tensor.coding.parent = tensor.coding.parent.map(|_| relative(fields, own)).transpose()?;
+    }
+    for (own, tensor) in tensors.iter_mut().enumerate() {
+        if let Codec::Moment { second: other, .. } | Codec::Cast { of: other } = &mut tensor.coding.codec {
             *other = relative(fields, own)?;
         }
     }
-    for coding in &mut codings {
+    for tensor in &mut tensors {
         if let Codec::Lattice { step } | Codec::Rows { step } | Codec::Moment { step, .. } | Codec::Sized { step, .. } =
-            &mut coding.codec
+            &mut tensor.coding.codec
         {
-            *step = fields.f64()?;
+            *step = f64::from_le_bytes(array(fields)?);
         }
     }
-    for coding in &mut codings {
-        if let Codec::Log { unit } = &mut coding.codec {
-            *unit = u32::try_from(fields.varint()?).map_err(|_| Damage("a unit is no number"))?;
+    for tensor in &mut tensors {
+        if let Codec::Log { unit } = &mut tensor.coding.codec {
+            *unit = u32::try_from(number(fields)?).map_err(|_| Damage("a unit is no number"))?;
         }
     }
-    let lossy = || codings.iter().map(|coding| coding.is_lossy());
-    let bounds = lossy().map(|lossy| if lossy { fields.f64() } else { Ok(0.0) }).collect::<Result<Vec<_>, _>>()?;
-    let errors = lossy().map(|lossy| if lossy { fields.f32() } else { Ok(0.0) }).collect::<Result<Vec<_>, _>>()?;
-    let with_factors = |coding: &&Coding| coding.has_factors();
-    let factors = codings.iter().filter(with_factors).count();
-    let lens: Vec<u64> = extents.iter().map(|extent| extent.end - extent.start).collect();
-    let skeleton = tiles_of(logical_len - lens.iter().sum::<u64>());
-    let total = lens.iter().map(|&len| tiles_of(len)).sum::<u64>().saturating_add(skeleton);
-    let total = total.saturating_add(factors as u64);
-    let mut tiles = tiles(fields, total)?.into_iter();
+    for tensor in tensors.iter_mut().filter(|tensor| tensor.coding.is_lossy()) {
+        tensor.bound = f64::from_le_bytes(array(fields)?);
+    }
+    for tensor in tensors.iter_mut().filter(|tensor| tensor.coding.is_lossy()) {
+        tensor.max_abs_error = f32::from_le_bytes(array(fields)?).into();
+    }
+    let len = |tensor: &TensorEntry| tensor.extent.end - tensor.extent.start;
+    let factors = tensors.iter().filter(|tensor| tensor.coding.has_factors()).count() as u64;
+    let skeleton = tiles_of(logical_len - tensors.iter().map(len).sum::<u64>());
+    let total = tensors.iter().map(|tensor| tiles_of(len(tensor))).sum::<u64>().saturating_add(skeleton);
+    let mut tiles = tiles(fields, total.saturating_add(factors))?.into_iter();
     later_fields(fields)?;
-    let mut factors: Vec<Option<Tile>> =
-        codings.iter().map(|coding| with_factors(&coding).then(|| tiles.next()).flatten()).collect();
-    let mut tensors = Vec::with_capacity(count);
-    for (own, path) in paths.into_iter().enumerate() {
-        tensors.push(TensorEntry {
-            path,
-            dtype: dtypes[own],
-            role: roles[own],
-            shape: shapes[own].clone(),
-            extent: extents[own].clone(),
-            coding: codings[own],
-            bound: bounds[own],
-            max_abs_error: errors[own].into(),
-            factors: factors[own].take(),
-            tiles: tiles.by_ref().take(tiles_of(lens[own]) as usize).collect(),
-        });
+    for tensor in tensors.iter_mut().filter(|tensor| tensor.coding.has_factors()) {
+        tensor.factors = tiles.next();
+    }
+    for tensor in &mut tensors {
+        tensor.tiles = tiles.by_ref().take(tiles_of(len(tensor)) as usize).collect();
     }
     Ok(Index { origin, profile, container, note, generations, error_updates, tensors, skeleton: tiles.collect() })
 }
@@ -203,10 +245,10 @@ pub(super) fn decode(bytes: &[u8], logical_len: u64) -> Result<Index, Damage> {
 /// Fields from later versions stand at the end, each with its length. A reader may skip a field with an even number,
 /// and must not skip one with an odd number.
 fn later_fields(fields: &mut Fields) -> Result<(), Damage> {
-    while fields.remaining() > 0 {
-        let must_be_understood = fields.varint()? % 2 == 1;
-        let length = fields.varcount(1)?;
-        fields.take(length)?;
+    while !fields.is_empty() {
+        let must_be_understood = number(fields)? % 2 == 1;
+        let length = count(fields, 1)?;
+        take(fields, length)?;
         if must_be_understood {
             return Err(Damage("a newer version of stepfs wrote it"));
         }
@@ -214,46 +256,40 @@ fn later_fields(fields: &mut Fields) -> Result<(), Damage> {
     Ok(())
 }
 
-fn extents(fields: &mut Fields, count: usize, logical_len: u64) -> Result<Vec<std::ops::Range<u64>>, Damage> {
-    let gaps = (0..count).map(|_| fields.varint()).collect::<Result<Vec<_>, _>>()?;
+/// Where each tensor begins behind the one before, then their lengths.
+fn extents(fields: &mut Fields, tensors: &mut [TensorEntry], logical_len: u64) -> Result<(), Damage> {
+    const BEYOND: Damage = Damage("its tensors reach beyond the file");
+    for tensor in &mut *tensors {
+        tensor.extent.start = number(fields)?;
+    }
     let mut end = 0u64;
-    gaps.into_iter()
-        .map(|gap| {
-            let start = end.checked_add(gap);
-            let last = start.and_then(|start| start.checked_add(fields.varint().ok()?));
-            match (start, last) {
-                (Some(start), Some(last)) if last <= logical_len => {
-                    end = last;
-                    Ok(start..last)
-                }
-                _ => Err(Damage("its tensors reach beyond the file")),
-            }
-        })
-        .collect()
+    for tensor in tensors {
+        let start = end.checked_add(tensor.extent.start).ok_or(BEYOND)?;
+        end = start.checked_add(number(fields)?).filter(|end| *end <= logical_len).ok_or(BEYOND)?;
+        tensor.extent = start..end;
+    }
+    Ok(())
 }
 
 fn tiles(fields: &mut Fields, count: u64) -> Result<Vec<Tile>, Damage> {
-    let count = usize::try_from(count)
-        .ok()
-        .filter(|count| count.checked_mul(HASHES + 2).is_some_and(|bytes| bytes <= fields.remaining()));
+    let fits = |count: &usize| count.checked_mul(HASHES + 2).is_some_and(|bytes| bytes <= fields.len());
+    let count = usize::try_from(count).ok().filter(fits);
     let count = count.ok_or(Damage("the number of tiles does not match the bytes"))?;
     let mut tiles = Vec::with_capacity(count);
     for _ in 0..count {
-        let stored = u32::try_from(fields.varint()?).map_err(|_| Damage("a tile's payload is too long"))?;
+        let stored = u32::try_from(number(fields)?).map_err(|_| Damage("a tile's payload is too long"))?;
         tiles.push(Tile { offset: 0, stored, payload_hash: 0, decoded_hash: 0 });
     }
     let mut expected = HEADER_BYTES as u64;
     for tile in &mut tiles {
-        let zigzag = fields.varint()?;
-        let distance = (zigzag >> 1) as i64 ^ -((zigzag & 1) as i64);
-        tile.offset = expected.wrapping_add(distance as u64);
+        tile.offset = expected.wrapping_add(signed(fields)? as u64);
         expected = tile.offset.wrapping_add(tile.stored.into());
     }
     for tile in &mut tiles {
-        tile.payload_hash = fields.u32()?;
+        tile.payload_hash = u32::from_le_bytes(array(fields)?);
     }
     for tile in &mut tiles {
-        tile.decoded_hash = fields.u64()?;
+        tile.decoded_hash = u64::from_le_bytes(array(fields)?);
     }
     Ok(tiles)
 }

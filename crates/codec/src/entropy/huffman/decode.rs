@@ -175,9 +175,7 @@ impl<'a> Stream<'a> {
                 self.read += 1;
             }
             // Zeros follow the end of the stream; the bits of the last symbols must not be among them.
-            if self.held == 0 {
-                return Err(Corrupt("bit stream ends early"));
-            }
+            Corrupt::when(self.held == 0, "bit stream ends early")?;
             let index = self.acc as usize % TABLE;
             let symbols = table.symbols[index].to_le_bytes();
             let used = table.used[index];

@@ -110,9 +110,7 @@ pub(super) fn put_lengths(lengths: &[u8; 256], out: &mut Vec<u8>) {
 /// Takes the lengths off the front of `payload`. An incomplete code is an error.
 pub(super) fn take_lengths(payload: &mut &[u8]) -> Result<[u8; 256], Corrupt> {
     let (&[first, last], rest) = payload.split_first_chunk().ok_or(Corrupt("truncated code lengths"))?;
-    if first >= last {
-        return Err(Corrupt("empty range of words"));
-    }
+    Corrupt::when(first >= last, "empty range of words")?;
     let mut lengths = [0u8; 256];
     let present = &mut lengths[first as usize..=last as usize];
     let mut bits = BitReader::new(rest);
@@ -155,9 +153,7 @@ pub(super) fn take_lengths(payload: &mut &[u8]) -> Result<[u8; 256], Corrupt> {
 fn check_complete(lengths: &[u8; 256]) -> Result<(), Corrupt> {
     let mut space = 0u32;
     for &length in lengths.iter().filter(|&&l| l > 0) {
-        if u32::from(length) > super::MAX_LENGTH {
-            return Err(Corrupt("code too long"));
-        }
+        Corrupt::when(u32::from(length) > super::MAX_LENGTH, "code too long")?;
         space += 1 << (super::MAX_LENGTH - u32::from(length));
     }
     if space == 1 << super::MAX_LENGTH { Ok(()) } else { Err(Corrupt("incomplete code")) }
