@@ -12,7 +12,6 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SocketType, recvmsg};
@@ -286,8 +285,13 @@ impl Helper {
 
     /// Since the last time that somebody asked.
     fn mounts_have_changed(&self) -> Result<bool, Errno> {
-        let mut mounts = [PollFd::new(&self.mountinfo, PollFlags::PRI)];
-        Ok(poll(&mut mounts, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))? > 0)
+        let mut mounts = libc::pollfd { fd: self.mountinfo.as_raw_fd(), events: libc::POLLPRI, revents: 0 };
+        let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: both live during the call, and no signals are passed.
+        match unsafe { libc::ppoll(&raw mut mounts, 1, &raw const at_once, std::ptr::null()) } {
+            -1 => Err(last_error()),
+            changed => Ok(changed > 0),
+        }
     }
 
     /// The connection's number, from the kernel's notes on the descriptor.
@@ -352,7 +356,11 @@ fn ioctl(connection: BorrowedFd<'_>, request: u32, argument: usize) -> Result<i3
     // SAFETY: `argument` is the address of a structure of the length that `request` encodes; it lives in the caller's
     // frame during the call, and the kernel only reads it.
     let result = unsafe { libc::ioctl(connection.as_raw_fd(), libc::Ioctl::from(request), argument) };
-    if result < 0 { Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)) } else { Ok(result) }
+    if result < 0 { Err(last_error()) } else { Ok(result) }
+}
+
+fn last_error() -> Errno {
+    Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
 #[cfg(test)]
