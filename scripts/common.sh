@@ -62,15 +62,22 @@ show() {
     "$@"
 }
 
-# Install missing packages, then build the release's program (and other targets, if named). STEPFS_BIN replaces it. The tests of
-# real programs use it too; alone, they run on the program that `cargo test` builds.
+# Install missing packages, then build the release's program (and other targets, if named). The tests of real programs use it too;
+# alone, they run on the program that `cargo test` builds.
 build() {
     "$ROOT/scripts/setup.sh"
-    export STEPFS_BIN=${STEPFS_BIN:-$STEPFS}
-    if [ "$STEPFS_BIN" = "$STEPFS" ] || [ $# -gt 0 ]; then
-        command -v cargo >/dev/null || source "$HOME/.cargo/env"
-        cargo build --release --locked --quiet "$@"
+    build_program "$@"
+}
+
+# Build the program and its helper for passthrough. STEPFS_BIN replaces the program, and has the helper beside it.
+build_program() {
+    command -v cargo >/dev/null || source "$HOME/.cargo/env"
+    if [ -z "${STEPFS_BIN:-}" ] || [ "$STEPFS_BIN" = "$STEPFS" ]; then
+        export STEPFS_BIN=$STEPFS
+        cargo build --release --locked --quiet -p stepfs -p stepfs-passthrough --bins
     fi
+    STEPFS_BIN=$(realpath "$STEPFS_BIN")
+    [ $# -eq 0 ] || cargo build --release --locked --quiet "$@"
 }
 
 # Install a program of a crate into target/tools/, unless it is there: name, version, and options of cargo install.
@@ -92,4 +99,47 @@ real() {
 die() {
     printf '%s%s: %s%s\n' "$RED" "$(basename "$0")" "$*" "$PLAIN" >&2
     exit 1
+}
+
+# The ways in which a mount serves: root's with passthrough and without, an ordinary user's with the checked helper and without.
+# Who is not root has the last.
+MODES=(passthrough daemon helper served)
+[ "$(id -u)" -eq 0 ] || MODES=(served)
+
+# Runs a command in a mode: `in_mode MODE COMMAND...`. The last two modes are those of a user without privileges, who has copies of
+# the program and the helper, and a /dev/fuse. Nobody else sees the user's mounts. `mount_in_mode` mounts there.
+in_mode() {
+    local own code=0
+    local -x STEPFS_MODE=$1
+    shift
+    case $(id -u):$STEPFS_MODE in
+    0:helper | 0:served) ;;
+    *) "$@"; return ;;
+    esac
+    own=$(mktemp -d)
+    chmod 755 "$own"
+    # A short name: the addresses of sockets have 108 bytes.
+    install -d -o 65534 -g 65534 "$own/u"
+    mknod -m 666 "$own/fuse" c 10 229
+    cp "$STEPFS_BIN" "$own/stepfs"
+    if [ "$STEPFS_MODE" = helper ]; then
+        cp "$(dirname "$STEPFS_BIN")/stepfs-passthrough" "$own"
+        setcap cap_sys_admin=ep "$own/stepfs-passthrough"
+    fi
+    # Copies of other mounts would keep those from ending.
+    unshare --mount --propagation private bash -ec 'umount --all --lazy --types fuse.stepfs || true
+        mount --bind "$1/fuse" /dev/fuse
+        export HOME="$1/u" TMPDIR="$1/u" STEPFS_BIN="$1/stepfs" STEPFS_PASSTHROUGH="$1/stepfs-passthrough"
+        exec setpriv --reuid 65534 --regid 65534 --clear-groups "${@:2}"' - "$own" "$@" || code=$?
+    rm -rf "$own"
+    return $code
+}
+
+# `mount_in_mode STORE DIR [OPTIONS]`: mounts, and dies if it is not served as the mode says.
+mount_in_mode() {
+    local by=daemon
+    case $STEPFS_MODE in passthrough) by=kernel ;; helper) by=helper ;; esac
+    [ "$STEPFS_MODE" != daemon ] || set -- "$@" --no-passthrough
+    "$STEPFS_BIN" mount "$@"
+    "$STEPFS_BIN" status --json "$2" | grep -q "\"by\": *\"$by\"" || die "this mount is not served by the $by"
 }

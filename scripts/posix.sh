@@ -1,35 +1,49 @@
 #!/usr/bin/env bash
-# Runs fsx, fio --verify and stress-ng's file-system stressors on a mount, with and without kernel passthrough, and on a mount
-# of an ordinary user. Then it runs pjdfstest, and xfstests if its source is at hand (see posix_suites.sh). A failing test also
-# runs on a plain directory; if it fails there, stepfs is not at fault. Prints tables; exits with 1 if a test fails on a mount only.
-#   scripts/posix.sh [FSX_OPERATIONS] [SECONDS]     default: 100000 operations, and 5 seconds per stressor
-#   STEPFS_BIN=PROGRAM     use this program instead of building one
+# Runs fsx, fio --verify and stress-ng's file-system stressors on a mount in each mode (see common.sh), then pjdfstest, and xfstests
+# if its source is at hand (see posix_suites.sh). A failing test also runs on a plain directory; if it fails there, stepfs is not
+# at fault. Exits with 1 if a test fails on a mount only.
+#   scripts/posix.sh [FSX_OPERATIONS] [SECONDS] [MODE...]     default: 100000, 5 seconds per stressor, and all modes
+#   STEPFS_BIN=PROGRAM     use this program, and the helper beside it, instead of building them
 #   STEPFS_POSIX_JOBS=REGEX only the jobs whose name matches, such as fio, or 'stress-ng (dir|rename)'
-#   STEPFS_SCRATCH=DIR     the directory for stores and mounts (default: a new directory in /tmp)
+#   TMPDIR=DIR             the directory for stores and mounts
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$ROOT"
 OPERATIONS=${1:-100000} SECONDS_EACH=${2:-5}
 FSX_VERSION=0.3.2
 
-# --- requirements
-missing=()
-for tool in fio stress-ng; do command -v $tool >/dev/null || missing+=($tool); done
-if [ ${#missing[@]} -gt 0 ]; then
-    [ "$(id -u)" -eq 0 ] || die "please install as root: apt-get install ${missing[*]}"
-    apt-get update -qq
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+# --- this script runs itself in each mode
+if [ -z "${STEPFS_MODE:-}" ]; then
+    missing=()
+    for tool in fio stress-ng; do command -v $tool >/dev/null || missing+=($tool); done
+    if [ ${#missing[@]} -gt 0 ]; then
+        [ "$(id -u)" -eq 0 ] || die "please install as root: apt-get install ${missing[*]}"
+        apt-get update -qq
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+    fi
+    command -v cargo >/dev/null || source "$HOME/.cargo/env"
+    cargo_tool fsx $FSX_VERSION
+    build_program
+    modes=("${@:3}") failed=0 said=()
+    [ $# -gt 2 ] || modes=("${MODES[@]}")
+    cargo test --locked --quiet --test model --no-run
+    STEPFS_MODEL=$(cargo test --locked --test model --no-run 2>&1 | sed -n 's,.*(\(.*/model-[^)]*\))$,\1,p')
+    export STEPFS_MODEL
+    log=$(mktemp)
+    for mode in "${modes[@]}"; do
+        in_mode "$mode" bash "$ROOT/scripts/posix.sh" "$OPERATIONS" "$SECONDS_EACH" | tee "$log" || failed=1
+        said+=("$(tail -n 1 "$log")")
+    done
+    rm "$log"
+    [ -n "${STEPFS_POSIX_JOBS:-}" ] || scripts/posix_suites.sh "${modes[@]}" || failed=1
+    section "all modes"
+    printf '%s\n' "${said[@]}"
+    exit $failed
 fi
-command -v cargo >/dev/null || [ ! -e "$HOME/.cargo/env" ] || source "$HOME/.cargo/env"
-if [ "$("$TOOLS/bin/fsx" --version 2>/dev/null)" != "fsx $FSX_VERSION" ]; then
-    cargo install fsx --version "$FSX_VERSION" --locked --quiet --root "$TOOLS"
-fi
-[ -n "${STEPFS_BIN:-}" ] || cargo build --release --locked --quiet
-STEPFS=${STEPFS_BIN:-$STEPFS}
 
-scratch=${STEPFS_SCRATCH:-$(mktemp -d)}
-mkdir -p "$scratch/plain" "$scratch/mnt"
-trap '"$STEPFS" umount "$scratch/mnt" >/dev/null 2>&1 || true; [ -n "${STEPFS_SCRATCH:-}" ] || rm -rf "$scratch"' EXIT
+scratch=$(mktemp -d)
+mkdir "$scratch/plain" "$scratch/mnt"
+trap '"$STEPFS_BIN" umount "$scratch/mnt" >/dev/null 2>&1 || true; rm -rf "$scratch"' EXIT
 
 # --- the jobs: each gets its own directory and must exit with 0
 cat >"$scratch/fsx.toml" <<CONFIG
@@ -74,6 +88,7 @@ STRESSORS=(access chdir chmod chown copy-file dentry dir dirdeep dirmany dnotify
 known=$(stress-ng --stressors 2>&1)
 jobs=("fsx $OPERATIONS operations|run_fsx @ 1"
     "fio psync|run_fio @ psync" "fio psync, O_DIRECT|run_fio @ psync --direct=1 --blockalign=4k --bsrange=4k-64k"
+    "fio libaio, O_DIRECT|run_fio @ libaio --iodepth=16 --direct=1 --blockalign=4k --bsrange=4k-64k"
     "fio mmap|run_fio @ mmap --blockalign=4k --bsrange=4k-64k" "fio io_uring|run_fio @ io_uring --iodepth=16"
     "fio io_uring, O_DIRECT|run_fio @ io_uring --iodepth=16 --direct=1 --blockalign=4k --bsrange=4k-64k")
 for stressor in "${STRESSORS[@]}"; do
@@ -98,62 +113,37 @@ one() {
     [ $code -eq 0 ] && echo ok || echo "exit $code"
 }
 
-declare -A said
-failed=0
-# As root, this script runs again as a user without privileges, who has a /dev/fuse and whose mounts no one else sees.
-[ "$(id -u)" -eq 0 ] && modes=(passthrough daemon) || modes=(ordinary)
-for mode in "${modes[@]}"; do
-    option=()
-    [ $mode != daemon ] || option=(--no-passthrough)
-    section "stepfs $mode"
-    "$STEPFS" mount "${option[@]}" "$scratch/$mode.store" "$scratch/mnt"
-    for job in "${jobs[@]}"; do
-        name=${job%%|*} command=${job#*|}
-        began=$SECONDS
-        result=$(one "$scratch/mnt" "$command" "$scratch/log.$mode")
-        if [ "$result" != ok ]; then
-            cp "$scratch/log.$mode" "$scratch/log.$mode.${name//[ ,]/_}"
-            beside=$(one "$scratch/plain" "$command" "$scratch/log.plain")
-            if [ "$beside" = ok ]; then
-                failed=1
-                result="FAILED ($result)"
-                tail -n 5 "$scratch/log.$mode"
-            else
-                result="$result, beside it $beside"
-            fi
-        fi
-        said[$name,$mode]=$result
-        printf '%-40s %s, %d s\n' "$name" "$result" $((SECONDS - began))
-    done
-    "$STEPFS" umount "$scratch/mnt"
-    "$STEPFS" verify "$scratch/$mode.store" >"$scratch/verify" || { failed=1; cat "$scratch/verify"; }
-done
-
-if [ "$(id -u)" -eq 0 ]; then
-    mkdir -m 777 "$scratch/ordinary"
-    cp "$STEPFS" "$scratch/ordinary/stepfs"
-    mknod -m 666 "$scratch/fuse" c 10 229
-    chmod 755 "$scratch"
-    unshare --mount --propagation private bash -ec 'mount --bind "$1/fuse" /dev/fuse
-        exec setpriv --reuid 65534 --regid 65534 --clear-groups env HOME="$1/ordinary" STEPFS_SCRATCH="$1/ordinary" \
-            STEPFS_BIN="$1/ordinary/stepfs" bash "${@:2}"' - "$scratch" "$0" "$OPERATIONS" "$SECONDS_EACH" || failed=1
-fi
-
-# --- pjdfstest, and xfstests if its source is there
-if [ "$(id -u)" -eq 0 ] && [ -z "${STEPFS_POSIX_JOBS:-}" ]; then
-    STEPFS_BIN=$STEPFS "$ROOT/scripts/posix_suites.sh" || failed=1
-fi
-
-# --- fsx keeps its file open, so it is never released. This does the same on a file that is released every 150 operations.
-if [ "$(id -u)" -eq 0 ] && [ -z "${STEPFS_POSIX_JOBS:-}" ]; then
-    section "fsx's operations on a file that is released and recalled between bursts"
-    STEPFS_FSX_OPERATIONS=$OPERATIONS cargo test --locked --quiet --test model -- --nocapture exercised_between_releases || failed=1
-fi
-
-section "all of them"
-printf '%-40s %-28s %s\n' job "${modes[@]}"
+failed=0 good=0
+section "$STEPFS_MODE"
+mount_in_mode "$scratch/store" "$scratch/mnt"
 for job in "${jobs[@]}"; do
-    name=${job%%|*}
-    printf '%-40s %-28s %s\n' "$name" "${said[$name,${modes[0]}]}" "${said[$name,${modes[1]:-}]:-}"
+    name=${job%%|*} command=${job#*|}
+    began=$SECONDS
+    result=$(one "$scratch/mnt" "$command" "$scratch/log")
+    if [ "$result" = ok ]; then
+        good=$((good + 1))
+    else
+        beside=$(one "$scratch/plain" "$command" "$scratch/log.plain")
+        if [ "$beside" = ok ]; then
+            failed=1
+            result="FAILED ($result)"
+            tail -n 20 "$scratch/log"
+        else
+            result="$result, beside it $beside"
+        fi
+    fi
+    printf '%-40s %s, %d s\n' "$name" "$result" $((SECONDS - began))
 done
+"$STEPFS_BIN" umount "$scratch/mnt"
+"$STEPFS_BIN" verify "$scratch/store" >"$scratch/verify" || { failed=1; cat "$scratch/verify"; }
+
+# fsx keeps its file open, so it is never released. This does the same, also with direct and asynchronous I/O, on a file that is
+# released every 150 operations.
+if [ -z "${STEPFS_POSIX_JOBS:-}" ]; then
+    section "fsx's operations on a file that is released and recalled between bursts, $STEPFS_MODE"
+    with=with
+    [ "$STEPFS_MODE" != daemon ] || with=without
+    STEPFS_FSX_OPERATIONS=$OPERATIONS "$STEPFS_MODEL" --nocapture "exercised_between_releases_${with}_" || failed=1
+fi
+echo "$STEPFS_MODE: $good of ${#jobs[@]} jobs are ok, $([ $failed -eq 0 ] && echo "none fails on the mount only" || echo "FAILED")"
 exit $failed

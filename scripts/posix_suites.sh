@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# Runs two POSIX suites on a mount: pjdfstest (its Rust version, from crates.io), and the quick group of xfstests' generic tests.
+# Runs two POSIX suites on a mount in each mode (see common.sh): pjdfstest (its Rust version, from crates.io), and for root the quick
+# group of xfstests' generic tests. In an ordinary user's modes pjdfstest skips what needs root, such as acting as another user.
 # No package registry has xfstests, so it runs only if XFSTESTS_SOURCE names its source. The source is copied and built below
 # target/tools/, under the name of its commit. A test is news if it fails here, passes on a plain directory, and is not in
 # scripts/posix_known.txt. News makes the script exit with 1, and so does an entry of that list that passes.
+#   scripts/posix_suites.sh [MODE...]     default: all modes
 #   XFSTESTS_SOURCE=DIR    a checkout of xfstests-dev
 #   STEPFS_POSIX_KNOWN=FILE  another list of known failures
-#   STEPFS_BIN=PROGRAM     use this program instead of building one
-#   STEPFS_SCRATCH=DIR     the directory for stores and mounts (default: a new directory in /tmp)
+#   STEPFS_BIN=PROGRAM     use this program, and the helper beside it, instead of building them
+#   TMPDIR=DIR             the directory for stores and mounts
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$ROOT"
@@ -14,25 +16,30 @@ KNOWN=${STEPFS_POSIX_KNOWN:-$ROOT/scripts/posix_known.txt}
 HELPER=/sbin/mount.fuse.stepfs
 
 PJDFSTEST_VERSION=0.2.2
-[ "$(id -u)" -eq 0 ] || { section "pjdfstest and xfstests: not run"; note "These suites change users, so they must run as root."; exit 0; }
-command -v cargo >/dev/null || source "$HOME/.cargo/env"
-if [ "$("$TOOLS/bin/pjdfstest" --version 2>/dev/null)" != "pjdfstest $PJDFSTEST_VERSION" ]; then
-    cargo install pjdfstest --version "$PJDFSTEST_VERSION" --locked --quiet --root "$TOOLS"
+
+# --- this script runs itself in each mode
+if [ -z "${STEPFS_MODE:-}" ]; then
+    command -v cargo >/dev/null || source "$HOME/.cargo/env"
+    cargo_tool pjdfstest $PJDFSTEST_VERSION
+    build_program
+    modes=("$@") failed=0
+    [ $# -gt 0 ] || modes=("${MODES[@]}")
+    for mode in "${modes[@]}"; do in_mode "$mode" bash "$ROOT/scripts/posix_suites.sh" || failed=1; done
+    exit $failed
 fi
-if [ -z "${STEPFS_BIN:-}" ]; then
-    cargo build --release --locked --quiet
-fi
-STEPFS=$(realpath "${STEPFS_BIN:-$STEPFS}")
-scratch=$(realpath -m "${STEPFS_SCRATCH:-$(mktemp -d)}")
-mkdir -p "$scratch/mnt" "$scratch/plain"
-# The suites act as other users, too.
+
+scratch=$(mktemp -d)
+mkdir "$scratch/mnt" "$scratch/plain"
+# The suites of root act as other users, too.
 chmod 755 "$scratch" "$scratch/mnt" "$scratch/plain"
+allow=()
+[ "$(id -u)" -ne 0 ] || allow=(--allow-other)
 helper_is_ours='' other=''
 cleanup() {
-    "$STEPFS" umount "$scratch/mnt" >/dev/null 2>&1 || true
+    "$STEPFS_BIN" umount "$scratch/mnt" >/dev/null 2>&1 || true
     [ -z "$helper_is_ours" ] || rm -f "$HELPER"
     [ -z "$other" ] || rm -rf "$other"
-    [ -n "${STEPFS_SCRATCH:-}" ] || rm -rf "$scratch"
+    rm -rf "$scratch"
 }
 trap cleanup EXIT
 
@@ -60,12 +67,12 @@ built() {
     echo "$copy"
 }
 
-# Prints and counts the tests that fail in a mode and are news: not known, and fine on a plain directory. Arguments: suite, mode,
-# file of failed tests, file of tests that failed on the plain directory, file of tests that ran.
+# Prints and counts the tests that fail and are news: not known, and fine on a plain directory. Arguments: suite, file of failed
+# tests, file of tests that failed on the plain directory, file of tests that ran.
 unknown=0
 judge() {
-    local suite=$1 mode=$2 failed=$3 beside=$4 ran=$5 name
-    awk -v s="$suite" -v m="$mode" '$1 == s && ($3 == m || $3 == "both") { print $2 }' "$KNOWN" >"$scratch/known"
+    local suite=$1 failed=$2 beside=$3 ran=$4 mode=$STEPFS_MODE name
+    awk -v s="$suite" -v m="$mode" '$1 == s && ($3 == m || $3 == "all") { print $2 }' "$KNOWN" >"$scratch/known"
     while read -r name; do
         [ -n "$name" ] || continue
         if grep -qxF -- "$name" "$scratch/known"; then
@@ -117,18 +124,14 @@ run_pjdfstest() {
     rm -rf "$directory/job"
 }
 
-section "pjdfstest $PJDFSTEST_VERSION"
+section "pjdfstest $PJDFSTEST_VERSION, $STEPFS_MODE"
 other=$(mktemp -d -p /dev/shm)
 run_pjdfstest "$scratch/plain" "$scratch/beside" "$scratch/ran"
 echo "pjdfstest on a plain directory: $(wc -l <"$scratch/ran") tests, $(wc -l <"$scratch/beside") failed"
-for mode in passthrough daemon; do
-    option=()
-    [ $mode = passthrough ] || option=(--no-passthrough)
-    "$STEPFS" mount --allow-other "${option[@]}" "$scratch/pjd.$mode" "$scratch/mnt"
-    run_pjdfstest "$scratch/mnt" "$scratch/failed" "$scratch/ran"
-    "$STEPFS" umount "$scratch/mnt"
-    judge pjdfstest $mode "$scratch/failed" "$scratch/beside" "$scratch/ran"
-done
+mount_in_mode "$scratch/pjd" "$scratch/mnt" "${allow[@]}"
+run_pjdfstest "$scratch/mnt" "$scratch/failed" "$scratch/ran"
+"$STEPFS_BIN" umount "$scratch/mnt"
+judge pjdfstest "$scratch/failed" "$scratch/beside" "$scratch/ran"
 
 # --- xfstests: names look like generic/001. It mounts by mount(8), which asks a helper in /sbin.
 build_xfstests() { make -j2; }
@@ -147,24 +150,23 @@ run_xfstests() {
     comm -23 <(words Ran) <(words 'Not run') >"$ran"
 }
 
-if [ -n "${XFSTESTS_SOURCE:-}" ]; then
+if [ "$(id -u)" -ne 0 ]; then
+    note "xfstests mounts, so it runs in root's modes only."
+elif [ -n "${XFSTESTS_SOURCE:-}" ]; then
     [ ! -e "$HELPER" ] || die "there is $HELPER already, which this script would replace"
     copy=$(built xfstests "$XFSTESTS_SOURCE" build_xfstests)
-    section "$(basename "$copy")"
+    section "$(basename "$copy"), $STEPFS_MODE"
     helper_is_ours=1
-    for mode in passthrough daemon; do
-        option=
-        [ $mode = passthrough ] || option=--no-passthrough
-        printf '#!/bin/sh\nexec %q mount --allow-other %s %q "$2"\n' "$STEPFS" "$option" "$scratch/xfs.$mode" >"$HELPER"
-        chmod 755 "$HELPER"
-        run_xfstests "$copy" "$scratch/xfs.$mode" "$scratch/failed" "$scratch/ran"
-        "$STEPFS" umount "$scratch/mnt" >/dev/null 2>&1 || true
-        # Its tests know how FUSE mounts differ from others, so a comparison with a plain directory proves nothing.
-        judge xfstests $mode "$scratch/failed" /dev/null "$scratch/ran"
-    done
+    option=
+    [ "$STEPFS_MODE" = passthrough ] || option=--no-passthrough
+    printf '#!/bin/sh\nexec %q mount --allow-other %s %q "$2"\n' "$STEPFS_BIN" "$option" "$scratch/xfs" >"$HELPER"
+    chmod 755 "$HELPER"
+    run_xfstests "$copy" "$scratch/xfs" "$scratch/failed" "$scratch/ran"
+    "$STEPFS_BIN" umount "$scratch/mnt" >/dev/null 2>&1 || true
+    # Its tests know how FUSE mounts differ from others, so a comparison with a plain directory proves nothing.
+    judge xfstests "$scratch/failed" /dev/null "$scratch/ran"
 else
-    section "xfstests: not run"
-    note "XFSTESTS_SOURCE is not set. To run it, name a checkout:"
+    note "xfstests does not run: XFSTESTS_SOURCE is not set. To run it, name a checkout:"
     note "  git clone https://git.kernel.org/pub/scm/fs/xfs/xfstests-dev.git   XFSTESTS_SOURCE=\$PWD/xfstests-dev"
     note "tests/mount/suites.rs and tests/mount/durable.rs test its earlier findings."
 fi

@@ -2,7 +2,7 @@
 //!
 //! fsx itself holds its file open, and an open file is not released. So this is the same exerciser (reads, writes,
 //! mappings, truncation, holes, copies within the file, closing and opening, all compared with bytes in memory) for one
-//! file of a lineage. After each burst the file is closed, and a newer state is saved beside it. The next burst begins
+//! file of a lineage. It also reads and writes directly and asynchronously. After each burst the file is closed, and a newer state is saved beside it. The next burst begins
 //! after the release: with a read, a recall by hand, or a change that recalls it.
 
 use std::fs;
@@ -26,6 +26,9 @@ const SHORTEST: usize = 80 * 1024;
 struct Exerciser {
     path: PathBuf,
     fd: OwnedFd,
+    /// The same file with O_DIRECT.
+    direct: OwnedFd,
+    aio: sys::Aio,
     bytes: Vec<u8>,
     random: Random,
     log: Vec<String>,
@@ -61,7 +64,7 @@ impl Exerciser {
         let len = (self.random.below(16_384) as usize + 1).min(LONGEST as usize - at);
         let inside = at.min(self.bytes.len().saturating_sub(1));
         let within = len.min(self.bytes.len() - inside);
-        let what = self.random.below(11);
+        let what = self.random.below(15);
         self.log.push(format!("{what}: {at} {len} of {}", self.bytes.len()));
         // Bytes that compress: a file that would not become smaller is not released.
         let data = vec![pattern(1, self.random.next() as u8)[0]; len];
@@ -119,6 +122,21 @@ impl Exerciser {
                 }
             }
             10 => self.reopen(),
+            11 | 12 => {
+                let (from, mut blocks) = (at / sys::BLOCK * sys::BLOCK, sys::blocks(&data));
+                let got = self.transfer(false, &mut blocks, from);
+                let expected = self.bytes.len().saturating_sub(from).min(size_of_val(&*blocks));
+                if got != expected as u64 {
+                    self.fail(&format!("read {got} bytes of blocks, expected {expected}"));
+                }
+                self.compare("blocks", from, &sys::bytes_of(&blocks)[..expected]);
+            }
+            13 | 14 => {
+                let (from, mut blocks) = (at / sys::BLOCK * sys::BLOCK, sys::blocks(&data));
+                let wrote = self.transfer(true, &mut blocks, from);
+                assert_eq!(wrote, size_of_val(&*blocks) as u64);
+                self.write(from, &sys::bytes_of(&blocks));
+            }
             _ => {}
         }
         let size = self.check("fstat", sys::fstat(&self.fd)).size;
@@ -127,9 +145,22 @@ impl Exerciser {
         }
     }
 
+    /// Reads or writes blocks: directly or not, asynchronously or not.
+    fn transfer(&mut self, write: bool, blocks: &mut [sys::Block], at: usize) -> u64 {
+        let (direct, aio) = (self.random.below(3) > 0, self.random.below(2) == 0);
+        self.log.push(format!("blocks: write {write}, direct {direct}, asynchronous {aio}"));
+        let fd = if direct { &self.direct } else { &self.fd };
+        let done = match aio {
+            true => self.aio.transfer(fd, write, blocks, at as i64),
+            false => sys::transfer(fd, write, blocks, at as i64),
+        };
+        self.check("blocks", done)
+    }
+
     fn reopen(&mut self) {
         let flags = if self.random.below(3) == 0 { libc::O_RDWR | libc::O_DSYNC } else { libc::O_RDWR };
         self.fd = self.check("open", sys::open(&self.path, flags, 0));
+        self.direct = self.check("open", sys::open(&self.path, libc::O_RDWR | libc::O_DIRECT, 0));
     }
 
     /// Closes it, has it released, and opens it again in one way or another.
@@ -139,8 +170,8 @@ impl Exerciser {
             self.bytes.resize(SHORTEST, 0);
         }
         // Nothing else may hold it.
-        let null = sys::open(std::path::Path::new("/dev/null"), libc::O_RDONLY, 0).unwrap();
-        drop(std::mem::replace(&mut self.fd, null));
+        let null = || sys::open(std::path::Path::new("/dev/null"), libc::O_RDONLY, 0).unwrap();
+        (self.fd, self.direct) = (null(), null());
         let salt = self.random.next();
         let lines = (0..).flat_map(|i: u32| format!("newer {i} {salt}\n").into_bytes());
         fs::write(newer, lines.take(SHORTEST).collect::<Vec<u8>>()).unwrap();
@@ -179,8 +210,10 @@ fn run(passthrough: bool) {
     fs::create_dir(m.mnt().join("run")).unwrap();
     let (path, newer) = (m.mnt().join("run/step-1.bin"), m.mnt().join("run/step-2.bin"));
     let fd = sys::open(&path, libc::O_RDWR | libc::O_CREAT, 0o644).unwrap();
-    let seed = setting("STEPFS_MODEL_SEED").unwrap_or(7);
-    let mut exerciser = Exerciser { path, fd, bytes: Vec::new(), random: Random(seed), log: Vec::new() };
+    let direct = sys::open(&path, libc::O_RDWR | libc::O_DIRECT, 0).unwrap();
+    let random = Random(setting("STEPFS_MODEL_SEED").unwrap_or(7));
+    let aio = sys::Aio::new().unwrap();
+    let mut exerciser = Exerciser { path, fd, direct, aio, bytes: Vec::new(), random, log: Vec::new() };
     let mut releases = 0;
     for number in 1..=operations {
         exerciser.step();

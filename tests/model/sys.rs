@@ -330,6 +330,89 @@ impl Drop for Map {
     }
 }
 
+/// Where O_DIRECT takes bytes from and puts them: at a multiple of its length.
+#[derive(Clone, Copy)]
+#[repr(C, align(4096))]
+pub(crate) struct Block([u8; BLOCK]);
+
+/// Bytes of a block.
+pub(crate) const BLOCK: usize = 4096;
+
+/// Blocks with these bytes, and zeros behind them.
+pub(crate) fn blocks(bytes: &[u8]) -> Vec<Block> {
+    let block = |bytes: &[u8]| {
+        let mut block = Block([0; BLOCK]);
+        block.0[..bytes.len()].copy_from_slice(bytes);
+        block
+    };
+    bytes.chunks(BLOCK).map(block).collect()
+}
+
+/// The bytes of blocks.
+pub(crate) fn bytes_of(blocks: &[Block]) -> Vec<u8> {
+    blocks.iter().flat_map(|block| block.0).collect()
+}
+
+/// Reads into blocks, or writes them. Returns the count of bytes.
+pub(crate) fn transfer(fd: &OwnedFd, write: bool, blocks: &mut [Block], at: i64) -> Sys<u64> {
+    let (start, len) = (blocks.as_mut_ptr().cast(), size_of_val(blocks));
+    // SAFETY: the descriptor is open, the blocks have this length.
+    count(unsafe {
+        if write { libc::pwrite(fd.as_raw_fd(), start, len, at) } else { libc::pread(fd.as_raw_fd(), start, len, at) }
+    })
+}
+
+/// Linux' asynchronous I/O, one request at a time.
+pub(crate) struct Aio(libc::c_ulong);
+
+/// `struct iocb` (linux/aio_abi.h), in its order for little-endian machines.
+#[derive(Default)]
+#[repr(C)]
+struct Request {
+    data: u64,
+    key: u32,
+    flags: u32,
+    code: u16,
+    priority: i16,
+    fd: u32,
+    buffer: u64,
+    len: u64,
+    at: i64,
+    more: [u64; 2],
+}
+
+impl Aio {
+    pub(crate) fn new() -> Sys<Aio> {
+        let mut context = 0;
+        // SAFETY: the pointer is to a writable number.
+        done(unsafe { libc::syscall(libc::SYS_io_setup, 1, &raw mut context) } as libc::c_int)?;
+        Ok(Aio(context))
+    }
+
+    /// Reads into blocks, or writes them, and waits for the end. Returns the count of bytes.
+    pub(crate) fn transfer(&self, fd: &OwnedFd, write: bool, blocks: &mut [Block], at: i64) -> Sys<u64> {
+        let (buffer, len) = (blocks.as_mut_ptr() as u64, size_of_val(blocks) as u64);
+        let (code, fd) = (u16::from(write), fd.as_raw_fd() as u32);
+        let mut request = Request { code, fd, buffer, len, at, ..Request::default() };
+        // Of `struct io_event` the third is the result.
+        let (mut requests, mut event) = ([&raw mut request], [0i64; 4]);
+        // SAFETY: the descriptor is open. The request and the blocks live until the event says that it is done.
+        let got = unsafe {
+            done(libc::syscall(libc::SYS_io_submit, self.0, 1, requests.as_mut_ptr()) as libc::c_int)?;
+            libc::syscall(libc::SYS_io_getevents, self.0, 1, 1, event.as_mut_ptr(), std::ptr::null_mut::<u8>())
+        };
+        assert_eq!(got, 1, "the request has ended");
+        u64::try_from(event[2]).map_err(|_| -event[2] as i32)
+    }
+}
+
+impl Drop for Aio {
+    fn drop(&mut self) {
+        // SAFETY: no request is under way.
+        unsafe { libc::syscall(libc::SYS_io_destroy, self.0) };
+    }
+}
+
 /// Every file changed so far has at most this modification time.
 pub(crate) fn now() -> i128 {
     clock(libc::CLOCK_REALTIME)

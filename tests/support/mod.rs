@@ -53,7 +53,12 @@ impl Mounted {
             std::fs::create_dir_all(dir.path().join(name)).unwrap();
         }
         let archive = Archive::open(Store::open_on(io.clone(), &dir.path().join("store")).unwrap()).unwrap();
-        let options = MountOptions { signals: false, ..options };
+        // The scripts' mode `helper` names one (scripts/common.sh).
+        let helper = std::env::var_os("STEPFS_PASSTHROUGH")
+            .map(PathBuf::from)
+            .filter(|program| !stepfs::fs::is_admin() && program.exists());
+        let helper = helper.map(|program| Arc::new(passthrough::Client::start(&program).unwrap()));
+        let options = MountOptions { signals: false, helper, ..options };
         let (ready, is_ready) = mpsc::channel();
         let (served, point) = (Arc::clone(&archive), dir.path().join("mnt"));
         let served = std::thread::spawn(move || serve(served, &point, &options, || ready.send(()).unwrap()));

@@ -145,7 +145,7 @@ fn forbid_other_calls() -> Result<(), seccompiler::Error> {
         any(&[libc::SYS_recvmsg, libc::SYS_sendmsg, libc::SYS_close]),
         // Checks. `openat` names numbers in /proc/self/fdinfo only; no caller's bytes reach a path.
         any(&[libc::SYS_fstat, libc::SYS_newfstatat, libc::SYS_statx, libc::SYS_fstatfs]),
-        any(&[libc::SYS_openat, libc::SYS_read, libc::SYS_pread64]),
+        any(&[libc::SYS_openat, libc::SYS_read, libc::SYS_pread64, libc::SYS_ppoll]),
         vec![(libc::SYS_fcntl, fcntl), (libc::SYS_ioctl, ioctls)],
         // The allocator, a message of the end, and the end.
         any(&[libc::SYS_brk, libc::SYS_mmap, libc::SYS_munmap, libc::SYS_mremap, libc::SYS_madvise]),
@@ -216,6 +216,8 @@ struct Helper {
     mountinfo: OwnedFd,
     /// The connection that this helper serves; all requests must bring it.
     connection: Option<Connection>,
+    /// The connection's owner was the caller when mounts last changed.
+    is_checked: bool,
     /// Numbers that the kernel gave, and that are not given up.
     open: BTreeSet<u32>,
 }
@@ -233,7 +235,7 @@ impl Helper {
                 return Err(io::Error::other("/proc is not the kernel's"));
             }
         }
-        Ok(Helper { uid, fdinfo, mountinfo, connection: None, open: BTreeSet::new() })
+        Ok(Helper { uid, fdinfo, mountinfo, connection: None, is_checked: false, open: BTreeSet::new() })
     }
 
     fn open(&mut self, connection: &OwnedFd, file: &OwnedFd) -> Result<i32, Errno> {
@@ -267,18 +269,28 @@ impl Helper {
             return Err(Errno::ACCESS);
         }
         let number = self.number_of(connection)?;
-        match self.connection {
-            Some(known) if known == number => Ok(()),
-            Some(_) => Err(Errno::ACCESS),
-            None => {
-                // Without a number nobody can say whose mount it is. Who has the descriptor can answer all of its
-                // requests anyway, and gives it nothing but files of the caller.
-                if number.is_some_and(|number| self.owner_of(number).ok().flatten() != Some(self.uid)) {
-                    return Err(Errno::ACCESS);
-                }
-                self.connection = Some(number);
-                Ok(())
-            }
+        if self.connection.is_some_and(|known| known != number) {
+            return Err(Errno::ACCESS);
+        }
+        // Another user's mount may have got the number of one that has ended.
+        self.is_checked &= !self.mounts_have_changed()?;
+        // Without a number nobody can say whose mount it is. Who has the descriptor can answer all of its requests
+        // anyway, and gives it nothing but files of the caller.
+        if !self.is_checked && number.is_some_and(|number| self.owner_of(number).ok().flatten() != Some(self.uid)) {
+            return Err(Errno::ACCESS);
+        }
+        (self.connection, self.is_checked) = (Some(number), true);
+        Ok(())
+    }
+
+    /// Since the last time that somebody asked.
+    fn mounts_have_changed(&self) -> Result<bool, Errno> {
+        let mut mounts = libc::pollfd { fd: self.mountinfo.as_raw_fd(), events: libc::POLLPRI, revents: 0 };
+        let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: both live during the call, and no signals are passed.
+        match unsafe { libc::ppoll(&raw mut mounts, 1, &raw const at_once, std::ptr::null()) } {
+            -1 => Err(last_error()),
+            changed => Ok(changed > 0),
         }
     }
 
@@ -344,7 +356,11 @@ fn ioctl(connection: BorrowedFd<'_>, request: u32, argument: usize) -> Result<i3
     // SAFETY: `argument` is the address of a structure of the length that `request` encodes; it lives in the caller's
     // frame during the call, and the kernel only reads it.
     let result = unsafe { libc::ioctl(connection.as_raw_fd(), libc::Ioctl::from(request), argument) };
-    if result < 0 { Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)) } else { Ok(result) }
+    if result < 0 { Err(last_error()) } else { Ok(result) }
+}
+
+fn last_error() -> Errno {
+    Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
 #[cfg(test)]

@@ -6,7 +6,8 @@ use std::io::{self, IoSlice, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, chown};
-use std::os::unix::process::CommandExt;
+use std::os::unix::net::UnixDatagram;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use fuser::{Config, Filesystem, InitFlags, KernelConfig, Request, Session, SessionACL};
 use passthrough::Client;
+use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 /// The caller: nobody.
@@ -102,6 +104,11 @@ impl Place {
     }
 }
 
+/// What the kernel says of a connection.
+fn notes(mount: &Mount) -> String {
+    fs::read_to_string(format!("/proc/self/fdinfo/{}", mount.session.as_fd().as_raw_fd())).unwrap()
+}
+
 fn both() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.read(true).write(true);
@@ -148,6 +155,34 @@ fn fails(command: &mut Command) -> String {
     let Output { status, stderr, .. } = command.stderr(Stdio::piped()).output().unwrap();
     assert!(!status.success());
     String::from_utf8(stderr).unwrap()
+}
+
+/// Sends a request by hand. False: the socket takes no more for now.
+fn request(socket: &OwnedFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> bool {
+    let mut space = vec![MaybeUninit::uninit(); 1024];
+    let mut extra = SendAncillaryBuffer::new(&mut space);
+    extra.push(SendAncillaryMessage::ScmRights(descriptors));
+    match sendmsg(socket, &[IoSlice::new(bytes)], &mut extra, SendFlags::DONTWAIT) {
+        Ok(_) => true,
+        // Too many descriptors on their way count as too much, too.
+        Err(Errno::AGAIN | Errno::TOOMANYREFS) => false,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// The next answer: a number, or a negative errno.
+fn answer(socket: &OwnedFd) -> i32 {
+    let mut answer = [0; 64];
+    assert_eq!(File::from(socket.try_clone().unwrap()).read(&mut answer).unwrap(), 4);
+    i32::from_le_bytes(answer[..4].try_into().unwrap())
+}
+
+/// What a program of the caller prints about a helper. `pid` is its process.
+fn by_caller(child: &Child, script: &str) -> String {
+    let script = format!("import ctypes, os, resource\npid, c = {}, ctypes.CDLL(None)\n{script}", child.id());
+    let done = Command::new("python3").args(["-c", &script]).uid(CALLER).gid(CALLER).output().unwrap();
+    assert!(done.status.success(), "{done:?}");
+    String::from_utf8(done.stdout).unwrap()
 }
 
 #[test]
@@ -198,6 +233,15 @@ fn what_is_no_file_of_a_known_file_system_is_refused() {
     chown(ramfs.join("file"), Some(CALLER), None).unwrap();
     place.refuses(&client, both().open(ramfs.join("file")).unwrap(), "another file system");
     rustix::mount::unmount(&ramfs, rustix::mount::UnmountFlags::DETACH).unwrap();
+    let [lower, upper, work, merged] = ["lower", "upper", "work", "merged"].map(|name| place.path(name));
+    [&lower, &upper, &work, &merged].iter().for_each(|dir| fs::create_dir(dir).unwrap());
+    let layers = format!("lowerdir={},upperdir={},workdir={}", lower.display(), upper.display(), work.display());
+    let layers = std::ffi::CString::new(layers).unwrap();
+    rustix::mount::mount("attacks", &merged, "overlay", rustix::mount::MountFlags::empty(), layers.as_c_str()).unwrap();
+    fs::write(merged.join("file"), b"bytes").unwrap();
+    chown(merged.join("file"), Some(CALLER), None).unwrap();
+    place.refuses(&client, both().open(merged.join("file")).unwrap(), "a stacked file system");
+    rustix::mount::unmount(&merged, rustix::mount::UnmountFlags::DETACH).unwrap();
 }
 
 #[test]
@@ -212,10 +256,7 @@ fn a_connection_that_is_not_the_callers_is_refused() {
     refused(file.as_fd(), "a file");
     refused(passthrough::pair().unwrap().0.as_fd(), "a socket");
     // Without a number in fdinfo (Linux before 6.16) these three cannot be told from an own connection.
-    if fs::read_to_string(format!("/proc/self/fdinfo/{}", place.connection().as_raw_fd()))
-        .unwrap()
-        .contains("fuse_conn")
-    {
+    if notes(&place.mount).contains("fuse_conn") {
         let others = Mount::of(OTHER, &place.path("others"));
         refused(others.session.as_fd(), "a mount of another user");
         let roots = Mount::of(0, &place.path("roots"));
@@ -233,44 +274,207 @@ fn a_connection_that_is_not_the_callers_is_refused() {
 fn requests_that_make_no_sense_are_answered_and_do_no_harm() {
     let (place, (ours, theirs)) = (Place::new(), passthrough::pair().unwrap());
     let mut child = command(theirs).spawn().unwrap();
-    let mut answer = [0; 64];
-    let mut stream = File::from(ours.try_clone().unwrap());
-    assert_eq!(stream.read(&mut answer).unwrap(), 4);
+    assert_eq!(answer(&ours), 0);
     let file = place.file("file", CALLER, &both());
     let (connection, fd) = (place.connection(), file.as_fd());
     let open: &[u8] = &[0; 5];
     let long = [0; 4096];
-    let tries: [(&[u8], &[BorrowedFd<'_>]); 9] = [
-        (&[0], &[connection, fd]),
-        (&long, &[connection, fd]),
-        (open, &[]),
-        (open, &[connection]),
-        (open, &[connection, fd, fd]),
-        (open, &[fd; 40]),
-        (&[7, 0, 0, 0, 0], &[connection, fd]),
-        (&[1, 0, 0, 0, 0], &[]),
-        (&[1, 0, 0, 0, 0], &[connection, fd]),
+    let tries: [(&[u8], &[BorrowedFd<'_>], i32); 10] = [
+        (&[0], &[connection, fd], libc::EINVAL),
+        (&long, &[connection, fd], libc::EINVAL),
+        (open, &[], libc::EINVAL),
+        (open, &[connection], libc::EINVAL),
+        (open, &[connection, fd, fd], libc::EINVAL),
+        (open, &[fd; 40], libc::EINVAL),
+        (&[7, 0, 0, 0, 0], &[connection, fd], libc::EINVAL),
+        (&[1, 0, 0, 0, 0], &[], libc::EINVAL),
+        (&[1, 0, 0, 0, 0], &[connection, fd], libc::EINVAL),
+        // Swapped: the file is no connection.
+        (open, &[fd, connection], EACCES),
     ];
-    for (bytes, descriptors) in tries {
-        let mut space = vec![MaybeUninit::uninit(); 1024];
-        let mut extra = SendAncillaryBuffer::new(&mut space);
-        extra.push(SendAncillaryMessage::ScmRights(descriptors));
-        sendmsg(&ours, &[IoSlice::new(bytes)], &mut extra, SendFlags::empty()).unwrap();
-        assert_eq!(stream.read(&mut answer).unwrap(), 4);
-        assert_eq!(i32::from_le_bytes(answer[..4].try_into().unwrap()), -libc::EINVAL, "{} bytes", bytes.len());
+    for (bytes, descriptors, error) in tries {
+        assert!(request(&ours, bytes, descriptors));
+        assert_eq!(answer(&ours), -error, "{} bytes, {} descriptors", bytes.len(), descriptors.len());
     }
-    // Swapped descriptors: the file is no connection.
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-    let mut extra = SendAncillaryBuffer::new(&mut space);
-    let swapped = [fd, connection];
-    extra.push(SendAncillaryMessage::ScmRights(&swapped));
-    sendmsg(&ours, &[IoSlice::new(open)], &mut extra, SendFlags::empty()).unwrap();
-    assert_eq!(stream.read(&mut answer).unwrap(), 4);
-    assert_eq!(i32::from_le_bytes(answer[..4].try_into().unwrap()), -EACCES);
     let held = fs::read_dir(format!("/proc/{}/fd", child.id())).unwrap().count();
     assert!(held <= 6, "{held} descriptors are kept");
-    drop((ours, stream));
+    drop(ours);
     assert!(child.wait().unwrap().success(), "it ends with its socket");
+}
+
+#[test]
+fn a_peer_that_closes_early_ends_its_own_helper_only() {
+    let (place, (honest, _child)) = (Place::new(), helper());
+    let file = place.file("file", CALLER, &both());
+    for reads_on in [true, false] {
+        let (ours, theirs) = passthrough::pair().unwrap();
+        let mut child = command(theirs).stderr(Stdio::null()).spawn().unwrap();
+        assert_eq!(answer(&ours), 0);
+        if !reads_on {
+            rustix::net::shutdown(&ours, rustix::net::Shutdown::Read).unwrap();
+        }
+        assert!(request(&ours, &[0; 5], &[place.connection(), file.as_fd()]));
+        if reads_on {
+            drop(ours);
+        }
+        child.wait().unwrap();
+        place.honest(&honest);
+    }
+}
+
+#[test]
+fn a_flood_of_requests_takes_no_memory_and_is_answered_in_turn() {
+    let (place, (ours, theirs)) = (Place::new(), passthrough::pair().unwrap());
+    let mut child = command(theirs).spawn().unwrap();
+    assert_eq!(answer(&ours), 0);
+    let roots = place.file("roots", 0, &both());
+    // The helper waits until somebody reads its answers, and then the socket takes no more.
+    let mut sent = 0;
+    while request(&ours, &[0; 5], &[place.connection(), roots.as_fd()]) {
+        sent += 1;
+        assert!(sent < 10_000);
+    }
+    let pages = fs::read_to_string(format!("/proc/{}/statm", child.id())).unwrap();
+    assert!(pages.split(' ').nth(1).unwrap().parse::<u32>().unwrap() < 4096, "{pages}");
+    assert!((0..sent).all(|_| answer(&ours) == -EACCES));
+    drop(ours);
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn many_helpers_of_one_user_end_with_their_sockets() {
+    let place = Place::new();
+    let helpers: Vec<_> = (0..40).map(|_| helper()).collect();
+    helpers.iter().for_each(|(client, _)| place.honest(client));
+    let children: Vec<_> = helpers.into_iter().map(|(_, child)| child).collect();
+    assert!(children.into_iter().all(|mut child| child.wait().unwrap().success()));
+}
+
+#[test]
+fn a_signal_ends_it_or_does_nothing_and_leaves_no_copy_of_its_memory() {
+    let place = Place::new();
+    let roots = place.file("roots", 0, &both());
+    for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGABRT, libc::SIGSEGV, libc::SIGSYS, libc::SIGTERM]
+    {
+        let (client, mut child) = helper();
+        by_caller(&child, &format!("os.kill(pid, {signal})"));
+        assert!(client.open(place.connection(), roots.as_fd()).is_err());
+        drop(client);
+        assert!(!child.wait().unwrap().core_dumped(), "signal {signal}");
+    }
+}
+
+#[test]
+fn nobody_traces_it_takes_its_descriptors_or_writes_to_it_in_proc() {
+    let (place, (client, child)) = (Place::new(), helper());
+    let allowed = by_caller(
+        &child,
+        "
+pidfd, buffer = os.pidfd_open(pid), (ctypes.c_uint64 * 2)()
+part = (ctypes.c_void_p * 2)(ctypes.addressof(buffer), 8)
+calls = dict(attach=lambda: c.ptrace(16, pid, None, None), seize=lambda: c.ptrace(0x4206, pid, None, None),
+    descriptor=lambda: c.syscall(438, pidfd, 0, 0), read=lambda: c.process_vm_readv(pid, part, 1, part, 1, 0),
+    write=lambda: c.process_vm_writev(pid, part, 1, part, 1, 0))
+for name, call in calls.items():
+    if call() >= 0: print(name)
+for name in 'mem comm oom_score_adj coredump_filter clear_refs timerslack_ns attr/current'.split():
+    try: os.write(os.open(f'/proc/{pid}/{name}', os.O_WRONLY), b'0'); print(name)
+    except OSError: pass
+",
+    );
+    assert_eq!(allowed, "");
+    place.honest(&client);
+}
+
+#[test]
+fn limits_that_its_user_sets_while_it_runs_change_nothing() {
+    let (place, (client, child)) = (Place::new(), helper());
+    let raised = by_caller(
+        &child,
+        "
+for limit in resource.RLIMIT_NOFILE, resource.RLIMIT_AS, resource.RLIMIT_DATA, resource.RLIMIT_FSIZE:
+    resource.prlimit(pid, limit, (0, 0))
+for limit in resource.RLIMIT_CORE, resource.RLIMIT_NOFILE:
+    try: resource.prlimit(pid, limit, (1 << 20, 1 << 20)); print(limit)
+    except (ValueError, PermissionError): pass
+",
+    );
+    assert_eq!(raised, "");
+    let (file, roots) = (place.file("file", CALLER, &both()), place.file("roots", 0, &both()));
+    assert!(client.open(place.connection(), roots.as_fd()).is_err());
+    // It receives no descriptor, so it registers none.
+    assert!(client.open(place.connection(), file.as_fd()).is_err());
+}
+
+#[test]
+fn a_false_proc_is_noticed() {
+    let (ours, theirs) = passthrough::pair().unwrap();
+    let mut shell = Command::new("unshare");
+    let script = "mount -t tmpfs none /proc && mkdir -p /proc/self/task/1 /proc/self/fdinfo && : >/proc/self/mountinfo
+        exec setpriv --reuid=65534 --regid=65534 --clear-groups \"$0\"";
+    shell.args(["--mount", "sh", "-c", script]).arg(program()).stdin(Stdio::from(theirs));
+    assert!(fails(&mut shell).contains("/proc is not the kernel's"));
+    drop(ours);
+}
+
+#[test]
+fn the_name_of_a_mount_makes_it_nobody_elses() {
+    let (place, (client, _child)) = (Place::new(), helper());
+    let file = place.file("file", CALLER, &both());
+    for name in [" - fuse.x y rw,user_id=65534", "\n40 25 0:52 x", "user_id=65534"] {
+        let others = Mount::of(OTHER, &place.path(name));
+        let error = client.open(others.session.as_fd(), file.as_fd()).unwrap_err();
+        assert!(matches!(error.raw_os_error(), Some(EACCES | libc::EPERM)), "{name:?}: {error}");
+    }
+    place.honest(&client);
+}
+
+#[test]
+fn another_users_mount_that_got_the_number_of_an_own_one_is_refused() {
+    let (place, (client, _child)) = (Place::new(), helper());
+    let file = place.file("file", CALLER, &both());
+    let first = Mount::of(CALLER, &place.path("first"));
+    let number = client.open(first.session.as_fd(), file.as_fd()).unwrap();
+    let known = notes(&first);
+    drop(first);
+    // The kernel gives the lowest free number; tests beside this one take some, too.
+    let others: Vec<_> = (0..40).map(|n| Mount::of(OTHER, &place.path(&format!("others{n}")))).collect();
+    for mount in others.iter().filter(|mount| notes(mount) == known) {
+        // Twice: a refusal is no check.
+        for _ in 0..2 {
+            assert!(client.open(mount.session.as_fd(), file.as_fd()).is_err());
+            assert!(client.close(mount.session.as_fd(), number).is_err());
+        }
+    }
+}
+
+#[test]
+fn a_file_whose_server_never_answers_stops_its_own_helper_only() {
+    let (place, (client, mut child)) = (Place::new(), helper());
+    let mut reference = OpenOptions::new();
+    reference.read(true).custom_flags(libc::O_PATH);
+    let silent = reference.open(&place.mount.point).unwrap();
+    let began = Instant::now();
+    assert!(client.open(place.connection(), silent.as_fd()).is_err());
+    assert!(began.elapsed() < Duration::from_secs(20));
+    place.honest(&helper().0);
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn what_was_open_when_it_started_is_closed() {
+    let (place, (ours, theirs)) = (Place::new(), passthrough::pair().unwrap());
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "exec 7</etc/passwd; exec \"$0\""]).arg(program());
+    let mut child = shell.uid(CALLER).gid(CALLER).stdin(Stdio::from(theirs)).spawn().unwrap();
+    let client = Client::over(ours).unwrap();
+    place.honest(&client);
+    for entry in fs::read_dir(format!("/proc/{}/fd", child.id())).unwrap() {
+        assert_ne!(fs::read_link(entry.unwrap().path()).unwrap(), Path::new("/etc/passwd"));
+    }
+    drop(client);
+    child.wait().unwrap();
 }
 
 #[test]
@@ -344,6 +548,11 @@ fn it_does_not_start_where_it_would_be_dangerous_or_useless() {
     let socket = || passthrough::pair().unwrap().1;
     assert!(fails(command(socket()).arg("x").env("X", "y")).contains("takes no arguments"));
     assert!(fails(command(socket()).stdin(Stdio::null())).contains("the daemon starts this program"));
+    let datagrams = OwnedFd::from(UnixDatagram::pair().unwrap().0);
+    assert!(fails(command(socket()).stdin(datagrams)).contains("the daemon starts this program"));
+    let mut two = Command::new("setpriv");
+    two.args(["--ruid=65534", "--euid=1001", "--regid=65534", "--clear-groups"]).arg(program()).stdin(socket());
+    assert!(fails(&mut two).contains("must not be set-user-id"));
     assert!(fails(command(socket()).uid(0).gid(0)).contains("root needs no helper"));
     let dir = tempfile::tempdir().unwrap();
     fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();

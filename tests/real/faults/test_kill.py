@@ -267,6 +267,9 @@ def test_sigkill_at_random_instants(mount):
     files, total = {}, {}
     mount.umount()
     process = start(mount)
+    # scripts/kill.sh says how it is meant to serve.
+    by = {"passthrough": "kernel", "helper": "helper", "served": "daemon"}.get(os.environ.get("STEPFS_MODE"))
+    assert by in (None, mount.status()["serving"]["by"])
     for kill in range(1, KILLS + 1):
         job = Job(mount, files, states, random.Random(rng.random()))
         began = time.monotonic()

@@ -9,10 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import BIN, LET_GO, is_alive, wait_dead, wait_until
+from harness import BIN, LET_GO, copy_helper, is_alive, wait_dead, wait_until
 
 NOBODY = 65534
-HELPER = Path(os.environ.get("STEPFS_PASSTHROUGH", Path(BIN).parent / "stepfs-passthrough"))
 pytestmark = [
     pytest.mark.stepfs,
     pytest.mark.skipif(os.geteuid() != 0, reason="makes a mount namespace, and becomes another user"),
@@ -54,9 +53,7 @@ class Ordinary:
         self.own.mkdir()
         os.chown(self.own, NOBODY, NOBODY)
         self.store, self.dir = self.own / "store", self.own / "mnt"
-        self.helper = base / "stepfs-passthrough"
-        shutil.copy(HELPER, self.helper)
-        subprocess.run(["setcap", "cap_sys_admin=ep", self.helper], check=True)
+        self.helper = copy_helper(base)
 
     def run(self, *command, user=NOBODY, helper=True, check=True):
         become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"] if user else []
@@ -158,6 +155,27 @@ def test_a_killed_helper_costs_speed_and_nothing_else(ordinary):
     assert ordinary.log().count("without kernel passthrough") == 1
     wait_until(lambda: ordinary.who_serves(ordinary.dir / "after") == "daemon", 10, "the daemon serves")
     assert ordinary.served()[1]["because"].startswith("the passthrough helper does not answer")
+
+
+def test_a_killed_daemon_loses_nothing_and_its_helper_ends(ordinary):
+    ordinary.run(BIN, "mount", ordinary.store, ordinary.dir)
+    content = ordinary.write("file")
+    write = "import os, sys; f = open(sys.argv[1], 'wb', 0); f.write(b'safe' * 100000); os.fsync(f); print(f.fileno(), flush=True); sys.stdin.read()"
+    inside = ["nsenter", "-m", "-t", str(ordinary.holder.pid), "--", "setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+    program = subprocess.Popen([*inside, sys.executable, "-c", write, ordinary.dir / "open"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert program.stdout.readline()
+    assert ordinary.served()[1] == {"by": "helper"}
+    daemon, helpers = ordinary.daemon(), list(ordinary.processes("stepfs-passthrough"))
+    os.kill(daemon, signal.SIGKILL)
+    wait_dead(daemon)
+    wait_until(lambda: not any(map(is_alive, helpers)), 10, "the helper ends with its daemon")
+    ordinary.run(BIN, "mount", ordinary.store, ordinary.dir)
+    program.communicate(b"")
+    assert ordinary.served()[1] == {"by": "helper"}
+    for name, bytes_ in (("file", content), ("open", b"safe" * 100000)):
+        (ordinary.base / "content").write_bytes(bytes_)
+        assert ordinary.run("cmp", ordinary.base / "content", ordinary.dir / name).returncode == 0
+    ordinary.run(BIN, "verify", ordinary.store)
 
 
 def test_root_mounts_for_a_user_at_the_disks_speed(ordinary):

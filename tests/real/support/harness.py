@@ -14,6 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.append(str(ROOT / "tools"))
 BIN = os.environ.get("STEPFS_BIN", str(ROOT / "target/release/stepfs"))
+# The checked helper for passthrough.
+HELPER = Path(os.environ.get("STEPFS_PASSTHROUGH", Path(BIN).parent / "stepfs-passthrough"))
 # With STEPFS_TEST_PLAIN=1 the "mount" is a plain directory: checks the tests' own programs, not stepfs.
 PLAIN = bool(os.environ.get("STEPFS_TEST_PLAIN"))
 
@@ -82,8 +84,16 @@ def wait_until(condition, timeout, what):
 LET_GO = "umount --all --lazy --types fuse.stepfs || true"
 
 
-def as_ordinary_user(base, command):
-    """Runs a shell command in `base` as a user without privileges, who has a /dev/fuse. Its mounts are seen by it alone."""
+def copy_helper(folder):
+    """A copy of the helper with its capability, where an ordinary user reaches it."""
+    copy = shutil.copy(HELPER, folder)
+    subprocess.run(["setcap", "cap_sys_admin=ep", copy], check=True)
+    return Path(copy)
+
+
+def as_ordinary_user(base, command, helper=None):
+    """Runs a shell command in `base` as a user without privileges, who has a /dev/fuse, and `helper` for passthrough. Its mounts are
+    seen by it alone."""
     os.chmod(base, 0o777)
     if os.geteuid() != 0:
         return shell(command, cwd=base)
@@ -91,7 +101,7 @@ def as_ordinary_user(base, command):
     os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(10, 229))
     os.chmod(device, 0o666)
     script = f"{LET_GO}; mount --bind '{device}' /dev/fuse; cd '{base}'; exec setpriv --reuid 65534 --regid 65534 --clear-groups bash -euc \"$1\""
-    done = subprocess.run(["unshare", "--mount", "bash", "-euc", script, "-", command],
+    done = subprocess.run(["unshare", "--mount", "bash", "-euc", script, "-", command], env={**os.environ, "STEPFS_PASSTHROUGH": str(helper or "/nonexistent")},
                           stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, f"{command}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
