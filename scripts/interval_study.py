@@ -254,6 +254,18 @@ class GPT(nn.Module):
         return F.cross_entropy(self.head(self.ln_f(x)).flatten(0, 1).float(), text[:, 1:].flatten())
 
 
+class LSTM(nn.Module):
+    def __init__(self, narrow, width):
+        super().__init__()
+        self.embedding = nn.Embedding(256, narrow)
+        self.lstm = nn.LSTM(narrow, width, batch_first=True)
+        self.head = nn.Linear(width, 256)
+
+    def loss(self, text):
+        x, _ = self.lstm(self.embedding(text[:, :-1]))
+        return F.cross_entropy(self.head(x).flatten(0, 1).float(), text[:, 1:].flatten())
+
+
 class Folder(nn.Module):
     """A module of named parts, so that parameters have the names of the transformers library."""
 
@@ -533,7 +545,22 @@ def photos(arguments):
     )
 
 
-SERIES = {"gpt1m": gpt1m, "gpt12m": gpt12m, "minilm": minilm, "photos": photos}
+def lstm(arguments):
+    usual, long = INTERVALS[:4], INTERVALS[4:]
+    early, late = (600, 700, 800, 900), (1400, 1600, 1800, 2000)
+    return Series(
+        "lstm",
+        "LSTM, .26 M parameters, beta2 .999, constant rate 1e-3, source text",
+        lambda: LSTM(64, 192),
+        lambda device: Bytes(8 << 20, 32, 16, 256, device),
+        rate=1e-3,
+        beta2=0.999,
+        decay=0.01,
+        starts=[*((start, usual) for start in early), *((start, long) for start in late)],
+    )
+
+
+SERIES = {"gpt1m": gpt1m, "gpt12m": gpt12m, "minilm": minilm, "photos": photos, "lstm": lstm}
 
 
 def quick(series, arguments):
@@ -546,6 +573,7 @@ def quick(series, arguments):
             lambda device: Words(1 << 18, 32, 2, 8, device, minilm_tokenizer(minilm_folder(arguments.minilm))),
         ),
         "photos": (lambda: Denoiser(16, 1), lambda device: Photos(4, 16, device)),
+        "lstm": (lambda: LSTM(16, 32), lambda device: Bytes(1 << 18, 32, 4, 16, device)),
     }
     model, data = small[series.name]
     starts = [(30, (5, 20)), (36, (5,))]
