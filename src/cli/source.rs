@@ -26,7 +26,7 @@ use super::mirror::Mirror;
 
 /// Begins the name of a store that a mirror is copied into.
 const COPY: &str = "stepfs-mirror-";
-const NO_TEMPORARY: &str = "cannot create temporary files; set TMPDIR to a directory with room";
+pub(super) const NO_TEMPORARY: &str = "cannot create temporary files; set TMPDIR to a directory with room";
 
 /// The thing that a path or URL names.
 pub(super) enum Source {
