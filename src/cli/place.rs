@@ -95,15 +95,14 @@ impl tools::Place for Place {
 
     /// A released file of a store is decoded into a temporary file.
     fn open(&self, path: &Path, check: &dyn Fn() -> io::Result<()>) -> io::Result<(File, Permissions)> {
-        let Some(tree) = &self.tree else {
-            let file = open_aside(path)?;
-            let permissions = file.metadata()?.permissions();
-            return Ok((file, permissions));
-        };
-        let inside = path.strip_prefix(tree.store.tree()).unwrap_or(path);
-        let file = beneath::open_file(&tree.store.tree(), inside)?;
+        let in_tree = self.tree.as_ref().map(|tree| (tree, path.strip_prefix(tree.store.tree()).unwrap_or(path)));
+        let file = match in_tree {
+            Some((tree, path)) => beneath::open_file(&tree.store.tree(), path),
+            None => open_aside(path),
+        }?;
         // Only the permission bits: the new files may be another user's.
         let permissions = Permissions::from_mode(file.metadata()?.permissions().mode() & 0o777);
+        let Some((tree, inside)) = in_tree else { return Ok((file, permissions)) };
         let told = |error| io::Error::other(causes(&error));
         if tree.stub(inside).map_err(told)?.is_none() {
             return Ok((file, permissions));

@@ -132,6 +132,6 @@ impl Part {
         if let Some(model) = &model {
             description.name_chunks(at, model);
         }
-        Ok(Part { path, file, mode: permissions.mode() & 0o777, description, model })
+        Ok(Part { path, file, mode: permissions.mode(), description, model })
     }
 }

@@ -1,5 +1,6 @@
-//! Tools on checkpoints, which the daemon does not need: [`compare`] and [`tune`] measure ways to keep a series, [`diff`],
-//! [`merge`] and [`convert`] are for a run's history, [`reshard`] writes a checkpoint of ElasticDL for another number of servers.
+//! Tools on checkpoints, which the daemon does not need. [`compare`] and [`tune`] measure ways to keep a series. [`diff`],
+//! [`merge`] and [`convert`] are for a run's history. [`reshard`] writes a checkpoint of ElasticDL for another number of
+//! servers.
 //!
 //! Nothing else uses this module but the command line. It uses public functions of the others alone. A comparison and a
 //! trial go through the archive's own code. So they measure what a mount would do.

@@ -125,7 +125,7 @@ pub fn run(args: Args, find: &Find) -> Result<ExitCode> {
     let input = [Checkpoint::open(find(&args.input)?.as_ref())?];
     let [checkpoint] = &input;
     Output::refuse(&args.out, &input)?;
-    let Sources { mut tensors, others, hidden } = Sources::of(checkpoint)?;
+    let Sources { mut tensors, others, hidden, .. } = Sources::of(checkpoint)?;
     let all = tensors.len();
     if args.only.is_some() {
         tensors.retain(|source| source.role.group() != Role::Optimizer);

@@ -49,6 +49,9 @@ pub(super) struct Sources<'a> {
     pub(super) others: u64,
     /// Tensors that only an object's own code can read.
     pub(super) hidden: Vec<&'a str>,
+    /// By what `.metadata` tells and the number of a name there, the number of its tensor.
+    wholes: HashMap<(*const Model, usize), usize>,
+    models: HashSet<*const Model>,
 }
 
 impl<'a> Sources<'a> {
@@ -58,12 +61,12 @@ impl<'a> Sources<'a> {
     /// A tensor that cannot be told exactly, or that is not whole.
     pub(super) fn of(checkpoint: &'a Checkpoint) -> Result<Sources<'a>> {
         let listed = listed(checkpoint)?;
-        let (mut sources, mut models) = (Sources::default(), Models::new());
+        let mut sources = Sources::default();
         for part in
             checkpoint.parts.iter().filter(|part| listed.as_ref().is_none_or(|files| files.contains(&part.path)))
         {
             let added = match part.description.kind {
-                Kind::TorchZip | Kind::Safetensors | Kind::Dcp => sources.add(part, &mut models),
+                Kind::TorchZip | Kind::Safetensors | Kind::Dcp => sources.add(part),
                 _ if part.description.tensors.is_empty() => Ok(()),
                 kind => bail!(
                     "{}: convert reads torch.save, safetensors and distributed checkpoints, and this is {}",
@@ -82,20 +85,34 @@ impl<'a> Sources<'a> {
         Ok(sources)
     }
 
-    fn add(&mut self, part: &'a Part, models: &mut Models) -> Result<()> {
+    fn add(&mut self, part: &'a Part) -> Result<()> {
         let content = Content::read(&part.file)?;
         let stored = &part.description.tensors;
         let mut seen = HashSet::new();
         let file = part.path.file_name().unwrap_or_default().to_string_lossy();
-        let numbers = part.model.as_ref().map(|model| self.number(model, models)).transpose()?;
+        if let Some(model) = part.model.as_ref().filter(|model| !self.models.contains(&Arc::as_ptr(model))) {
+            for (name, named) in model.names().iter().enumerate() {
+                let Some(whole) = &named.tensor else { continue };
+                let (keys, shape) = (named.keys.clone(), whole.shape.clone());
+                let dtype =
+                    whole.dtype.with_context(|| format!("{}: a type that stepfs does not know", dotted(&keys)))?;
+                self.wholes.insert((Arc::as_ptr(model), name), self.tensors.len());
+                self.tensors.push(Source { keys, dtype, shape, role: Role::Other, pieces: Vec::new() });
+            }
+            self.models.insert(Arc::as_ptr(model));
+        }
         for (keys, elements) in content.tensors {
             let at = stored.partition_point(|tensor| tensor.extent.end <= elements.at);
             let (dtype, shape) = (elements.dtype, elements.shape.clone());
-            if let Some((model, numbers)) = part.model.as_ref().zip(numbers.as_ref()) {
+            if let Some(model) = &part.model {
                 // Others are in a value that torch has pickled by itself.
                 let Some((name, role, offsets)) = model.chunk(&file, elements.at) else { continue };
-                let source = &mut self.tensors[numbers[&name]];
-                let inside = offsets.iter().zip(&shape).zip(&source.shape).all(|((at, len), whole)| at + len <= *whole);
+                let source = &mut self.tensors[self.wholes[&(Arc::as_ptr(model), name)]];
+                let inside = offsets
+                    .iter()
+                    .zip(&shape)
+                    .zip(&source.shape)
+                    .all(|((at, len), whole)| at.saturating_add(*len) <= *whole);
                 if dtype != source.dtype || [offsets.len(), shape.len()] != [source.shape.len(); 2] || !inside {
                     bail!("{}: .metadata tells another type or shape", dotted(&source.keys));
                 }
@@ -114,28 +131,7 @@ impl<'a> Sources<'a> {
         self.others += content.others;
         Ok(())
     }
-
-    /// Adds the tensors of a distributed checkpoint at its first file; answers their numbers, by the numbers of their names.
-    fn number(&mut self, model: &Arc<Model>, models: &mut Models) -> Result<Arc<HashMap<usize, usize>>> {
-        if let Some(numbers) = models.get(&Arc::as_ptr(model)) {
-            return Ok(Arc::clone(numbers));
-        }
-        let mut numbers = HashMap::new();
-        for (name, named) in model.names().iter().enumerate() {
-            let Some(whole) = &named.tensor else { continue };
-            let (keys, shape) = (named.keys.clone(), whole.shape.clone());
-            let dtype =
-                whole.dtype.with_context(|| format!("{}: stepfs does not know its element type", dotted(&keys)))?;
-            numbers.insert(name, self.tensors.len());
-            self.tensors.push(Source { keys, dtype, shape, role: Role::Other, pieces: Vec::new() });
-        }
-        let numbers = Arc::new(numbers);
-        models.insert(Arc::as_ptr(model), Arc::clone(&numbers));
-        Ok(numbers)
-    }
 }
-
-type Models = HashMap<*const Model, Arc<HashMap<usize, usize>>>;
 
 /// The files that the indices of a directory list, such as `model.safetensors.index.json`; `None` without an index.
 fn listed(checkpoint: &Checkpoint) -> Result<Option<HashSet<PathBuf>>> {

@@ -344,7 +344,7 @@ MISTAKES = [
             "stepfs profile --set balanced $M/run; stepfs profile --unset $M/run", needs="M run"),
     # --- convert
     Mistake("a file that was cut short is converted", "head -c 9999 run/step_1.pt > cut.pt", "stepfs convert cut.pt -o x.safetensors",
-            "*: * is cut short; name a whole checkpoint: `stepfs latest` finds the newest", "stepfs convert $(stepfs latest run) -o x.safetensors", needs="run"),
+            "*: *; name a whole checkpoint: `stepfs latest` finds the newest", "stepfs convert $(stepfs latest $M/run) -o x.safetensors", needs="run M"),
     Mistake("a copy inside of its original", "", "stepfs convert run -o run/x.pt", "* lies inside *; name a place outside of it",
             "stepfs convert run/step_1.pt -o x.pt", needs="run"),
     Mistake("a copy of no known format", "", "stepfs convert run/step_1.pt -o x", "*: name a file .safetensors or .pt, or tell the format with --to",
@@ -553,7 +553,7 @@ LEFT_OUT = {
     ("src/cli/status", "has not answered"): "takes 10 seconds: test_manners: a_daemon_that_hangs_is_named",
     ("src/tools/(merge|checkpoint|output)", "is in the way|no checkpoints|no states|no file in it|names its tensors"):
         "a killed command, a defect, or a part of another message",
-    ("src/tools/convert/source", "another type or shape|does not know its|no index of tensors"):
+    ("src/tools/convert/source", "another type or shape|that stepfs does not know|no index of tensors"):
         "a damaged index, or a type of a torch to come",
     ("src/tools/convert", "left to write|has no name|convert reads|safetensors has no"): "test_convert: what_cannot_be_converted_is_said",
     ("src/tools/merge", "has no|: . is|rows of their own"): "test_diff_merge: what_cannot_be_merged_is_said",
