@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import numpy
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from harness import BIN, FAILURE, USAGE, run
+from harness import BIN, FAILURE, ROOT, USAGE, run
 from safetensors import safe_open
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
@@ -115,6 +116,15 @@ def test_each_format_becomes_each_other(file, state, tmp_path):
     same(torch.load(tmp_path / "d.pt", weights_only=True), written)
     run("convert", tmp_path / "a.safetensors", "-o", tmp_path / "e", "--to", "dcp")
     same(from_dcp(tmp_path / "e"), written)
+
+
+def test_what_two_ranks_wrote_becomes_whole(tmp_path):
+    """Each rank has a part of each tensor."""
+    for name in (".metadata", "__0_0.distcp", "__1_0.distcp"):
+        shutil.copy(ROOT / "tests/corpus/dcp" / name, tmp_path)
+    run("convert", tmp_path, "-o", tmp_path.with_suffix(".pt"))
+    found = torch.load(tmp_path.with_suffix(".pt"), weights_only=True)
+    same(dotted(found), dotted(torch.load(ROOT / "tests/corpus/dcp/tiny.pt", weights_only=True)))
 
 
 def test_what_safetensors_saves_of_a_model_it_loads_again(state, tmp_path):
