@@ -15,7 +15,7 @@ use crate::tools::{self, convert, diff, merge};
 
 use super::format::causes;
 use super::mirror::{Mirror, tell};
-use super::source::{Brought, NO_TEMPORARY, Tree, is_store, refuse_inside};
+use super::source::{Brought, NO_TEMPORARY, Tree, is_store, refuse_inside, unreachable};
 
 /// `stepfs diff`
 pub(super) fn diff(args: diff::Args) -> Result<ExitCode> {
@@ -56,9 +56,13 @@ impl Place {
         if is_store(&plain) {
             bail!("{name} is a store; name a path in it: {name}:PATH");
         }
-        if let Ok(absolute) = fs::canonicalize(&plain) {
-            refuse_inside(named, &absolute)?;
-            return Ok(Place { name, tree: None, at: plain, _brought: None });
+        match fs::canonicalize(&plain) {
+            Ok(absolute) => {
+                refuse_inside(named, &absolute)?;
+                return Ok(Place { name, tree: None, at: plain, _brought: None });
+            }
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
+            Err(error) => return Err(unreachable(named, error)),
         }
         let parts = named.to_str().and_then(|text| text.rsplit_once(':'));
         let parts = parts.filter(|(place, path)| ![place, path].contains(&&"") && !path.starts_with("//"));

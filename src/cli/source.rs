@@ -166,7 +166,7 @@ impl Local {
 }
 
 /// Why a path cannot be reached: it may lie in a mount that is dead, or closed to this user.
-fn unreachable(path: &Path, error: io::Error) -> anyhow::Error {
+pub(super) fn unreachable(path: &Path, error: io::Error) -> anyhow::Error {
     let mounted = std::path::absolute(path).ok().and_then(|path| mount_of(&path));
     match mounted.filter(|_| matches!(error.raw_os_error(), Some(libc::EACCES | libc::ENOTCONN))) {
         Some(mounted) => mounted.unanswered(error).into(),
