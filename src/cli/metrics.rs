@@ -66,9 +66,8 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         say_part!("{}", text(&all()));
         return Ok(ExitCode::SUCCESS);
     };
-    let listener = TcpListener::bind(&address).map_err(|error| {
-        anyhow!("cannot listen at {address}: {error}; `--listen 127.0.0.1:0` takes a free port")
-    })?;
+    let listener = TcpListener::bind(&address)
+        .map_err(|error| anyhow!("cannot listen at {address}: {error}; `--listen 127.0.0.1:0` takes a free port"))?;
     say!("http://{}/metrics", listener.local_addr()?);
     for client in listener.incoming() {
         // A client that goes away is its own concern.

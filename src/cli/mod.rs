@@ -19,6 +19,7 @@ mod mount_helper;
 mod mount_options;
 mod passthrough;
 mod pin;
+mod place;
 mod profile;
 mod pull;
 mod recall;
@@ -41,7 +42,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use crate::store::Error;
 use crate::terminal::interrupt::{self, interrupted};
 use crate::terminal::{self, FAILED, color, format, log_to_stderr, say_json};
-use crate::tools::{compare, diff, merge, tune};
+use crate::tools::{compare, convert, diff, merge, tune};
 
 pub use reshard::reshard;
 
@@ -105,7 +106,7 @@ commands! {
         Best(latest::BestArgs) => latest::best,
         Why(why::Args) => why::run,
         Inspect(inspect::Args) => inspect::run,
-        Diff(diff::Args) => diff::run,
+        Diff(diff::Args) => place::diff,
     }
     "Choose what stays, and how" {
         Pin(pin::PinArgs) => pin::pin,
@@ -123,7 +124,8 @@ commands! {
         Cat(cat::Args) => cat::run,
         Pull(pull::Args) => pull::run,
         Verify(verify::Args) => verify::run,
-        Merge(merge::Args) => merge::run,
+        Merge(merge::Args) => place::merge,
+        Convert(convert::Args) => place::convert,
         Reshard(reshard::Args) => reshard::run,
     }
     "Shell" {

@@ -1,20 +1,15 @@
 //! `stepfs reshard`
 
-use std::fs::{File, Permissions};
-use std::io;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::AtomicBool;
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 
-use crate::store::beneath;
-use crate::store::durable::{self, Io};
+use crate::store::durable::Io;
 use crate::tools::reshard as tools;
 
-use super::mirror::{Mirror, tell};
-use super::source::{Brought, Tree, is_store};
+use super::place::Place;
 
 /// Write a checkpoint of ElasticDL for another number of parameter servers.
 ///
@@ -44,17 +39,6 @@ pub(super) struct Args {
 /// Limit on servers: real runs have some dozens, and each server has a file.
 const MAX_SERVERS: i64 = 10_000;
 
-/// Where the files of a version are.
-struct Version {
-    /// For messages.
-    name: String,
-    tree: Option<Tree>,
-    /// Path in the tree, or any path if there is no store.
-    path: PathBuf,
-    /// The store holds a mirror's files.
-    _brought: Option<Brought>,
-}
-
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     super::log_to_stderr("warn");
     let stop = super::interrupted()?;
@@ -68,76 +52,11 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
 /// # Errors
 /// A message for the user; `dir` does not exist then.
 pub fn reshard(io: &Io, (from, servers): (&str, u32), dir: &Path, stop: &AtomicBool) -> Result<()> {
-    let version = Version::find(from)?;
-    let open = |name: &str, scratch: &Path, check: &dyn Fn() -> io::Result<()>| version.open(name, scratch, check);
-    let files = tools::Version { name: from, directory: &version.on_disk(), open: &open };
-    tools::reshard(io, &files, servers, dir, stop)
+    let version = Place::find(Path::new(from), either)?;
+    tools::reshard(io, &version, servers, dir, stop)
 }
 
-impl Version {
-    /// Finds the version that the user named. ElasticDL writes `version-40`, its design document says `version_40`;
-    /// each spelling finds both.
-    fn find(text: &str) -> Result<Version> {
-        let name = text.to_string();
-        let plain = either(Path::new(text));
-        if is_store(&plain) {
-            bail!("{text} is a store; name a version in it: {text}:version-V");
-        }
-        if plain.is_dir() {
-            return Ok(Version { name, tree: None, path: plain, _brought: None });
-        }
-        let Some((store, inside)) =
-            text.rsplit_once(':').filter(|(store, inside)| !store.is_empty() && !inside.is_empty())
-        else {
-            bail!("{text}: no such directory; of a store write STORE:version-V");
-        };
-        let (place, inside) = (Path::new(store), Path::new(inside));
-        if inside.components().any(|part| !matches!(part, std::path::Component::Normal(_))) {
-            bail!("{}: name a directory inside the store, without `..`", inside.display());
-        }
-        let brought = Mirror::of(place).map(|mirror| Brought::of(&mirror, inside)).transpose()?;
-        if brought.as_ref().is_some_and(|brought| tell(&brought.missing)) {
-            bail!("{text} is not complete");
-        }
-        let root = brought.as_ref().map_or(place, |brought| &brought.root);
-        let tree = is_store(root).then(|| Tree::look(root)).transpose()?;
-        let above = tree.as_ref().map_or(root.to_path_buf(), |tree| tree.store.tree());
-        let found = either(&above.join(inside));
-        if !found.is_dir() {
-            bail!("{text}: {} has no directory {}", place.display(), inside.display());
-        }
-        let path = if tree.is_some() { found.strip_prefix(&above)?.to_path_buf() } else { found };
-        Ok(Version { name, tree, path, _brought: brought })
-    }
-
-    fn on_disk(&self) -> PathBuf {
-        self.tree.as_ref().map_or(self.path.clone(), |tree| tree.store.tree().join(&self.path))
-    }
-
-    /// Opens a file. A released file of a store is decoded into a temporary file.
-    fn open(&self, name: &str, scratch: &Path, check: &dyn Fn() -> io::Result<()>) -> Result<(File, Permissions)> {
-        let path = self.path.join(name);
-        let opened = match &self.tree {
-            Some(tree) => beneath::open_file(&tree.store.tree(), &path),
-            None => File::open(&path),
-        };
-        let opened = opened.with_context(|| format!("{}/{name}", self.name))?;
-        // Only the permission bits: the new files may be another user's.
-        let permissions = Permissions::from_mode(opened.metadata()?.mode() & 0o777);
-        let Some(tree) = &self.tree else { return Ok((opened, permissions)) };
-        if tree.stub(&path)?.is_none() {
-            return Ok((opened, permissions));
-        }
-        let file = tempfile::tempfile_in(scratch).with_context(|| format!("{}", scratch.display()))?;
-        tree.read(&path, &mut |at, bytes| {
-            check()?;
-            durable::scratch::write_all_at(&file, bytes, at)
-        })?;
-        Ok((file, permissions))
-    }
-}
-
-/// The path, or its other spelling (`version-` or `version_`) if only that exists.
+/// The path, or its other spelling if only that exists: ElasticDL writes `version-40`, its design document `version_40`.
 fn either(path: &Path) -> PathBuf {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let other = match (name.strip_prefix("version-"), name.strip_prefix("version_")) {

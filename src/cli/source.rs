@@ -26,7 +26,7 @@ use super::mirror::Mirror;
 
 /// Begins the name of a store that a mirror is copied into.
 const COPY: &str = "stepfs-mirror-";
-const NO_TEMPORARY: &str = "cannot create temporary files; set TMPDIR to a directory with room";
+pub(super) const NO_TEMPORARY: &str = "cannot create temporary files; set TMPDIR to a directory with room";
 
 /// The thing that a path or URL names.
 pub(super) enum Source {
@@ -166,7 +166,7 @@ impl Local {
 }
 
 /// Why a path cannot be reached: it may lie in a mount that is dead, or closed to this user.
-fn unreachable(path: &Path, error: io::Error) -> anyhow::Error {
+pub(super) fn unreachable(path: &Path, error: io::Error) -> anyhow::Error {
     let mounted = std::path::absolute(path).ok().and_then(|path| mount_of(&path));
     match mounted.filter(|_| matches!(error.raw_os_error(), Some(libc::EACCES | libc::ENOTCONN))) {
         Some(mounted) => mounted.unanswered(error).into(),

@@ -36,7 +36,7 @@ fn held() -> MutexGuard<'static, Option<Vec<Held>>> {
     HELD.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A file or directory, which may not exist yet, that goes if SIGINT or SIGTERM ends the command while this lives.
+/// A file or directory, which may not exist yet, that goes if SIGINT, SIGTERM or SIGHUP ends the command while this lives.
 pub struct Temporary(PathBuf);
 
 impl Temporary {
@@ -44,6 +44,13 @@ impl Temporary {
     pub fn file(path: PathBuf) -> io::Result<Temporary> {
         let mut held = waiting()?;
         Ok(hold(&mut held, path, |path| fs::remove_file(path)))
+    }
+
+    /// A new directory at `path`. A signal removes it and ends the process.
+    pub fn new_directory(path: &Path) -> io::Result<Temporary> {
+        let mut held = waiting()?;
+        fs::create_dir(path)?;
+        Ok(hold(&mut held, path.to_path_buf(), |path| fs::remove_dir_all(path)))
     }
 
     /// A new directory for temporary files that begins with `prefix`. A signal removes it and ends the process.
@@ -78,7 +85,7 @@ impl Drop for Temporary {
 }
 
 fn wait_for_signals() -> io::Result<()> {
-    let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
     std::thread::spawn(move || {
         let Some(signal) = signals.forever().next() else { return };
         // Held until the process ends: the command begins no other file.

@@ -2,17 +2,17 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Result, anyhow};
+use anyhow::{Context, Result};
+use indicatif::ProgressBar;
 use rayon::prelude::*;
 use serde::Serialize;
 
 use crate::terminal::format::{name, progress, table};
-use crate::terminal::interrupt::interrupted;
 use crate::terminal::{log_to_stderr, say_json};
 use formats::{InOrder, Role};
 
+use super::Find;
 use super::checkpoint::{Checkpoint, Found};
 use super::values::{Place, change};
 
@@ -21,13 +21,15 @@ const ROWS: usize = 20;
 
 /// Show the tensors that changed between two checkpoints, the largest change first.
 ///
-/// A and B are files or directories, in a mount or anywhere, of any format that stepfs understands. A released file is
-/// compared as it reads. Tensors are matched by name; sharded checkpoints must be split alike. `relative` is the norm of
-/// the change divided by the norm in A. A `cosine` of 1 says that A and B point one way.
+/// A and B are files or directories of any format that stepfs understands: in a mount or anywhere, in a store
+/// (STORE:PATH), or on a mirror (URL:PATH). A released file is compared as it reads. Tensors are matched by name; sharded
+/// checkpoints must be split alike. `relative` is the norm of the change divided by the norm in A. A `cosine` of 1 says
+/// that A and B point one way.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
 stepfs diff /ckpts/step_1000.pt /ckpts/step_2000.pt\n  \
-stepfs diff checkpoint-500 checkpoint-600 --all")]
+stepfs diff checkpoint-500 checkpoint-600 --all\n  \
+stepfs diff ~/ckpts.store:step_1.pt s3://bucket/run-7:step_1.pt     a store, and its mirror")]
 pub struct Args {
     /// The earlier checkpoint.
     a: PathBuf,
@@ -79,11 +81,10 @@ struct Row {
 ///
 /// # Errors
 /// A message for the user.
-pub fn run(args: Args) -> Result<ExitCode> {
+pub fn run(args: Args, find: &Find) -> Result<ExitCode> {
     log_to_stderr("error");
-    let (a, b) = (Checkpoint::open(&args.a)?, Checkpoint::open(&args.b)?);
-    let stop = interrupted()?;
-    let report = compare(&a, &b, &stop)?;
+    let [a, b] = [&args.a, &args.b].map(|path| Checkpoint::open(find(path)?.as_ref()));
+    let report = compare(&a?, &b?)?;
     match args.json {
         true => say_json(&report)?,
         false => say_part!("{}", report.words(args.all)),
@@ -91,7 +92,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn compare(a: &Checkpoint, b: &Checkpoint, stop: &AtomicBool) -> Result<Report> {
+fn compare(a: &Checkpoint, b: &Checkpoint) -> Result<Report> {
     let (mut pairs, mut different, mut only_in_a) = (Vec::new(), Vec::new(), Vec::new());
     for (name, left) in a.tensors() {
         match b.get(name) {
@@ -106,16 +107,11 @@ fn compare(a: &Checkpoint, b: &Checkpoint, stop: &AtomicBool) -> Result<Report> 
     let only_in_b = b.tensors().into_iter().filter(|(name, _)| a.get(name).is_none());
     let only_in_b = only_in_b.map(|(name, _)| name.to_string()).collect();
     let bar = progress(pairs.iter().map(|(_, left, _)| left.tensor.bytes()).sum(), true);
-    let read = |bytes: u64| {
-        bar.inc(bytes);
-        if stop.load(Ordering::Relaxed) { Err(anyhow!("interrupted")) } else { Ok(()) }
-    };
-    let row = |(name, left, right): &(&str, Found, Found)| Row::of(name, *left, *right, &read);
+    let row = |(name, left, right): &(&str, Found, Found)| Row::of(name, *left, *right, &bar);
     let mut tensors = pairs.par_iter().map(row).collect::<Result<Vec<Row>>>()?;
     bar.finish_and_clear();
     tensors.sort_by(|x, y| y.rank().total_cmp(&x.rank()));
-    let path = |checkpoint: &Checkpoint| checkpoint.path.display().to_string();
-    Ok(Report { a: path(a), b: path(b), tensors, different, only_in_a, only_in_b })
+    Ok(Report { a: a.name.clone(), b: b.name.clone(), tensors, different, only_in_a, only_in_b })
 }
 
 fn is_alike(left: Found, right: Found) -> bool {
@@ -123,12 +119,12 @@ fn is_alike(left: Found, right: Found) -> bool {
 }
 
 impl Row {
-    fn of(name: &str, left: Found, right: Found, read: &(dyn Fn(u64) -> Result<()> + Sync)) -> Result<Row> {
+    fn of(name: &str, left: Found, right: Found, bar: &ProgressBar) -> Result<Row> {
         let sources = [left, right].map(|found| InOrder::new(&found.part.file, &found.part.description));
         let place = |at: usize, found: Found| Place { file: &sources[at], extent: found.tensor.extent.clone() };
-        let Found { tensor, part } = left;
-        let change = change(tensor.dtype, &place(0, left), &place(1, right), read)
-            .map_err(|error| error.context(format!("{}: {name}", part.path.display())))?;
+        let Found { tensor, part, .. } = left;
+        let change = change(tensor.dtype, &place(0, left), &place(1, right), &|bytes| bar.inc(bytes))
+            .with_context(|| format!("{}: {name}", part.path.display()))?;
         let is_float = tensor.dtype.is_lattice_float();
         let number = |value: f64| (is_float && value.is_finite()).then_some(value);
         Ok(Row {

@@ -1,18 +1,22 @@
-//! Tools on checkpoints, which the daemon does not need: [`compare`] and [`tune`] measure ways to keep a series, [`diff`]
-//! and [`merge`] are for a run's history, [`reshard`] writes a checkpoint of ElasticDL for another number of servers.
+//! Tools on checkpoints, which the daemon does not need. [`compare`] and [`tune`] measure ways to keep a series. [`diff`],
+//! [`merge`] and [`convert`] are for a run's history. [`reshard`] writes a checkpoint of ElasticDL for another number of
+//! servers.
 //!
 //! Nothing else uses this module but the command line. It uses public functions of the others alone. A comparison and a
 //! trial go through the archive's own code. So they measure what a mount would do.
 
 mod checkpoint;
 pub mod compare;
+pub mod convert;
 pub mod diff;
 pub mod merge;
+mod output;
 pub mod reshard;
 mod series;
 pub mod tune;
 mod values;
 
+use std::fs::{File, Permissions};
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,6 +24,25 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Error, Result, anyhow};
 
 use series::Series;
+
+/// A file or directory that a user named: in a mount, a store, on a mirror, or anywhere.
+pub trait Place {
+    /// As the user named it.
+    fn name(&self) -> &str;
+
+    /// Its path on disk. The names are there, but in a store not all bytes.
+    fn at(&self) -> &Path;
+
+    /// Opens the file at a path on disk, with the bytes and the permissions that programs see. Calls `check` often: its error
+    /// ends the work.
+    ///
+    /// # Errors
+    /// Those of `check` and of the device; damage.
+    fn open(&self, path: &Path, check: &dyn Fn() -> io::Result<()>) -> io::Result<(File, Permissions)>;
+}
+
+/// Finds what a user named.
+pub type Find = dyn Fn(&Path) -> Result<Box<dyn Place>>;
 
 /// The caller's watch: it may end the work, and hears of its progress.
 struct Watch<'a> {

@@ -1,6 +1,6 @@
 //! Writes a checkpoint of ElasticDL for another number of parameter servers.
 
-use std::fs::{self, File, Permissions};
+use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -12,6 +12,8 @@ use crate::store::durable::{self, Attribute, CrashPoint, Io};
 use crate::terminal::format::progress;
 use formats::elasticdl::{Reshard, Shard, Source};
 
+use super::Place;
+
 /// Name of the staging directory beside DIR, until it is renamed. ElasticDL finds the newest version by reading a
 /// number after the last hyphen (or underscore) of every name in its checkpoint directory. So this name must end with a
 /// number, and 0 is older than every version.
@@ -21,26 +23,12 @@ const STEP: CrashPoint = CrashPoint::ReshardWritten;
 /// Size of a write: rows arrive one by one.
 const WRITE_BYTES: usize = 1 << 20;
 
-/// The files of a version.
-pub struct Version<'a> {
-    /// For messages.
-    pub name: &'a str,
-    /// The directory that lists them.
-    pub directory: &'a Path,
-    /// Opens its files.
-    pub open: &'a Open<'a>,
-}
-
-/// Opens the file of a name, with the bytes that programs see. May put temporary files into the second path, and has to
-/// call the last function often: its error ends the work.
-pub type Open<'a> = dyn Fn(&str, &Path, &dyn Fn() -> io::Result<()>) -> Result<(File, Permissions)> + 'a;
-
 /// Writes a version for another number of servers, as a new directory. Leaves nothing behind if `stop` is set.
 ///
 /// # Errors
 /// A message for the user; `dir` does not exist then.
-pub fn reshard(io: &Io, version: &Version, servers: u32, dir: &Path, stop: &AtomicBool) -> Result<()> {
-    let shards = version.shards()?;
+pub fn reshard(io: &Io, version: &dyn Place, servers: u32, dir: &Path, stop: &AtomicBool) -> Result<()> {
+    let shards = shards(version)?;
     if fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some()) {
         bail!("{} is not empty; name a directory that does not exist yet", dir.display());
     }
@@ -64,7 +52,7 @@ pub fn reshard(io: &Io, version: &Version, servers: u32, dir: &Path, stop: &Atom
 
 fn write(
     io: &Io,
-    version: &Version,
+    version: &dyn Place,
     shards: &[Shard],
     servers: u32,
     (staging, stop): (&Staging, &AtomicBool),
@@ -75,12 +63,13 @@ fn write(
     };
     let mut files = Vec::new();
     for shard in shards {
-        files.push((version.open)(&shard.name(), &staging.path, &check)?);
+        let opened = version.open(&version.at().join(shard.name()), &check);
+        files.push(opened.with_context(|| format!("{}/{}", version.name(), shard.name()))?);
     }
     let sources: Vec<Source> = shards
         .iter()
         .zip(&files)
-        .map(|(shard, (file, _))| Source { name: format!("{}/{}", version.name, shard.name()), file })
+        .map(|(shard, (file, _))| Source { name: format!("{}/{}", version.name(), shard.name()), file })
         .collect();
     let reshard = Reshard::new(&sources, servers)?;
     let bar = progress((0..servers).map(|index| reshard.len(index)).sum(), true);
@@ -119,32 +108,28 @@ fn write(
     Ok(())
 }
 
-impl Version<'_> {
-    /// The files of a complete version, by number.
-    fn shards(&self) -> Result<Vec<Shard>> {
-        let mut shards = Vec::new();
-        for entry in fs::read_dir(self.directory).with_context(|| self.name.to_string())? {
-            let name = entry?.file_name();
-            let Some(shard) = name.to_str().and_then(Shard::parse) else {
-                bail!("{}: {} is not a file of an ElasticDL checkpoint", self.name, name.display());
-            };
-            shards.push(shard);
+/// The files of a complete version, by number.
+fn shards(version: &dyn Place) -> Result<Vec<Shard>> {
+    let mut shards = Vec::new();
+    for entry in fs::read_dir(version.at()).with_context(|| version.name().to_string())? {
+        let name = entry?.file_name();
+        let Some(shard) = name.to_str().and_then(Shard::parse) else {
+            bail!("{}: {} is not a file of an ElasticDL checkpoint", version.name(), name.display());
+        };
+        shards.push(shard);
+    }
+    shards.sort_by_key(|shard| shard.index);
+    let Some(first) = shards.first().copied() else { bail!("{} is empty", version.name()) };
+    if let Some(other) = shards.iter().find(|shard| (shard.count, shard.ending) != (first.count, first.ending)) {
+        bail!("{}: {} and {} belong to different checkpoints", version.name(), first.name(), other.name());
+    }
+    match (0..first.count).zip(shards.iter().map(|shard| shard.index).chain([u32::MAX])).find(|(want, got)| want != got)
+    {
+        Some((missing, _)) => {
+            let (name, have) = (Shard { index: missing, ..first }.name(), shards.len());
+            bail!("{} is not complete: it has {have} of {} files, {name} is missing", version.name(), first.count)
         }
-        shards.sort_by_key(|shard| shard.index);
-        let Some(first) = shards.first().copied() else { bail!("{} is empty", self.name) };
-        if let Some(other) = shards.iter().find(|shard| (shard.count, shard.ending) != (first.count, first.ending)) {
-            bail!("{}: {} and {} belong to different checkpoints", self.name, first.name(), other.name());
-        }
-        match (0..first.count)
-            .zip(shards.iter().map(|shard| shard.index).chain([u32::MAX]))
-            .find(|(want, got)| want != got)
-        {
-            Some((missing, _)) => {
-                let (name, have) = (Shard { index: missing, ..first }.name(), shards.len());
-                bail!("{} is not complete: it has {have} of {} files, {name} is missing", self.name, first.count)
-            }
-            None => Ok(shards),
-        }
+        None => Ok(shards),
     }
 }
 

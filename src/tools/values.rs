@@ -1,5 +1,6 @@
 //! Tensors as numbers: how large they are, and how far apart.
 
+use std::cmp::Ordering;
 use std::io;
 use std::ops::Range;
 
@@ -48,16 +49,8 @@ pub(super) struct Place<'a> {
 /// size. If both tensors have the same bits in one there is no difference, else an infinite one.
 pub(super) fn sizes(dtype: Dtype, a: &Place, b: &Place) -> io::Result<(Size, Size)> {
     let (mut value, mut difference) = (Size::default(), Size::default());
-    let (mut left, mut right) = (Vec::new(), Vec::new());
-    let mut at = 0;
-    let len = a.extent.end - a.extent.start;
-    while at < len {
-        let count = CHUNK.min(len - at) as usize;
-        left.resize(count, 0);
-        right.resize(count, 0);
-        a.file.read_exact_at(&mut left, a.extent.start + at)?;
-        b.file.read_exact_at(&mut right, b.extent.start + at)?;
-        each(dtype, &left, &right, |x, y, same| {
+    in_pieces(a, b, |left, right| {
+        each(dtype, left, right, |x, y, same| {
             if x.is_finite() {
                 value.add(x);
             }
@@ -67,9 +60,24 @@ pub(super) fn sizes(dtype: Dtype, a: &Place, b: &Place) -> io::Result<(Size, Siz
                 (false, false) => difference.add(f64::INFINITY),
             }
         });
+    })?;
+    Ok((value, difference))
+}
+
+/// Passes both tensors in pieces of whole elements.
+fn in_pieces(a: &Place, b: &Place, mut both: impl FnMut(&[u8], &[u8])) -> io::Result<()> {
+    let (mut left, mut right) = (Vec::new(), Vec::new());
+    let (mut at, len) = (0, a.extent.end - a.extent.start);
+    while at < len {
+        let count = CHUNK.min(len - at) as usize;
+        left.resize(count, 0);
+        right.resize(count, 0);
+        a.file.read_exact_at(&mut left, a.extent.start + at)?;
+        b.file.read_exact_at(&mut right, b.extent.start + at)?;
+        both(&left, &right);
         at += count as u64;
     }
-    Ok((value, difference))
+    Ok(())
 }
 
 /// How one tensor differs from another of its type and shape.
@@ -96,25 +104,13 @@ impl Change {
 /// How a tensor differs from another one. Calls `read` with the bytes of each after each piece of both.
 ///
 /// # Errors
-/// Those of the files, and of `read`.
-pub(super) fn change(
-    dtype: Dtype,
-    a: &Place,
-    b: &Place,
-    read: &dyn Fn(u64) -> anyhow::Result<()>,
-) -> anyhow::Result<Change> {
+/// Those of the files.
+pub(super) fn change(dtype: Dtype, a: &Place, b: &Place, read: &dyn Fn(u64)) -> io::Result<Change> {
     let mut change = Change::default();
-    let (mut left, mut right) = (Vec::new(), Vec::new());
-    let (mut at, len) = (0, a.extent.end - a.extent.start);
-    while at < len {
-        let count = CHUNK.min(len - at) as usize;
-        left.resize(count, 0);
-        right.resize(count, 0);
-        a.file.read_exact_at(&mut left, a.extent.start + at)?;
-        b.file.read_exact_at(&mut right, b.extent.start + at)?;
+    in_pieces(a, b, |left, right| {
         let pairs = left.chunks_exact(dtype.size()).zip(right.chunks_exact(dtype.size()));
         change.changed += pairs.filter(|(x, y)| x != y).count() as u64;
-        each(dtype, &left, &right, |x, y, _| match (x.is_finite(), y.is_finite()) {
+        each(dtype, left, right, |x, y, _| match (x.is_finite(), y.is_finite()) {
             (true, true) => {
                 change.before.add(x);
                 change.after.add(y);
@@ -123,10 +119,31 @@ pub(super) fn change(
             }
             (x, y) => change.not_finite = [change.not_finite[0] + u64::from(!x), change.not_finite[1] + u64::from(!y)],
         });
-        at += count as u64;
-        read(count as u64)?;
-    }
+        read(left.len() as u64);
+    })?;
     Ok(change)
+}
+
+/// Adds the nearest value of a type.
+pub(super) fn put(dtype: Dtype, value: f64, out: &mut Vec<u8>) {
+    match dtype {
+        Dtype::F16 => out.extend(half::f16::from_f32(odd(value)).to_le_bytes()),
+        Dtype::Bf16 => out.extend(half::bf16::from_f32(odd(value)).to_le_bytes()),
+        Dtype::F32 => out.extend((value as f32).to_le_bytes()),
+        _ => out.extend(value.to_le_bytes()),
+    }
+}
+
+/// The value if it is a float, else the odd one of the two floats around it: then a type of 16 bits is rounded to once.
+/// `from_f64` of `half` looks at the upper 32 bits alone.
+fn odd(value: f64) -> f32 {
+    let near = value as f32;
+    let bits = near.to_bits();
+    match f64::from(near).abs().partial_cmp(&value.abs()) {
+        Some(Ordering::Less) if bits & 1 == 0 => f32::from_bits(bits + 1),
+        Some(Ordering::Greater) if bits & 1 == 0 && near.is_finite() => f32::from_bits(bits - 1),
+        _ => near,
+    }
 }
 
 /// Calls `f` with each pair of elements and whether their bits are the same.
@@ -150,6 +167,26 @@ fn each(dtype: Dtype, left: &[u8], right: &[u8], mut f: impl FnMut(f64, f64, boo
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn values_are_rounded_once_to_the_nearest() {
+        let put = |dtype, value: f64| {
+            let mut out = Vec::new();
+            super::put(dtype, value, &mut out);
+            u16::from_le_bytes([out[0], out[1]])
+        };
+        let between = |low: f32, dtype| {
+            let step = if dtype == Dtype::Bf16 { 2f64.powi(-7) } else { 2f64.powi(-10) };
+            let half = f64::from(low) + step / 2.0;
+            [half - 1e-15, half, half + 1e-15].map(|value| put(dtype, value))
+        };
+        // The even one has the lower bits at 1, and the higher ones at the next value.
+        assert_eq!(between(1.0, Dtype::Bf16), [0x3f80, 0x3f80, 0x3f81]);
+        assert_eq!(between(1.0 + 1.0 / 128.0, Dtype::Bf16), [0x3f81, 0x3f82, 0x3f82]);
+        assert_eq!(between(1.0, Dtype::F16), [0x3c00, 0x3c00, 0x3c01]);
+        assert_eq!([1e300, f64::NEG_INFINITY, -0.0].map(|value| put(Dtype::F16, value)), [0x7c00, 0xfc00, 0x8000]);
+        assert_eq!([1e-300, -1e-300].map(|value| put(Dtype::Bf16, value)), [0, 0x8000]);
+    }
 
     #[test]
     fn sizes_are_of_finite_values_and_of_what_became_of_them() {

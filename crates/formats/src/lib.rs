@@ -5,6 +5,7 @@
 
 mod best;
 mod bundle;
+mod content;
 mod dcp;
 mod description;
 pub mod elasticdl;
@@ -49,7 +50,8 @@ use std::path::Path;
 pub use best::{best_of_trainer, is_trainer_state, may_name_best};
 pub use bundle::steady::TAIL_BYTES as STEADY_BYTES;
 pub use codec::hash::Checksum;
-pub use dcp::Model;
+pub use content::{Content, Elements, Key, dotted};
+pub use dcp::{Model, Named, Whole};
 pub use description::Description;
 pub use patch::{ChangedTensor, Patch};
 pub use progress::Progress;
@@ -57,6 +59,7 @@ pub use proof::Trained;
 pub use role::is_of_layer;
 pub use siblings::{Siblings, index_in, is_index, is_named_elsewhere, numbers_ranks, siblings};
 pub use table::{InOrder, Order, Table};
+pub use view::type_name;
 
 use codec::Dtype;
 

@@ -79,6 +79,15 @@ impl From<io::Error> for Fail {
     }
 }
 
+impl From<Fail> for io::Error {
+    fn from(fail: Fail) -> Self {
+        match fail {
+            Fail::Io(error) => error,
+            Fail::Bad(why) | Fail::CutShort(why) => io::Error::new(io::ErrorKind::InvalidData, why),
+        }
+    }
+}
+
 /// A refusal with its reason in plain words.
 pub(super) fn bad<T>(why: impl Into<String>) -> Result<T, Fail> {
     Err(Fail::Bad(why.into()))

@@ -15,8 +15,9 @@ const MAX_HEADER: u64 = 100_000_000;
 /// Most dimensions of a tensor. torch and numpy stop at 64; without a limit a header could list millions.
 const MAX_DIMS: usize = 64;
 
-/// Describes the file. `None` if it does not begin like a safetensors file.
-pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description>, Fail> {
+/// The arrays that the header lists, unchecked, and where their bytes begin. `None` if the file does not begin like a
+/// safetensors file.
+pub(super) fn arrays(src: &dyn ReadAt, size: u64) -> Result<Option<(u64, Vec<Array>)>, Fail> {
     let Some([len @ .., b'{', _]) = start::<10>(src, size)? else { return Ok(None) };
     let len = u64::from_le_bytes(len);
     // Many a file of another format has this brace there, but no such length.
@@ -41,6 +42,12 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
         };
         arrays.push(Array { name, dtype: Dtype::from_name(&dtype), shape: shape.0, extent: start..end });
     }
+    Ok(Some((payload, arrays)))
+}
+
+/// Describes the file. `None` if it does not begin like a safetensors file.
+pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description>, Fail> {
+    let Some((payload, arrays)) = arrays(src, size)? else { return Ok(None) };
     let description = named::describe(Kind::Safetensors, size, arrays, "floating point, in a safetensors file")?;
     // The format's own library wants every byte to be some tensor's, and refuses to load anything else.
     let mut end = payload;

@@ -39,6 +39,17 @@ fn files(folder: &str) -> BTreeMap<String, Vec<u8>> {
     files
 }
 
+/// Checks that the elements of all tensors lie in the file, for any input.
+fn check_content(bytes: &[u8]) {
+    for (_, Elements { dtype, shape, strides, at }) in
+        Content::read(&bytes).map(|content| content.tensors).unwrap_or_default()
+    {
+        let last: u64 = shape.iter().zip(&strides).map(|(dim, step)| dim.saturating_sub(1) * step).sum();
+        let end = if shape.contains(&0) { at } else { at + (last + 1) * dtype.size() as u64 };
+        assert!(end <= bytes.len() as u64, "elements of the file");
+    }
+}
+
 /// Checks the promises of every description, for any input.
 fn check(bytes: &[u8]) -> Description {
     let d = describe(&bytes).expect("bytes in memory have no I/O errors");

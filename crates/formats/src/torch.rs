@@ -34,16 +34,19 @@ pub(super) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fail> 
 /// Reads a zip, which is a file or a part of one.
 pub(super) fn read(src: &dyn ReadAt, zip: &Zip) -> Result<Contents, Fail> {
     let layout = Layout::of(zip)?;
-    let pickle = &zip.records[layout.pickle];
-    refuse_if(!pickle.stored, "torch: the zip is compressed: kept as it is; write it as torch.save does to shrink it")?;
-    refuse_if(layout.is_big_endian(src)?, BIG_ENDIAN)?;
-    let graph = pickle::load(src, pickle.payload.start, pickle.payload.end)?;
+    let graph = layout.graph(src)?;
     let mut stored = walk::tensors(&graph, &layout)?;
     prove_listed(&graph, &layout, &mut stored);
     Ok(Contents { stored, id: layout.id, best: best::named(&graph), progress: Progress::of(&graph) })
 }
 
 pub(super) const BIG_ENDIAN: &str = "torch: tensors are big-endian: kept as they are";
+
+/// The object graph of a zip, and the records of its storages.
+pub(super) fn load<'z>(src: &dyn ReadAt, zip: &'z Zip) -> Result<(Graph, impl Records + use<'z>), Fail> {
+    let layout = Layout::of(zip)?;
+    Ok((layout.graph(src)?, layout))
+}
 
 /// Whether the zip has the object graph of torch.save in it.
 pub(super) fn is_torch(zip: &Zip) -> bool {
@@ -96,6 +99,16 @@ impl<'a> Layout<'a> {
             }
         }
         Ok(layout)
+    }
+
+    fn graph(&self, src: &dyn ReadAt) -> Result<Graph, Fail> {
+        let pickle = &self.zip.records[self.pickle];
+        refuse_if(
+            !pickle.stored,
+            "torch: the zip is compressed: kept as it is; write it as torch.save does to shrink it",
+        )?;
+        refuse_if(self.is_big_endian(src)?, BIG_ENDIAN)?;
+        pickle::load(src, pickle.payload.start, pickle.payload.end)
     }
 
     /// Without the record (torch before 2.1) the writer's order is not known; all machines that train are little-endian.

@@ -175,6 +175,22 @@ pub(super) fn view(graph: &Graph, item: Item) -> Option<View<'_>> {
     Some(View { storage, dtype, shape, window: (!storage.part).then_some(window), parameter, whole })
 }
 
+/// Where the elements of a tensor lie in its storage, in elements.
+pub(super) struct Strided {
+    pub(super) offset: u64,
+    pub(super) shape: Vec<u64>,
+    pub(super) strides: Vec<u64>,
+}
+
+/// The tensor that the item is, with its dimensions as programs see them. `None` for one that makes no sense, and for one whose
+/// values are not those of its elements: a conjugate, a negative.
+pub(super) fn strided(graph: &Graph, item: Item) -> Option<Strided> {
+    let [_, Item::Int(offset), shape, strides, rest @ ..] = unwrapped(graph, item)?.args else { return None };
+    let (shape, strides) = (sizes(graph, *shape)?, sizes(graph, *strides)?);
+    let is_plain = shape.len() == strides.len() && rest.iter().all(|about| graph.pairs(*about).is_empty());
+    is_plain.then_some(Strided { offset: u64::try_from(*offset).ok()?, shape, strides })
+}
+
 /// The shape of the tensor that the item is, wherever in its storage it lies.
 pub(super) fn shape(graph: &Graph, item: Item) -> Option<Vec<u64>> {
     unwrapped(graph, item)?.args.get(2).and_then(|&shape| sizes(graph, shape))
@@ -262,6 +278,6 @@ pub(super) fn dtype_named(name: &str) -> Option<Dtype> {
 }
 
 /// The name that torch gives an element type.
-pub(super) fn type_name(dtype: Dtype) -> &'static str {
+pub fn type_name(dtype: Dtype) -> &'static str {
     TYPES.iter().find(|(known, ..)| *known == dtype).map_or("unknown", |(_, name, _)| name)
 }

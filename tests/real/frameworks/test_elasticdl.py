@@ -290,7 +290,7 @@ def test_reshard_refuses(plain):
     counter = itertools.count(1000)
     refused(version, servers=0, code=USAGE)
     refused(version, servers=-1, code=USAGE)
-    refused(plain / "version-41", "no such directory")
+    refused(plain / "version-41", "no such file or directory")
     refused(f"{plain}:version-41", "version-41")
     refused(f"{plain}:../x", "..")
     refused(version, "not empty", target=plain / "version-50")

@@ -344,14 +344,33 @@ MISTAKES = [
     Mistake("tune for a store that is mounted", "", "stepfs tune run --store $S",
             "the store is in use, and a mount only reads its settings at the start",
             "stepfs profile --set balanced $M/run; stepfs profile --unset $M/run", needs="M run"),
+    # --- convert
+    Mistake("a file that was cut short is converted", "head -c 9999 run/step_1.pt > cut.pt", "stepfs convert cut.pt -o x.safetensors",
+            "*: *; name a whole checkpoint: `stepfs latest` finds the newest", "stepfs convert $(stepfs latest $M/run) -o x.safetensors", needs="run M"),
+    Mistake("a copy inside of its original", "", "stepfs convert run -o run/x.pt", "* lies inside *; name a place outside of it",
+            "stepfs convert run/step_1.pt -o x.pt", needs="run"),
+    Mistake("a copy of no known format", "", "stepfs convert run/step_1.pt -o x", "*: name a file .safetensors or .pt, or tell the format with --to",
+            "stepfs convert run/step_1.pt -o x --to dcp", needs="run"),
+    Mistake("shards of torch", "", "stepfs convert run/step_1.pt -o x.pt --shard 1G", "--shard is for safetensors alone; leave it out",
+            "stepfs convert run/step_1.pt -o x.pt", needs="run"),
+    Mistake("a prefix that no name has", "", "stepfs convert run/step_1.pt -o x.pt --strip-prefix modle",
+            "no name begins with the prefix that --strip-prefix names; the first is *", "stepfs convert run/step_1.pt -o x.pt --strip-prefix ${1%%.*}",
+            needs="run"),
+    Mistake("a run is converted as one checkpoint", "", "stepfs convert run -o x.pt", "two tensors have the name *; convert one file of the directory",
+            "stepfs convert run/step_1.pt -o x.pt", needs="run"),
+    Mistake("a shard is missing", "stepfs convert run/step_1.pt -o hf --shard 1K; rm hf/model-00001-*", "stepfs convert hf -o x.pt",
+            "*: * lists *, which is missing", "stepfs convert run/step_1.pt -o x.pt", needs="run"),
+    Mistake("one file of a distributed checkpoint", "stepfs convert run/step_1.pt -o d --to dcp; cp d/__0_0.distcp d/__1_0.distcp; rm d/__0_0.distcp",
+            "stepfs convert d -o x.pt", "*: * is not whole; name a directory with all files", "stepfs convert run/step_1.pt -o x.pt", needs="run"),
+
     # --- reshard
-    Mistake("a version that does not exist", "", "stepfs reshard none 3 out", "*: no such directory; of a store write STORE:version-V",
+    Mistake("a version that does not exist", "", "stepfs reshard none 3 out", "*: no such file or directory; of a store write STORE:PATH, of a mirror URL:PATH",
             "stepfs reshard edl 3 out", needs="edl"),
     Mistake("a store in place of a version", "mkdir x; mv edl x/version-40; stepfs import st x/version-40", "stepfs reshard st 3 out",
-            "* is a store; name a version in it: *", "stepfs reshard ${2%V}40 3 out", needs="st edl"),
-    Mistake("a version outside of the store", "", "stepfs reshard st:../edl 3 out", "*: name a directory inside the store, without `..`",
+            "* is a store; name a path in it: *", "stepfs reshard ${2%PATH}version-40 3 out", needs="st edl"),
+    Mistake("a version outside of the store", "", "stepfs reshard st:../edl 3 out", "*: name a path inside the store, without `..`",
             "stepfs reshard edl 3 out", needs="st edl"),
-    Mistake("a version that the store does not have", "", "stepfs reshard st:version-7 3 out", "*: * has no directory *", "stepfs ls st",
+    Mistake("a version that the store does not have", "", "stepfs reshard st:version-7 3 out", "*: * has no *", "stepfs ls st",
             needs="st"),
     Mistake("other files in a version", "touch edl/notes", "stepfs reshard edl 3 out", "* is not a file of an ElasticDL checkpoint",
             "rm edl/$1; stepfs reshard edl 3 out", needs="edl"),
@@ -525,7 +544,7 @@ LEFT_OUT = {
     ("src/tools/series", "one is a|it has no|is . and not|other roles|at least two"): "a reason in `is not of the same model as`",
     ("src/tools/compare", "more than|shorter|does not come back"): "a file above 2 GiB, a race with another program, or a defect",
     ("crates/papers/src/registry", ""): "clap and the entries on profiles say it in other words",
-    ("src/cli/(against|import|inspect|source|reshard)", "standard input|cannot compare|no distributed|does not answer|not complete"):
+    ("src/cli/(against|import|inspect|source|place)", "standard input|cannot compare|no distributed|does not answer|not complete"):
         "the place of another error, or a race",
     ("src/cli/(import|sync|wait|recall)", "imported, but|not archived|stalled|no room|not on the mirror"):
         "a full disk or a mirror that is away: test_faults, test_mirror",
@@ -534,8 +553,11 @@ LEFT_OUT = {
     ("src/cli/umount", "waits again|to finish its step"): "a daemon that works on for seconds: test_lifecycle",
     ("src/cli/mount", "the daemon ended|cannot mount on"): "a defect of the daemon, and the place of another error",
     ("src/cli/status", "has not answered"): "takes 10 seconds: test_manners: a_daemon_that_hangs_is_named",
-    ("src/tools/(merge|checkpoint)", "interrupted|is in the way|no checkpoints|no states|no file in it|names the tensors"):
-        "a killed merge, a defect, or a part of another message",
+    ("src/tools/(merge|checkpoint|output)", "is in the way|no checkpoints|no states|no file in it|names its tensors"):
+        "a killed command, a defect, or a part of another message",
+    ("src/tools/convert/source", "another type or shape|that stepfs does not know|no index of tensors"):
+        "a damaged index, or a type of a torch to come",
+    ("src/tools/convert", "left to write|has no name|convert reads|safetensors has no"): "test_convert: what_cannot_be_converted_is_said",
     ("src/tools/merge", "has no|: . is|rows of their own"): "test_diff_merge: what_cannot_be_merged_is_said",
     ("src/cli/latest", "time in the future"): "test_machine: files_from_the_future",
     ("src/cli/source", "does not understand its answer"): "a daemon of another version: test_upgrade",

@@ -4,44 +4,32 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use super::super::ReadAt;
+use super::super::content::Key;
 use super::super::pickle::{self, Graph, Item};
 use super::super::read::{Fail, bad, refuse_if};
 use super::super::view;
 use codec::Dtype;
 
 /// A name of the state dict.
-pub(super) struct Named {
+#[derive(Debug)]
+pub struct Named {
     /// The keys joined with dots. The table of files uses this name.
     pub(super) fqn: String,
     /// Keys from the state dict's root, where the planner has kept them; else the name alone.
-    pub(super) keys: Vec<Key>,
+    pub keys: Vec<Key>,
     /// `None` if the value is no tensor.
-    pub(super) tensor: Option<Whole>,
-}
-
-/// One step from the state dict's root.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Key {
-    Name(String),
-    Number(i64),
-}
-
-impl Key {
-    fn size(&self) -> usize {
-        match self {
-            Key::Name(name) => name.len() + 32,
-            Key::Number(_) => 32,
-        }
-    }
+    pub tensor: Option<Whole>,
 }
 
 /// A tensor as a whole.
-pub(super) struct Whole {
+#[derive(Debug)]
+pub struct Whole {
     /// `None` if stepfs does not know the type.
-    pub(super) dtype: Option<Dtype>,
+    pub dtype: Option<Dtype>,
     /// As torch calls it.
     pub(super) type_name: String,
-    pub(super) shape: Vec<u64>,
+    /// Shape.
+    pub shape: Vec<u64>,
 }
 
 /// A chunk of a tensor in one of the files.
@@ -106,7 +94,7 @@ pub(super) fn read(src: &dyn ReadAt) -> Result<Metadata, Fail> {
         };
         let steps = keys.get(fqn).and_then(|&keys| steps(graph, keys));
         let keys = steps.unwrap_or_else(|| vec![Key::Name(fqn.to_string())]);
-        budget.take(fqn.len() + 2 * keys.iter().map(Key::size).sum::<usize>())?;
+        budget.take(fqn.len() + 2 * keys.iter().map(size).sum::<usize>())?;
         names.push(Named { fqn: fqn.to_string(), keys, tensor });
     }
     let mut files: HashMap<String, File> = HashMap::new();
@@ -128,6 +116,14 @@ pub(super) fn read(src: &dyn ReadAt) -> Result<Metadata, Fail> {
     Ok(Metadata { names, files })
 }
 
+/// Bytes of memory of a key.
+fn size(key: &Key) -> usize {
+    match key {
+        Key::Name(name) => name.len() + 32,
+        Key::Number(_) | Key::Index(_) => 32,
+    }
+}
+
 /// The name of an object's class.
 fn class(graph: &Graph, item: Item) -> Option<&str> {
     Some(graph.global(graph.object(item)?.func)?.1)
@@ -141,7 +137,7 @@ fn attribute(graph: &Graph, item: Item, name: &str) -> Option<Item> {
 /// The keys from the root, as the planner keeps them: a tuple of texts and numbers.
 fn steps(graph: &Graph, keys: Item) -> Option<Vec<Key>> {
     let key = |item: &Item| match *item {
-        Item::Int(n) => Some(Key::Number(n)),
+        Item::Int(n) => u64::try_from(n).ok().map(Key::Index),
         item => graph.str(item).map(|name| Key::Name(name.to_string())),
     };
     let keys: Option<Vec<Key>> = graph.tuple(keys)?.iter().map(key).collect();

@@ -11,6 +11,7 @@ mod model;
 #[cfg(test)]
 mod tests;
 
+pub use metadata::{Named, Whole};
 pub use model::Model;
 
 use super::patch::Checksums;

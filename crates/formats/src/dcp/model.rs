@@ -9,13 +9,14 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 
+use super::super::content::Key;
 use super::super::made::{self, Places};
 use super::super::pickle::{Graph, Item, Node};
 use super::super::proof::{Trained, Training};
 use super::super::read::{Fail, bad, bytes, refuse_if};
 use super::super::storages::Stored;
 use super::super::{Description, Kind, ReadAt, Role, Tensor, walk};
-use super::metadata::{self, Key, Metadata, Whole};
+use super::metadata::{self, Metadata, Named, Whole};
 
 /// The tensors of a distributed checkpoint, as a whole.
 #[derive(Debug)]
@@ -23,6 +24,8 @@ pub struct Model {
     /// In the order of the state dict. Their extents are places in no file.
     tensors: Vec<Tensor>,
     training: Training,
+    /// All names of the state dict.
+    names: Vec<Named>,
     /// By name.
     files: HashMap<String, Listed>,
 }
@@ -40,8 +43,9 @@ struct Listed {
 struct Chunk {
     /// Bytes of the file: its zip.
     extent: Range<u64>,
-    /// Index of its tensor.
+    /// Index of its tensor, and of that one's name.
     tensor: usize,
+    name: usize,
     /// Where it begins in the tensor, in elements by dimension.
     offsets: Vec<u64>,
 }
@@ -52,11 +56,7 @@ impl Model {
     /// # Errors
     /// `InvalidData` where it is not what torch writes, in words; whatever `src` reports.
     pub fn read(src: &dyn ReadAt) -> io::Result<Model> {
-        match metadata::read(src).and_then(Model::of) {
-            Ok(model) => Ok(model),
-            Err(Fail::Io(error)) => Err(error),
-            Err(Fail::Bad(why) | Fail::CutShort(why)) => Err(io::Error::new(io::ErrorKind::InvalidData, why)),
-        }
+        Ok(metadata::read(src).and_then(Model::of)?)
     }
 
     /// The container of its files.
@@ -67,6 +67,20 @@ impl Model {
     /// All tensors, whole. Their extents are places in no file.
     pub fn tensors(&self) -> &[Tensor] {
         &self.tensors
+    }
+
+    /// All names of the state dict, those without a tensor too.
+    pub fn names(&self) -> &[Named] {
+        &self.names
+    }
+
+    /// Of the chunk at a byte of a file: the index of its tensor's name, that one's role, and where the chunk begins in it.
+    /// `None` if no tensor is there.
+    pub fn chunk(&self, file: &str, at: u64) -> Option<(usize, Role, &[u64])> {
+        let chunks = &self.files.get(file)?.chunks;
+        let chunk = chunks.get(chunks.partition_point(|chunk| chunk.extent.end <= at))?;
+        let role = self.tensors[chunk.tensor].role;
+        (chunk.extent.start <= at).then_some((chunk.name, role, &chunk.offsets))
     }
 
     /// The parameters that the checkpoint's optimizers train.
@@ -86,12 +100,13 @@ impl Model {
         let of_name: HashMap<u32, usize> =
             numbers.into_iter().enumerate().map(|(tensor, name)| (name, tensor)).collect();
         let of_fqn = metadata.names.iter().enumerate().map(|(name, named)| (named.fqn.as_str(), name as u32));
-        let of_fqn: HashMap<&str, usize> = of_fqn.filter_map(|(fqn, name)| Some((fqn, *of_name.get(&name)?))).collect();
+        let of_fqn = of_fqn.filter_map(|(fqn, name)| Some((fqn, (*of_name.get(&name)?, name as usize))));
+        let of_fqn: HashMap<&str, (usize, usize)> = of_fqn.collect();
         let mut files: HashMap<String, Listed> = HashMap::new();
         for (name, file) in metadata.files {
             let chunk = |chunk: metadata::Chunk| {
-                let tensor = *of_fqn.get(chunk.fqn.as_str())?;
-                Some(Chunk { extent: chunk.extent, tensor, offsets: chunk.offsets })
+                let (tensor, name) = *of_fqn.get(chunk.fqn.as_str())?;
+                Some(Chunk { extent: chunk.extent, tensor, name, offsets: chunk.offsets })
             };
             let mut chunks: Vec<Chunk> = file.chunks.into_iter().filter_map(chunk).collect();
             chunks.sort_by_key(|chunk| chunk.extent.start);
@@ -100,7 +115,7 @@ impl Model {
             }
             files.insert(name, Listed { chunks, end: file.end });
         }
-        Ok(Model { tensors, training, files })
+        Ok(Model { tensors, training, names: metadata.names, files })
     }
 }
 
@@ -164,6 +179,7 @@ fn put(graph: &mut Graph, mapping: u32, key: &Key, value: Item) {
     let key = match key {
         Key::Name(name) => graph.add_text(name),
         Key::Number(n) => Item::Int(*n),
+        Key::Index(n) => Item::Int(*n as i64),
     };
     if let Node::Dict(pairs) = graph.node_mut(mapping) {
         pairs.push((key, value));

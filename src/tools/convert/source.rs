@@ -1,0 +1,284 @@
+//! The tensors of a checkpoint as a program would load them, each whole, wherever its elements lie.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs::File;
+use std::io::{self, BufReader};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use codec::Dtype;
+use indicatif::ProgressBar;
+
+use crate::store::durable::DeviceFile;
+use crate::tools::checkpoint::{Checkpoint, Part};
+use crate::tools::output::STEP;
+use crate::tools::values::put;
+use formats::{Checksum, Content, Elements, Key, Kind, Model, ReadAt, Role, dotted};
+
+/// Elements that are read at once.
+const ELEMENTS: u64 = 1 << 20;
+/// Gaps between elements, in elements, that are read and dropped.
+const GAPS: u64 = 4;
+
+/// A tensor that is to be copied.
+pub(super) struct Source<'a> {
+    /// From the root of the copy.
+    pub(super) keys: Vec<Key>,
+    /// In the copy.
+    pub(super) dtype: Dtype,
+    pub(super) shape: Vec<u64>,
+    pub(super) role: Role,
+    pieces: Vec<Piece<'a>>,
+}
+
+/// A part of a tensor that lies in one file.
+struct Piece<'a> {
+    file: &'a File,
+    /// Where it begins in the tensor.
+    offsets: Vec<u64>,
+    elements: Elements,
+}
+
+/// The tensors of a checkpoint.
+#[derive(Default)]
+pub(super) struct Sources<'a> {
+    pub(super) tensors: Vec<Source<'a>>,
+    /// Number of values that are no tensors.
+    pub(super) others: u64,
+    /// Tensors that only an object's own code can read.
+    pub(super) hidden: Vec<&'a str>,
+    /// By what `.metadata` tells and the number of a name there, the number of its tensor.
+    wholes: HashMap<(*const Model, usize), usize>,
+    models: HashSet<*const Model>,
+}
+
+impl<'a> Sources<'a> {
+    /// Finds the tensors of all files, or of those that an index in the directory lists.
+    ///
+    /// # Errors
+    /// A tensor that cannot be told exactly, or that is not whole.
+    pub(super) fn of(checkpoint: &'a Checkpoint) -> Result<Sources<'a>> {
+        let listed = listed(checkpoint)?;
+        let mut sources = Sources::default();
+        for part in
+            checkpoint.parts.iter().filter(|part| listed.as_ref().is_none_or(|files| files.contains(&part.path)))
+        {
+            let added = match part.description.kind {
+                Kind::TorchZip | Kind::Safetensors | Kind::Dcp => sources.add(part),
+                _ if part.description.tensors.is_empty() => Ok(()),
+                kind => bail!(
+                    "{}: convert reads torch.save, safetensors and distributed checkpoints, and this is {}",
+                    part.path.display(),
+                    kind.name()
+                ),
+            };
+            added.with_context(|| format!("{}", part.path.display()))?;
+        }
+        for source in &sources.tensors {
+            let found: u64 = source.pieces.iter().map(|piece| count(&piece.elements.shape)).sum();
+            if found != count(&source.shape) {
+                bail!("{}: {} is not whole; name a directory with all files", checkpoint.name, dotted(&source.keys));
+            }
+        }
+        Ok(sources)
+    }
+
+    fn add(&mut self, part: &'a Part) -> Result<()> {
+        let content = Content::read(&part.file)?;
+        let stored = &part.description.tensors;
+        let mut seen = HashSet::new();
+        let file = part.path.file_name().unwrap_or_default().to_string_lossy();
+        if let Some(model) = part.model.as_ref().filter(|model| !self.models.contains(&Arc::as_ptr(model))) {
+            for (name, named) in model.names().iter().enumerate() {
+                let Some(whole) = &named.tensor else { continue };
+                let (keys, shape) = (named.keys.clone(), whole.shape.clone());
+                let dtype =
+                    whole.dtype.with_context(|| format!("{}: a type that stepfs does not know", dotted(&keys)))?;
+                self.wholes.insert((Arc::as_ptr(model), name), self.tensors.len());
+                self.tensors.push(Source { keys, dtype, shape, role: Role::Other, pieces: Vec::new() });
+            }
+            self.models.insert(Arc::as_ptr(model));
+        }
+        for (keys, elements) in content.tensors {
+            let at = stored.partition_point(|tensor| tensor.extent.end <= elements.at);
+            let (dtype, shape) = (elements.dtype, elements.shape.clone());
+            if let Some(model) = &part.model {
+                // Others are in a value that torch has pickled by itself.
+                let Some((name, role, offsets)) = model.chunk(&file, elements.at) else { continue };
+                let source = &mut self.tensors[self.wholes[&(Arc::as_ptr(model), name)]];
+                let inside = offsets
+                    .iter()
+                    .zip(&shape)
+                    .zip(&source.shape)
+                    .all(|((at, len), whole)| at.saturating_add(*len) <= *whole);
+                if dtype != source.dtype || [offsets.len(), shape.len()] != [source.shape.len(); 2] || !inside {
+                    bail!("{}: .metadata tells another type or shape", dotted(&source.keys));
+                }
+                source.role = role;
+                source.pieces.push(Piece { file: &part.file, offsets: offsets.to_vec(), elements });
+            } else {
+                let found = stored.get(at).filter(|tensor| tensor.extent.contains(&elements.at));
+                let role = found.map_or(Role::Other, |tensor| tensor.role);
+                let pieces = vec![Piece { file: &part.file, offsets: vec![0; shape.len()], elements }];
+                self.tensors.push(Source { keys, dtype, shape, role, pieces });
+            }
+            seen.insert(at);
+        }
+        let hidden = stored.iter().enumerate().filter(|(at, _)| !seen.contains(at));
+        self.hidden.extend(hidden.map(|(_, tensor)| tensor.path.as_str()));
+        self.others += content.others;
+        Ok(())
+    }
+}
+
+/// The files that the indices of a directory list, such as `model.safetensors.index.json`; `None` without an index.
+fn listed(checkpoint: &Checkpoint) -> Result<Option<HashSet<PathBuf>>> {
+    #[derive(serde::Deserialize)]
+    struct Index {
+        weight_map: BTreeMap<String, PathBuf>,
+    }
+    let mut listed = None;
+    for part in checkpoint.parts.iter().filter(|part| part.path.to_string_lossy().ends_with(".index.json")) {
+        let index: Index = serde_json::from_reader(BufReader::new(&part.file))
+            .with_context(|| format!("{}: no index of tensors", part.path.display()))?;
+        for file in index.weight_map.into_values() {
+            let file = part.path.with_file_name(file);
+            if !checkpoint.parts.iter().any(|part| part.path == file) {
+                bail!("{}: {} lists {}, which is missing", checkpoint.name, part.path.display(), file.display());
+            }
+            listed.get_or_insert_with(HashSet::new).insert(file);
+        }
+    }
+    Ok(listed)
+}
+
+fn count(shape: &[u64]) -> u64 {
+    shape.iter().product()
+}
+
+impl Source<'_> {
+    /// Bytes of the copy.
+    pub(super) fn bytes(&self) -> u64 {
+        count(&self.shape) * self.dtype.size() as u64
+    }
+
+    /// Equal for tensors that are one, such as tied weights. `None` for those without elements or in several pieces.
+    pub(super) fn identity(&self) -> Option<(usize, &Elements, Dtype)> {
+        match &self.pieces[..] {
+            [piece] if self.bytes() > 0 => Some((std::ptr::from_ref(piece.file) as usize, &piece.elements, self.dtype)),
+            _ => None,
+        }
+    }
+
+    /// Writes the values at a place of a file, in order and without gaps; answers their CRC-32.
+    pub(super) fn write(&self, to: &DeviceFile, mut at: u64, bar: &ProgressBar) -> Result<u32> {
+        let mut crc = Checksum::new(false);
+        let Some(of) = self.pieces.first().map(|piece| piece.elements.dtype).filter(|_| self.bytes() > 0) else {
+            return Ok(crc.finalize());
+        };
+        let mut buf = Vec::new();
+        for (start, len) in blocks(&self.shape) {
+            buf.resize(count(&len) as usize * of.size(), 0);
+            for piece in &self.pieces {
+                piece.read(&start, &len, &mut buf).with_context(|| dotted(&self.keys))?;
+            }
+            let bytes = rounded(of, self.dtype, &buf);
+            crc.update(&bytes);
+            to.write_all_at(&bytes, at, STEP)?;
+            at += bytes.len() as u64;
+            bar.inc(bytes.len() as u64);
+        }
+        Ok(crc.finalize())
+    }
+}
+
+/// Parts of a tensor that follow one another in the order of its elements: where each begins, and its shape.
+fn blocks(shape: &[u64]) -> impl Iterator<Item = (Vec<u64>, Vec<u64>)> {
+    let inner = |dim: usize| count(&shape[dim..]);
+    let split = (0..shape.len()).find(|dim| inner(dim + 1) <= ELEMENTS).unwrap_or(0);
+    let rows = if shape.is_empty() { 1 } else { (ELEMENTS / inner(split + 1)).clamp(1, shape[split]) };
+    let steps = shape.get(split).map_or(1, |len| len.div_ceil(rows));
+    (0..count(&shape[..split]) * steps).map(move |number| {
+        let (mut start, mut len, mut rest) = (vec![0; shape.len()], shape.to_vec(), number / steps);
+        for dim in (0..split).rev() {
+            (start[dim], len[dim], rest) = (rest % shape[dim], 1, rest / shape[dim]);
+        }
+        if let Some(all) = shape.get(split) {
+            start[split] = number % steps * rows;
+            len[split] = rows.min(all - start[split]);
+        }
+        (start, len)
+    })
+}
+
+/// A dimension of elements that are copied: their number, and the distance of two in the file and in the copy.
+#[derive(Clone, Copy)]
+struct Dim {
+    count: u64,
+    from: u64,
+    to: u64,
+}
+
+impl Piece<'_> {
+    /// Copies what lies in a block of the tensor to its place in the block's bytes.
+    fn read(&self, start: &[u64], len: &[u64], block: &mut [u8]) -> io::Result<()> {
+        let Elements { dtype, shape, strides, at } = &self.elements;
+        let (mut from, mut to, mut step) = (0, 0, 1);
+        // The innermost first. Dimensions without a gap between them are one.
+        let mut dims = vec![Dim { count: 1, from: 1, to: 1 }];
+        for dim in (0..len.len()).rev() {
+            let first = self.offsets[dim];
+            let (low, high) = (start[dim].max(first), (start[dim] + len[dim]).min(first + shape[dim]));
+            if low >= high {
+                return Ok(());
+            }
+            from += (low - first) * strides[dim];
+            to += (low - start[dim]) * step;
+            let next = Dim { count: high - low, from: strides[dim], to: step };
+            step *= len[dim];
+            let below = dims.len() - 1;
+            let inner = &mut dims[below];
+            if next.count > 1 && (next.from, next.to) == (inner.from * inner.count, inner.to * inner.count) {
+                inner.count *= next.count;
+            } else if next.count > 1 {
+                dims.push(next);
+            }
+        }
+        // What lies together in the file is read at once.
+        let near = dims.iter().enumerate().filter(|(_, dim)| dim.count > 1 && dim.from <= GAPS);
+        let run = near.min_by_key(|(_, dim)| dim.from).map_or(0, |(at, _)| at);
+        let run = dims.remove(run);
+        let size = dtype.size();
+        let mut near = vec![0; (run.count - 1) as usize * run.from as usize * size + size];
+        for mut number in 0..dims.iter().map(|dim| dim.count).product() {
+            let (mut from, mut to) = (from, to);
+            for dim in &dims {
+                (from, to) = (from + number % dim.count * dim.from, to + number % dim.count * dim.to);
+                number /= dim.count;
+            }
+            let (place, to) = (at + from * size as u64, to as usize * size);
+            if (run.from, run.to) == (1, 1) {
+                self.file.read_exact_at(&mut block[to..to + run.count as usize * size], place)?;
+                continue;
+            }
+            self.file.read_exact_at(&mut near, place)?;
+            for element in 0..run.count as usize {
+                let (from, to) = (element * run.from as usize * size, to + element * run.to as usize * size);
+                block[to..to + size].copy_from_slice(&near[from..from + size]);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Values of another type, as torch rounds them: to the nearest, of two to the even one, doubles by way of floats.
+fn rounded(of: Dtype, to: Dtype, bytes: &[u8]) -> Cow<'_, [u8]> {
+    if of == to {
+        return Cow::Borrowed(bytes);
+    }
+    let mut out = Vec::with_capacity(bytes.len() / of.size() * to.size());
+    codec::lattice::values(of, bytes).into_iter().for_each(|value| put(to, f64::from(value as f32), &mut out));
+    Cow::Owned(out)
+}

@@ -1,0 +1,87 @@
+//! A new file or directory of a command, which appears when it is complete and durable, or not at all.
+
+use std::collections::BTreeSet;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+
+use crate::store::durable::{CrashPoint, DeviceFile, Io, parent};
+use crate::store::part_of;
+use crate::terminal::interrupt::Temporary;
+
+use super::checkpoint::Checkpoint;
+use super::of_file;
+
+pub(super) const STEP: CrashPoint = CrashPoint::ExportWritten;
+
+/// The new file or directory while a command writes it, under another name.
+pub(super) struct Output<'a> {
+    io: &'a Io,
+    is_directory: bool,
+    at: PathBuf,
+    /// The directories below it that hold its files.
+    directories: BTreeSet<PathBuf>,
+}
+
+impl Output<'_> {
+    /// Refuses a name that something has, or that would be inside of an input.
+    pub(super) fn refuse(out: &Path, inputs: &[Checkpoint]) -> Result<()> {
+        if fs::symlink_metadata(out).is_ok() {
+            bail!("{} exists; name a new file or directory", out.display());
+        }
+        let above = std::iter::successors(Some(parent(out)), |path| (*path != parent(path)).then(|| parent(path)));
+        let above = above.map(fs::canonicalize).find_map(Result::ok);
+        for input in inputs.iter().filter(|input| input.is_directory) {
+            if above.as_ref().zip(fs::canonicalize(&input.at).ok()).is_some_and(|(above, at)| above.starts_with(at)) {
+                bail!("{} lies inside {}; name a place outside of it", out.display(), input.name);
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets `write` fill a file, or a directory, and names it `out` then. Leaves nothing behind if that fails, or if a signal
+    /// ends the command.
+    ///
+    /// # Errors
+    /// Those of `write` and of the device.
+    pub(super) fn whole<T>(
+        io: &Io,
+        (out, is_directory): (&Path, bool),
+        write: impl FnOnce(&mut Output) -> Result<T>,
+    ) -> Result<T> {
+        let at = part_of(out);
+        if fs::symlink_metadata(&at).is_ok() {
+            bail!("{} is in the way: another command writes it, or was killed; remove it then", at.display());
+        }
+        io.make_dirs(parent(out), 0o777, STEP).map_err(of_file(out))?;
+        let temporary = match is_directory {
+            true => Temporary::new_directory(&at),
+            false => Temporary::file(at.clone()),
+        };
+        let _temporary = temporary.map_err(of_file(&at))?;
+        let mut output = Output { io, is_directory, at, directories: BTreeSet::new() };
+        let written = write(&mut output).and_then(|done| {
+            output.directories.iter().try_for_each(|directory| io.sync_dir(directory, STEP)).map_err(of_file(out))?;
+            io.publish(&output.at, out, CrashPoint::ExportInPlace).map_err(of_file(out))?;
+            Ok(done)
+        });
+        written.inspect_err(|_| {
+            let _ = if is_directory { fs::remove_dir_all(&output.at) } else { fs::remove_file(&output.at) };
+        })
+    }
+
+    /// A new file at a path inside of the directory, or the file itself.
+    pub(super) fn create(&mut self, path: &Path, mode: u32) -> Result<DeviceFile> {
+        let at = if self.is_directory { self.at.join(path) } else { self.at.clone() };
+        if self.is_directory {
+            self.io.make_dirs(parent(&at), 0o777, STEP).map_err(of_file(path))?;
+            let above = parent(&at).ancestors().take_while(|above| above.starts_with(&self.at));
+            self.directories.extend(above.map(Path::to_path_buf));
+        }
+        let file = self.io.create(&at, STEP).map_err(of_file(path))?;
+        fs::set_permissions(&at, Permissions::from_mode(mode)).map_err(of_file(path))?;
+        Ok(file)
+    }
+}
