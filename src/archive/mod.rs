@@ -184,6 +184,11 @@ impl Archive {
         &self.shared.store
     }
 
+    /// A program waits for bytes that the daemon reads or writes: archiving gives way to it.
+    pub(crate) fn serve_first(&self) {
+        self.workers.serve_first();
+    }
+
     /// What is known of restores.
     pub fn restores(&self) -> &Restores {
         &self.restores

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use fuser::{Errno, FileHandle, ReplyData, ReplyEmpty, ReplyLseek, ReplyWrite, WriteFlags};
 use rustix::fs::{FallocateFlags, SeekFrom};
 
+use super::attention::Attention;
 use super::errno::{Fault, Result};
 use super::node::Source;
 use super::open::OpenFiles;
@@ -60,11 +61,12 @@ fn write_full(file: &File, data: &[u8], offset: u64) -> io::Result<usize> {
 pub(super) struct Bytes {
     files: Arc<OpenFiles>,
     workers: Arc<Workers>,
+    pub(super) attention: Attention,
 }
 
 impl Bytes {
     pub(super) fn new(files: Arc<OpenFiles>, workers: Arc<Workers>) -> Arc<Self> {
-        Arc::new(Self { files, workers })
+        Arc::new(Self { files, workers, attention: Attention::new() })
     }
 
     /// The plain file behind a handle; a released file that is only read has none.
@@ -73,6 +75,7 @@ impl Bytes {
     }
 
     pub(super) fn read(self: &Arc<Self>, fh: FileHandle, offset: u64, size: u32, reply: ReplyData) {
+        self.files.tree.archive().serve_first();
         let handle = self.files.handle(fh);
         if let Ok(Some(reading)) = handle.as_ref().map(|handle| &handle.reading)
             && let Some((object, by)) = reading.read(size.into())
@@ -102,6 +105,7 @@ impl Bytes {
         (how, flags, caller): (WriteFlags, i32, Caller),
         reply: ReplyWrite,
     ) {
+        self.files.tree.archive().serve_first();
         let written = self.files.handle(fh).and_then(|handle| {
             let file = handle.file().ok_or(Fault::Code(libc::EBADF))?;
             if how.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
