@@ -21,6 +21,7 @@ import argparse
 import gc
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -53,13 +54,7 @@ class Mount:
         self.stepfs("mount", self.store, self.dir)
         serving = json.loads(self.stepfs("status", "--json", self.dir).stdout).get("serving")
         print(f"{mode}: {serving}", file=sys.stderr)
-        self.pid = next(int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and self.is_daemon(entry))
-
-    def is_daemon(self, entry):
-        try:
-            return b"mount" in (words := (entry / "cmdline").read_bytes().split(b"\0")) and os.fsencode(self.store) in words
-        except OSError:
-            return False
+        self.pid = int(re.search(r"by process (\d+)", self.stepfs("status", self.dir).stdout)[1])
 
     def stepfs(self, *words):
         return subprocess.run([self.program, *map(str, words)], check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True)
@@ -209,26 +204,25 @@ def measure(arguments, base):
             return sum(float(file.get_tensor(name).sum()) for name in file.keys())
 
     counts = {f"small {size >> 10} KiB": (count, "call") for size, count, _ in PIECES if size < MB}
-    calls = lambda row: next((found for name, found in counts.items() if row.startswith(name)), (256 if row == "small 1 MiB" else arguments.size, "MiB"))
+    whole = lambda row: (256 if row == "small 1 MiB" else arguments.size, "MiB")
+    calls = lambda row: next((found for name, found in counts.items() if row.startswith(name)), whole(row))
     plain = base / "plain"
     plain.mkdir()
-    load = [os.getloadavg()[0]]
+    size, load = arguments.size, [os.getloadavg()[0]]
+    parts = {
+        "small": lambda meter: small(meter, plain),
+        "save": lambda meter: save(meter, plain, torch, size),
+        "load": lambda meter: read("load", meter, plain, "model.pt", lambda path: torch.save(state(torch, size), path), torch.load),
+        "map": lambda meter: read("map", meter, plain, "model.safetensors", lambda path: save_file(state(torch, size), path), map_all),
+        "encode": lambda meter: encode(meter, plain, torch, size),
+    }
     print(f"{'mode':7} {'row':20} {'ratio':>6} {'goal':11} {'plain':>9} {'mount':>9} {'daemon':>9} {'kernel':>9}")
     for mode in arguments.modes.split(","):
         mount = Mount(arguments.program, base, mode)
         meter = Meter(mount, arguments.runs)
         try:
-            parts = arguments.only.split(",")
-            if "small" in parts:
-                small(meter, plain)
-            if "save" in parts:
-                save(meter, plain, torch, arguments.size)
-            if "load" in parts:
-                read("load", meter, plain, "model.pt", lambda path: torch.save(state(torch, arguments.size), path), torch.load)
-            if "map" in parts:
-                read("map", meter, plain, "model.safetensors", lambda path: save_file(state(torch, arguments.size), path), map_all)
-            if "encode" in parts:
-                encode(meter, plain, torch, arguments.size)
+            for part in arguments.only.split(","):
+                parts[part](meter)
             meter.report(calls)
         finally:
             mount.stepfs("umount", mount.dir)
@@ -243,7 +237,7 @@ def main():
     parser.add_argument("--only", default=",".join(PARTS), help="parts, separated by commas")
     parser.add_argument("--runs", type=int, default=9)
     parser.add_argument("--size", type=int, default=512, help="MiB of a state")
-    parser.add_argument("--dir", default=os.environ.get("STEPFS_TEST_DIR", "/tmp"), help="where the store and the plain directory lie")
+    parser.add_argument("--dir", default=os.environ.get("STEPFS_TEST_DIR", "/tmp"), help="place of the store and the plain directory")
     parser.add_argument("--base", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.base:

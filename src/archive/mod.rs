@@ -184,11 +184,6 @@ impl Archive {
         &self.shared.store
     }
 
-    /// A program waits for bytes that the daemon reads or writes: archiving gives way to it.
-    pub(crate) fn serve_first(&self) {
-        self.workers.serve_first();
-    }
-
     /// What is known of restores.
     pub fn restores(&self) -> &Restores {
         &self.restores
@@ -238,4 +233,9 @@ impl Archive {
             }
         }
     }
+}
+
+/// A program waits for so many bytes, which the daemon reads or writes: archiving gives way to it.
+pub(crate) fn serve_first(archive: &Archive, bytes: usize) {
+    archive.workers.serve_first(bytes);
 }

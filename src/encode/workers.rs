@@ -16,8 +16,11 @@ const LEAST_IN_FLIGHT: usize = 16;
 /// And for each core: one that it works on, and one that is next.
 const IN_FLIGHT_PER_CORE: usize = 2;
 
-/// Programs are being served if the last read or write was so long ago at most, in milliseconds.
-const QUIET_MS: u64 = 3;
+/// Programs are being served if the last large read or write was so long ago at most, in milliseconds. Between two reads
+/// torch.load allocates a tensor.
+const QUIET_MS: u64 = 20;
+/// Bytes of a large read or write. One of the kernel's read-ahead has twice as many; a line of a log is none.
+const LARGE: usize = 64 << 10;
 /// Most milliseconds that a tile, or a read of the archive, waits for programs. Such a step takes one itself, so a program that
 /// never rests leaves the archive a tenth of its speed.
 const LONGEST_WAY_MS: u64 = 10;
@@ -129,9 +132,11 @@ impl Workers {
         self.began.elapsed().as_millis() as u64
     }
 
-    /// A program waits for the daemon's answer.
-    pub(crate) fn serve_first(&self) {
-        self.served.store(self.now() + QUIET_MS, Ordering::Relaxed);
+    /// A program waits for so many bytes, which the daemon reads or writes.
+    pub(crate) fn serve_first(&self, bytes: usize) {
+        if bytes >= LARGE {
+            self.served.store(self.now() + QUIET_MS, Ordering::Relaxed);
+        }
     }
 
     /// Waits while programs are served, for a moment at most. Low priority is not enough: to the scheduler the daemon's
@@ -292,7 +297,7 @@ mod tests {
         took(true);
         assert!(took(true) >= 4 * Duration::from_millis(LONGEST_WAY_MS));
         workers.served.store(0, Ordering::Relaxed);
-        workers.serve_first();
+        workers.serve_first(LARGE);
         let waited = took(false);
         assert!(waited >= Duration::from_millis(1), "{waited:?}");
     }

@@ -17,6 +17,7 @@ use super::privileges::Caller;
 use super::reply::done;
 use super::sys;
 use super::workers::Workers;
+use crate::archive::serve_first;
 use crate::store::beneath;
 use crate::store::durable::CrashPoint;
 use crate::store::durable::scratch::read_full;
@@ -75,7 +76,7 @@ impl Bytes {
     }
 
     pub(super) fn read(self: &Arc<Self>, fh: FileHandle, offset: u64, size: u32, reply: ReplyData) {
-        self.files.tree.archive().serve_first();
+        serve_first(self.files.tree.archive(), size as usize);
         let handle = self.files.handle(fh);
         if let Ok(Some(reading)) = handle.as_ref().map(|handle| &handle.reading)
             && let Some((object, by)) = reading.read(size.into())
@@ -105,7 +106,7 @@ impl Bytes {
         (how, flags, caller): (WriteFlags, i32, Caller),
         reply: ReplyWrite,
     ) {
-        self.files.tree.archive().serve_first();
+        serve_first(self.files.tree.archive(), data.len());
         let written = self.files.handle(fh).and_then(|handle| {
             let file = handle.file().ok_or(Fault::Code(libc::EBADF))?;
             if how.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
