@@ -7,14 +7,13 @@ Modes: with the helper stepfs-passthrough, which lies beside the program, and se
 a mount namespace of its own where every user may open /dev/fuse. All files are removed at the end. It takes four to six minutes.
 
 - `small`: writes and appends in pieces of 1 KiB, 8 KiB and 1 MiB
-- `save`, `load`, `map`: torch.save and torch.load of a state, and safetensors' safe_open with every tensor summed up. Before each
-  load the mount's own pages are dropped, as after a save by another process. The store's file stays in the page cache, as the plain one does.
+- `save`, `load`, `map`: torch.save, torch.load, and safe_open with every tensor summed up. Before each load the mount's own pages are
+  dropped, as after a save. The store's file stays in the page cache, as the plain one does.
 - `encode`: torch.load of the newest file while the daemon encodes the one before it; and of a plain file meanwhile
 
-The ratio is that of medians, plain to mount: 1 is the speed of the disk, and below 1 the mount is slower. For `encode` the plain
-directory is measured while the daemon is idle. For a served mount, `daemon` is the processor time of the threads that answer the
-kernel, for each call of the program or each MiB. It includes the write or read of the store's file. The rest of the call is the kernel's:
-messages, wake-ups and copies.
+The ratio is that of medians, plain to mount; below 1 the mount is slower. For `encode`, plain is measured while the daemon is idle.
+`daemon` is the processor time of the threads that answer the kernel, with their write or read of the store's file. The rest of the call
+is the kernel's: messages, wake-ups and copies.
 """
 
 import argparse
@@ -35,7 +34,6 @@ MB = 1 << 20
 NOBODY = 65534
 # Pieces: bytes, how many of them, whether they are appended.
 PIECES = ((1 << 10, 4096, False), (1 << 10, 4096, True), (8 << 10, 2048, False), (8 << 10, 2048, True), (MB, 256, False))
-PARTS = ("small", "save", "load", "map", "encode")
 # Lowest ratios that the project aims at.
 GOALS = {
     "helper": {"small 1 KiB": 0.8, "small 8 KiB": 0.8, "save": 0.95, "load": 0.95, "map": 0.95},
@@ -52,8 +50,7 @@ class Mount:
         if mode == "served":
             os.environ["STEPFS_PASSTHROUGH"] = str(base / "none")
         self.stepfs("mount", self.store, self.dir)
-        serving = json.loads(self.stepfs("status", "--json", self.dir).stdout).get("serving")
-        print(f"{mode}: {serving}", file=sys.stderr)
+        print(f"{mode}: {json.loads(self.stepfs('status', '--json', self.dir).stdout)['serving']}", file=sys.stderr)
         self.pid = int(re.search(r"by process (\d+)", self.stepfs("status", self.dir).stdout)[1])
 
     def stepfs(self, *words):
@@ -87,9 +84,8 @@ class Meter:
         before, began = self.mount.spent("fuser"), time.perf_counter()
         action()
         took = time.perf_counter() - began
-        sides = self.rows.setdefault(row, {})
-        sides.setdefault(side, []).append(took)
-        sides.setdefault(f"{side} daemon", []).append(self.mount.spent("fuser") - before)
+        for name, value in ((side, took), (f"{side} daemon", self.mount.spent("fuser") - before)):
+            self.rows.setdefault(row, {}).setdefault(name, []).append(value)
 
     def in_turns(self, row, plain, mount, before=lambda: None):
         for n in range(self.runs):
@@ -98,15 +94,22 @@ class Meter:
                 self.time(row, side, plain if side == "plain" else mount)
 
     def report(self, calls):
-        goals = GOALS[self.mount.mode]
         for row, sides in self.rows.items():
+            if not sides["mount"]:
+                print(f"{self.mount.mode:7} {row}: the daemon was done before the first read; take a larger --size")
+                continue
             plain, mount, daemon = (statistics.median(sides[side]) for side in ("plain", "mount", "mount daemon"))
-            goal = next((least for name, least in goals.items() if row.startswith(name)), None)
+            goal = next((least for name, least in GOALS[self.mount.mode].items() if row.startswith(name)), None)
             count, unit = calls(row)
             verdict = "" if goal is None else f"{'ok' if plain / mount >= goal else 'BELOW'} {goal:.2f}"
             each = [f"{1e6 * time / count:9.1f}" for time in (plain, mount, daemon, mount - daemon)]
-            more = f"  plain meanwhile {statistics.median(sides['meanwhile']) / plain:.2f} of its time" if "meanwhile" in sides else ""
+            more = f"  plain meanwhile {statistics.median(sides['meanwhile']) / plain:.2f} of its time" if sides.get("meanwhile") else ""
             print(f"{self.mount.mode:7} {row:20} {plain / mount:6.2f} {verdict:11} {' '.join(each)}  us per {unit}{more}", flush=True)
+
+
+def remove(plain, meter, name):
+    for folder in (plain, meter.mount.dir):
+        (folder / name).unlink(missing_ok=True)
 
 
 def small(meter, plain):
@@ -118,10 +121,7 @@ def small(meter, plain):
                 for _ in range(count):
                     file.write(data)
 
-        def before():
-            for folder in (plain, meter.mount.dir):
-                (folder / "pieces.bin").unlink(missing_ok=True)
-
+        before = lambda: remove(plain, meter, "pieces.bin")
         name = f"small {size >> 10} KiB{' append' if appends else ''}" if size < MB else "small 1 MiB"
         meter.in_turns(name, lambda: write(plain), lambda: write(meter.mount.dir), before)
         before()
@@ -136,8 +136,7 @@ def save(meter, plain, torch, size):
     tensors = state(torch, size)
 
     def before():
-        for folder in (plain, meter.mount.dir):
-            (folder / "model.pt").unlink(missing_ok=True)
+        remove(plain, meter, "model.pt")
         meter.mount.rest()
 
     at = lambda folder: lambda: torch.save(tensors, folder / "model.pt")
@@ -161,16 +160,14 @@ def read(row, meter, plain, name, write, load):
     load(plain / name), load(here)
     before = (lambda: drop(here)) if meter.mount.mode == "served" else (lambda: None)
     meter.in_turns(row, lambda: load(plain / name), lambda: load(here), before)
-    for path in (plain / name, here):
-        path.unlink()
+    remove(plain, meter, name)
     meter.mount.rest()
 
 
 def encode(meter, plain, torch, size):
     tensors = state(torch, size)
     change = torch.randn(2048, 2048, generator=torch.Generator().manual_seed(2)) * 1e-4
-    copy = plain / "model.pt"
-    torch.save(tensors, copy)
+    torch.save(tensors, copy := plain / "model.pt")
     torch.save(tensors, meter.mount.dir / "step_0.pt")
     for n in range(1, meter.runs + 1):
         for tensor in tensors.values():
@@ -218,8 +215,7 @@ def measure(arguments, base):
     }
     print(f"{'mode':7} {'row':20} {'ratio':>6} {'goal':11} {'plain':>9} {'mount':>9} {'daemon':>9} {'kernel':>9}")
     for mode in arguments.modes.split(","):
-        mount = Mount(arguments.program, base, mode)
-        meter = Meter(mount, arguments.runs)
+        meter = Meter(mount := Mount(arguments.program, base, mode), arguments.runs)
         try:
             for part in arguments.only.split(","):
                 parts[part](meter)
@@ -234,7 +230,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--program", default=str(ROOT / "target/release/stepfs"))
     parser.add_argument("--modes", default="helper,served")
-    parser.add_argument("--only", default=",".join(PARTS), help="parts, separated by commas")
+    parser.add_argument("--only", default="small,save,load,map,encode", help="parts, separated by commas")
     parser.add_argument("--runs", type=int, default=9)
     parser.add_argument("--size", type=int, default=512, help="MiB of a state")
     parser.add_argument("--dir", default=os.environ.get("STEPFS_TEST_DIR", "/tmp"), help="place of the store and the plain directory")
@@ -243,8 +239,7 @@ def main():
     if arguments.base:
         return measure(arguments, Path(arguments.base))
     base = Path(tempfile.mkdtemp(prefix="user_speed.", dir=arguments.dir))
-    words = [sys.executable, __file__, *sys.argv[1:], "--base", str(base)]
-    helper = base / "stepfs-passthrough"
+    words, helper = [sys.executable, __file__, *sys.argv[1:], "--base", str(base)], base / "stepfs-passthrough"
     try:
         if os.geteuid() == 0:
             program = base / "stepfs"

@@ -6,7 +6,7 @@
 //! yields between two looks.
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ const LOOK: Duration = Duration::from_micros(30);
 /// After several messages at once all threads wait in the kernel for so long: each of them is needed.
 const CROWDED: Duration = Duration::from_millis(10);
 /// While one thread looks out, the others rest so long. A thread that waits in the kernel would be woken for nothing.
-const REST: Duration = Duration::from_millis(1);
+const REST: Duration = Duration::from_micros(200);
 
 /// What the threads that answer the kernel know of its next message.
 pub(super) struct Attention {
@@ -27,8 +27,8 @@ pub(super) struct Attention {
     /// Nanoseconds from `began` to the last answer, and to the end of the last crowd.
     answered: AtomicU64,
     crowded: AtomicU64,
-    /// A thread looks out.
-    watched: AtomicBool,
+    /// Nanoseconds from `began` to the end of a thread's look-out. One that gets no processor then counts no longer.
+    watched: AtomicU64,
     /// Held by threads while they rest; no other lock is taken under it.
     resting: Mutex<()>,
     called: Condvar,
@@ -41,7 +41,7 @@ impl Attention {
             began: Instant::now(),
             answered: AtomicU64::new(0),
             crowded: AtomicU64::new(0),
-            watched: AtomicBool::new(false),
+            watched: AtomicU64::new(0),
             resting: Mutex::default(),
             called: Condvar::new(),
         }
@@ -70,15 +70,16 @@ impl Attention {
         if has_message(connection) {
             self.crowded.store(answered + CROWDED.as_nanos() as u64, Ordering::Relaxed);
             self.called.notify_all();
-        } else if self.watched.swap(true, Ordering::Relaxed) {
+        } else if answered < self.watched.load(Ordering::Relaxed) {
             let resting = self.resting.lock().unwrap_or_else(PoisonError::into_inner);
             drop(self.called.wait_timeout(resting, REST));
         } else {
             let end = answered + LOOK.as_nanos() as u64;
+            self.watched.store(end, Ordering::Relaxed);
             while !has_message(connection) && self.now() < end {
                 std::thread::yield_now();
             }
-            self.watched.store(false, Ordering::Relaxed);
+            self.watched.store(0, Ordering::Relaxed);
         }
     }
 }
@@ -114,7 +115,7 @@ mod tests {
         };
         assert!(answer(Duration::ZERO), "the next message was not awaited");
         // Another thread looks out: this one rests, and is called if there is more to do.
-        attention.watched.store(true, Ordering::Relaxed);
+        attention.watched.store(u64::MAX, Ordering::Relaxed);
         std::thread::scope(|scope| {
             let rests = scope.spawn(|| (0..3).for_each(|_| attention.answer(|| {})));
             writer.write_all(b"message").unwrap();
