@@ -221,7 +221,7 @@ impl Encoder {
         let (path, file) = (newer.0.as_path(), self.open_newer(newer)?);
         let not_finite = |path: &Path, file: &DeviceFile| -> StepResult<HashSet<String>> {
             let description = self.contents.describe_named(path, file)?;
-            Ok(self.workers.install(|| succession::not_finite(&self.workers.patient(file), &description))?)
+            Ok(self.workers.install(|| succession::not_finite(file, &description))?)
         };
         let found = not_finite(path, &file)?;
         if found.is_empty() || found.is_subset(&not_finite(own.0, own.1)?) {
@@ -321,14 +321,13 @@ impl Encoder {
         let of_newer = self.contents.describe_named(after.state.1, after.state.0)?;
         self.contents.prove_by_companions(path, &mut description);
         description.hold_unsteady(source)?;
-        let (source, after_source) = (&self.workers.patient(source), &self.workers.patient(after.state.0));
         let profiles = match self.workers.install(|| description.is_intact(source))? {
             true => profiles.clone(),
             false => profiles.overridden(Profile::Exact),
         };
         let written: &(dyn ReadAt + Sync) = source;
         let source = InOrder::new(source, &description);
-        let (newer, of_newer) = InOrder::as_later_state(after_source, &of_newer, &description);
+        let (newer, of_newer) = InOrder::as_later_state(after.state.0, &of_newer, &description);
         let base = Bases::of(&self.shared).base(sealed, &description, &source, profiles.policy())?;
         act(&Difference {
             path,

@@ -234,8 +234,3 @@ impl Archive {
         }
     }
 }
-
-/// A program waits for so many bytes, which the daemon reads or writes: archiving gives way to it.
-pub(crate) fn serve_first(archive: &Archive, bytes: usize) {
-    archive.workers.serve_first(bytes);
-}

@@ -4,26 +4,15 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{PoisonError, mpsc};
-use std::time::{Duration, Instant};
 
-use crate::sync::{AtomicBool, AtomicU64, Mutex, Pool};
+use crate::sync::{AtomicBool, Mutex, Pool};
 use codec::TILE_BYTES;
-use formats::ReadAt;
 
 /// Tiles in flight beside the first one of each file, at least: enough that two cores never wait for the thread that
 /// writes.
 const LEAST_IN_FLIGHT: usize = 16;
 /// And for each core: one that it works on, and one that is next.
 const IN_FLIGHT_PER_CORE: usize = 2;
-
-/// Programs are being served if the last large read or write was so long ago at most, in milliseconds. Between two reads
-/// torch.load allocates a tensor.
-const QUIET_MS: u64 = 20;
-/// Bytes of a large read or write. One of the kernel's read-ahead has twice as many; a line of a log is none.
-const LARGE: usize = 64 << 10;
-/// Most milliseconds that a tile, or a read of the archive, waits for programs. Such a step takes one itself, so a program that
-/// never rests leaves the archive a tenth of its speed.
-const LONGEST_WAY_MS: u64 = 10;
 
 /// Most items in a batch: a file that is given up ends with the batch.
 const BATCH: usize = 64;
@@ -35,9 +24,6 @@ pub(crate) struct Workers {
     pool: Pool,
     /// Tiles that may be begun. Taken for moments by threads that encode a file; no other lock under it.
     free: Mutex<usize>,
-    began: Instant,
-    /// Milliseconds from `began` until tiles wait for the last read or write that the daemon served.
-    served: AtomicU64,
 }
 
 /// The tiles of a file that are in flight, each with whether it was taken from [`Workers::free`].
@@ -74,23 +60,6 @@ impl Drop for Taken<'_> {
     }
 }
 
-/// A file of the archive. Each read waits for programs that the daemon serves.
-pub(crate) struct Patient<'a> {
-    file: &'a (dyn ReadAt + Sync),
-    workers: &'a Workers,
-}
-
-impl ReadAt for Patient<'_> {
-    fn size(&self) -> u64 {
-        self.file.size()
-    }
-
-    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        self.workers.give_way();
-        self.file.read_exact_at(buf, offset)
-    }
-}
-
 /// Answers even if the work panics, so that no thread waits for ever.
 struct Reply<T> {
     at: usize,
@@ -120,38 +89,7 @@ impl Workers {
             .thread_name(|n| format!("archive-{n}"))
             .start_handler(|_| super::yield_to_others());
         let free = LEAST_IN_FLIGHT.max(threads * IN_FLIGHT_PER_CORE);
-        Ok(Workers {
-            pool: Pool::new(builder)?,
-            free: Mutex::new(free),
-            began: Instant::now(),
-            served: AtomicU64::new(0),
-        })
-    }
-
-    fn now(&self) -> u64 {
-        self.began.elapsed().as_millis() as u64
-    }
-
-    /// A program waits for so many bytes, which the daemon reads or writes.
-    pub(crate) fn serve_first(&self, bytes: usize) {
-        if bytes >= LARGE {
-            self.served.store(self.now() + QUIET_MS, Ordering::Relaxed);
-        }
-    }
-
-    /// Waits while programs are served, for a moment at most. Low priority is not enough: to the scheduler the daemon's
-    /// threads and those of a program are two sessions with equal shares (autogroup).
-    fn give_way(&self) {
-        let began = self.now();
-        while (began..began + LONGEST_WAY_MS).contains(&self.now()) && self.now() < self.served.load(Ordering::Relaxed)
-        {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-
-    /// Reads of this file let programs go first.
-    pub(crate) fn patient<'a>(&'a self, file: &'a (dyn ReadAt + Sync)) -> Patient<'a> {
-        Patient { file, workers: self }
+        Ok(Workers { pool: Pool::new(builder)?, free: Mutex::new(free) })
     }
 
     /// The threads.
@@ -200,10 +138,7 @@ impl Workers {
                         results.push_back(None);
                         begun += 1;
                         let wanted = || !given_up.load(Ordering::Relaxed);
-                        scope.spawn(move |_| {
-                            self.give_way();
-                            reply.with(|| wanted().then(|| make(item)));
-                        });
+                        scope.spawn(move |_| reply.with(|| wanted().then(|| make(item))));
                     }
                     if begun == done {
                         return Ok(());
@@ -251,6 +186,8 @@ impl Workers {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -275,31 +212,6 @@ mod tests {
             }
         });
         assert_eq!(*workers.free.lock().unwrap(), LEAST_IN_FLIGHT);
-    }
-
-    #[test]
-    fn tiles_wait_for_programs_but_not_for_ever() {
-        let workers = Workers::new(2).unwrap();
-        let took = |serving: bool| {
-            let began = Instant::now();
-            let make = |_| {
-                // Programs never rest.
-                workers.served.store(if serving { u64::MAX } else { 0 }, Ordering::Relaxed);
-                began.elapsed()
-            };
-            let mut last = Duration::ZERO;
-            let consumed = workers.in_order(0..10, make, |made| {
-                last = made;
-                io::Result::Ok(())
-            });
-            consumed.map(|()| last).unwrap()
-        };
-        took(true);
-        assert!(took(true) >= 4 * Duration::from_millis(LONGEST_WAY_MS));
-        workers.served.store(0, Ordering::Relaxed);
-        workers.serve_first(LARGE);
-        let waited = took(false);
-        assert!(waited >= Duration::from_millis(1), "{waited:?}");
     }
 
     #[test]

@@ -18,10 +18,6 @@ use super::privileges::Caller;
 use super::reply::{done, entry};
 use super::tree::Creator;
 
-/// Most bytes of a message where the daemon serves writes. With 1 MiB, the usual limit, Linux 6.18 takes 2 us more for
-/// each write of 1 KiB. Large writes are no faster (measured).
-const SERVED_WRITE: u32 = 256 << 10;
-
 /// The protocol's operations.
 pub(super) struct FuseAdapter {
     pub(super) core: Arc<Core>,
@@ -49,9 +45,7 @@ impl Filesystem for FuseAdapter {
             let _ = config.add_capabilities(flag);
         }
         let passthrough = &self.core.files.passthrough;
-        if !passthrough.is_on() {
-            config.set_max_write(SERVED_WRITE).map_err(|_| std::io::ErrorKind::InvalidInput)?;
-        } else {
+        if passthrough.is_on() {
             let offered = config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok();
             if !offered || config.set_max_stack_depth(self.stack_depth).is_err() {
                 passthrough.give_up("this kernel has none (Linux 6.9)");
@@ -167,7 +161,7 @@ impl Filesystem for FuseAdapter {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        self.core.bytes.attention.answer(|| self.core.bytes.read(fh, offset, size, reply));
+        self.core.bytes.read(fh, offset, size, reply);
     }
 
     fn write(
@@ -182,8 +176,7 @@ impl Filesystem for FuseAdapter {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let how = (how, flags.0, Caller::of(req));
-        self.core.bytes.attention.answer(|| self.core.bytes.write(fh, offset, data, how, reply));
+        self.core.bytes.write(fh, offset, data, (how, flags.0, Caller::of(req)), reply);
     }
 
     fn flush(&self, _: &Request, _: INodeNo, fh: FileHandle, _: LockOwner, reply: ReplyEmpty) {

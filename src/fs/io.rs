@@ -9,7 +9,6 @@ use std::sync::Arc;
 use fuser::{Errno, FileHandle, ReplyData, ReplyEmpty, ReplyLseek, ReplyWrite, WriteFlags};
 use rustix::fs::{FallocateFlags, SeekFrom};
 
-use super::attention::Attention;
 use super::errno::{Fault, Result};
 use super::node::Source;
 use super::open::OpenFiles;
@@ -17,7 +16,6 @@ use super::privileges::Caller;
 use super::reply::done;
 use super::sys;
 use super::workers::Workers;
-use crate::archive::serve_first;
 use crate::store::beneath;
 use crate::store::durable::CrashPoint;
 use crate::store::durable::scratch::read_full;
@@ -62,12 +60,11 @@ fn write_full(file: &File, data: &[u8], offset: u64) -> io::Result<usize> {
 pub(super) struct Bytes {
     files: Arc<OpenFiles>,
     workers: Arc<Workers>,
-    pub(super) attention: Attention,
 }
 
 impl Bytes {
     pub(super) fn new(files: Arc<OpenFiles>, workers: Arc<Workers>) -> Arc<Self> {
-        Arc::new(Self { files, workers, attention: Attention::new() })
+        Arc::new(Self { files, workers })
     }
 
     /// The plain file behind a handle; a released file that is only read has none.
@@ -76,7 +73,6 @@ impl Bytes {
     }
 
     pub(super) fn read(self: &Arc<Self>, fh: FileHandle, offset: u64, size: u32, reply: ReplyData) {
-        serve_first(self.files.tree.archive(), size as usize);
         let handle = self.files.handle(fh);
         if let Ok(Some(reading)) = handle.as_ref().map(|handle| &handle.reading)
             && let Some((object, by)) = reading.read(size.into())
@@ -106,7 +102,6 @@ impl Bytes {
         (how, flags, caller): (WriteFlags, i32, Caller),
         reply: ReplyWrite,
     ) {
-        serve_first(self.files.tree.archive(), data.len());
         let written = self.files.handle(fh).and_then(|handle| {
             let file = handle.file().ok_or(Fault::Code(libc::EBADF))?;
             if how.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {

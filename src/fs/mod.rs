@@ -10,7 +10,6 @@
 //! - `open`, `io`, `transition`, `mapped`: handles, their bytes, the way back from a stub to a file, and mappings
 //!   that are left after the last close.
 //! - `archive_hooks`: how the archive releases a file unnoticed by programs.
-//! - `attention`: looks out for the next message of a program that waits for each answer.
 //! - `early`: sends large files to the device while programs write them.
 //! - `errno`, `reply`, `sys`, `workers`, `notify`: small tools.
 //!
@@ -19,7 +18,6 @@
 
 mod adapter;
 mod archive_hooks;
-mod attention;
 mod attr;
 mod dir;
 mod early;

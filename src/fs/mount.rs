@@ -21,9 +21,8 @@ use super::{Core, sys};
 use crate::archive::Archive;
 use crate::store::exposed;
 
-/// Threads that answer the kernel: one per core, within these bounds. More than the cores were slower on two. One alone
-/// would let all programs wait for a read from the device. Each has a buffer, and a dozen saturate memory.
-const THREADS: std::ops::RangeInclusive<usize> = 2..=12;
+/// Threads that answer the kernel. With passthrough they only see opens and metadata; more were slower on two cores.
+const THREADS: usize = 2;
 
 /// Default read-ahead: with the kernel's 128 KiB four requests would wait for each tile of 512 KiB in turn; two tiles
 /// keep both decoding threads of a small machine busy.
@@ -118,8 +117,7 @@ fn config(options: &MountOptions, store: &Path) -> Config {
     ];
     config.mount_options.extend(options.kernel.iter().map(|option| option.of_fuser()));
     config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
-    let cores = std::thread::available_parallelism().map_or(2, usize::from);
-    config.n_threads = Some(cores.clamp(*THREADS.start(), *THREADS.end()));
+    config.n_threads = Some(THREADS);
     config
 }
 
@@ -183,7 +181,6 @@ pub fn serve_with(
     let face = FuseAdapter { core: Arc::clone(&core), stack_depth: if stacked { 2 } else { 1 } };
     let session = Session::new(face, &point, &config(options, &store)).map_err(refused)?;
     core.files.passthrough.connect(session.as_fd()).map_err(MountError::Mount)?;
-    core.bytes.attention.connect(session.as_fd()).map_err(MountError::Mount)?;
     let notify = core.tree.invalidations.start(session.notifier()).map_err(MountError::Mount)?;
     let mappings = core.files.mappings.start().map_err(MountError::Mount)?;
     let early = core.files.early.start(&archive).map_err(MountError::Mount)?;
