@@ -109,30 +109,32 @@ MODES=(passthrough daemon helper served)
 # Runs a command in a mode: `in_mode MODE COMMAND...`. The last two modes are those of a user without privileges, who has copies of
 # the program and the helper, and a /dev/fuse. Nobody else sees the user's mounts. `mount_in_mode` mounts there.
 in_mode() {
-    local own code=0
     local -x STEPFS_MODE=$1
     shift
+    [[ " ${MODES[*]} " == *" $STEPFS_MODE "* ]] || die "no mode $STEPFS_MODE; there are: ${MODES[*]}"
     case $(id -u):$STEPFS_MODE in
     0:helper | 0:served) ;;
     *) "$@"; return ;;
     esac
-    own=$(mktemp -d)
-    chmod 755 "$own"
-    # A short name: the addresses of sockets have 108 bytes.
-    install -d -o 65534 -g 65534 "$own/u"
-    mknod -m 666 "$own/fuse" c 10 229
-    cp "$STEPFS_BIN" "$own/stepfs"
-    if [ "$STEPFS_MODE" = helper ]; then
-        cp "$(dirname "$STEPFS_BIN")/stepfs-passthrough" "$own"
-        setcap cap_sys_admin=ep "$own/stepfs-passthrough"
-    fi
-    # Copies of other mounts would keep those from ending.
-    unshare --mount --propagation private bash -ec 'umount --all --lazy --types fuse.stepfs || true
-        mount --bind "$1/fuse" /dev/fuse
-        export HOME="$1/u" TMPDIR="$1/u" STEPFS_BIN="$1/stepfs" STEPFS_PASSTHROUGH="$1/stepfs-passthrough"
-        exec setpriv --reuid 65534 --regid 65534 --clear-groups "${@:2}"' - "$own" "$@" || code=$?
-    rm -rf "$own"
-    return $code
+    (
+        own=$(mktemp -d)
+        # A program with a capability must not stay.
+        trap 'rm -rf "$own"' EXIT
+        chmod 755 "$own"
+        # A short name: the addresses of sockets have 108 bytes.
+        install -d -o 65534 -g 65534 "$own/u"
+        mknod -m 666 "$own/fuse" c 10 229
+        cp "$STEPFS_BIN" "$own/stepfs"
+        if [ "$STEPFS_MODE" = helper ]; then
+            cp "$(dirname "$STEPFS_BIN")/stepfs-passthrough" "$own"
+            setcap cap_sys_admin=ep "$own/stepfs-passthrough"
+        fi
+        # Copies of other mounts would keep those from ending.
+        unshare --mount --propagation private bash -ec 'umount --all --lazy --types fuse.stepfs || true
+            mount --bind "$1/fuse" /dev/fuse
+            export HOME="$1/u" TMPDIR="$1/u" STEPFS_BIN="$1/stepfs" STEPFS_PASSTHROUGH="$1/stepfs-passthrough"
+            exec setpriv --reuid 65534 --regid 65534 --clear-groups "${@:2}"' - "$own" "$@"
+    )
 }
 
 # `mount_in_mode STORE DIR [OPTIONS]`: mounts, and dies if it is not served as the mode says.

@@ -10,6 +10,7 @@ export STEPFS_KILLS=${1:-100}
 [ -z "${2:-}" ] || export STEPFS_KILL_SEED=$2
 modes=("${@:3}")
 [ $# -gt 2 ] || modes=("${MODES[@]/daemon/}")
+[[ " ${modes[*]} " != *" daemon "* ]] || die "every third mount is without passthrough: leave out the mode daemon"
 for mode in ${modes[@]}; do
     section "$STEPFS_KILLS kills, $mode"
     in_mode "$mode" "$PYTHON" -m pytest "$ROOT/tests/real/faults/test_kill.py" -p no:cacheprovider -s

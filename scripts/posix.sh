@@ -30,11 +30,11 @@ if [ -z "${STEPFS_MODE:-}" ]; then
     STEPFS_MODEL=$(cargo test --locked --test model --no-run 2>&1 | sed -n 's,.*(\(.*/model-[^)]*\))$,\1,p')
     export STEPFS_MODEL
     log=$(mktemp)
+    trap 'rm -f "$log"' EXIT
     for mode in "${modes[@]}"; do
         in_mode "$mode" bash "$ROOT/scripts/posix.sh" "$OPERATIONS" "$SECONDS_EACH" | tee "$log" || failed=1
         said+=("$(tail -n 1 "$log")")
     done
-    rm "$log"
     [ -n "${STEPFS_POSIX_JOBS:-}" ] || scripts/posix_suites.sh "${modes[@]}" || failed=1
     section "all modes"
     printf '%s\n' "${said[@]}"

@@ -107,10 +107,10 @@ impl Catalog {
         self.succeed(path, Entry::new(State::Staged, self.opened), None);
     }
 
-    /// A released file was brought back with its bytes, and stays so until it is written or a user asks otherwise.
-    pub(super) fn recalled(&mut self, path: &Path) {
-        let number = self.number();
-        self.succeed(path, Entry { held: Some(Held::Recalled), ..Entry::new(State::Closed, number) }, None);
+    /// A released file was brought back with its bytes. `stays`: until it is written or a user asks otherwise.
+    pub(super) fn recalled(&mut self, path: &Path, stays: bool) {
+        let (number, held) = (self.number(), stays.then_some(Held::Recalled));
+        self.succeed(path, Entry { held, ..Entry::new(State::Closed, number) }, None);
     }
 
     /// A file's content may have changed. If it was released, the object is kept until it is known whether it has. `closed`:

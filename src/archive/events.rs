@@ -13,9 +13,9 @@ impl Archive {
         self.tell(path, Catalog::opened_for_writing);
     }
 
-    /// A released file is resident again, with its bytes, because a user wants that.
-    pub fn recalled(&self, path: &Path) {
-        self.tell(path, Catalog::recalled);
+    /// A released file is resident again, with its bytes. `stays`: a user wants it so; else a program opens it for writing.
+    pub fn recalled(&self, path: &Path, stays: bool) {
+        self.tell(path, move |catalog, path| catalog.recalled(path, stays));
     }
 
     /// The pin of a file or directory is gone.

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 
 use crate::store::durable::scratch;
-use crate::store::{beneath, open_aside};
+use crate::store::{Stub, beneath, open_aside};
 use crate::tools::{self, convert, diff, merge};
 
 use super::format::causes;
@@ -108,14 +108,15 @@ impl tools::Place for Place {
         let permissions = Permissions::from_mode(file.metadata()?.permissions().mode() & 0o777);
         let Some((tree, inside)) = in_tree else { return Ok((file, permissions)) };
         let told = |error| io::Error::other(causes(&error));
-        if tree.stub(inside).map_err(told)?.is_none() {
+        // On this handle: a daemon may put a stub in the file's place at any moment, or the file in a stub's.
+        if Stub::read(&file, tree.store.id())?.is_none() {
             return Ok((file, permissions));
         }
-        let decoded =
-            tempfile::tempfile().map_err(|error| io::Error::new(error.kind(), format!("{NO_TEMPORARY}: {error}")))?;
+        let no_room = |error: io::Error| io::Error::new(error.kind(), format!("{NO_TEMPORARY}: {error}"));
+        let decoded = tempfile::tempfile().map_err(no_room)?;
         tree.read(inside, &mut |at, bytes| {
             check()?;
-            scratch::write_all_at(&decoded, bytes, at)
+            scratch::write_all_at(&decoded, bytes, at).map_err(no_room)
         })
         .map_err(told)?;
         Ok((decoded, permissions))

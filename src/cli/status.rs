@@ -88,7 +88,7 @@ impl Mount {
 
 /// All mounts that this user may ask.
 pub(super) fn all() -> Vec<Mount> {
-    let ours: Vec<Mounted> = all_mounts().into_iter().filter(Mounted::is_ours).collect();
+    let ours: Vec<Mounted> = all_mounts().into_iter().filter(Mounted::may_be_asked).collect();
     // Each daemon may be slow to answer.
     in_parallel(&ours, |mounted| ask(mounted.clone()))
 }

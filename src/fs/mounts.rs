@@ -33,6 +33,8 @@ pub struct Mounted {
     pub store: PathBuf,
     /// The user of the daemon.
     user: Option<u32>,
+    /// The kernel lets other users in, root among them.
+    admits_others: bool,
 }
 
 /// Why the daemon of a mount does not answer a question about its store.
@@ -105,10 +107,18 @@ impl Mounted {
         }
     }
 
-    /// Whether this user may ask about it, and take it down.
+    /// Whether this user may take it down.
     pub fn is_ours(&self) -> bool {
-        let own = rustix::process::geteuid();
-        own.is_root() || self.user.is_none_or(|user| user == own.as_raw())
+        rustix::process::geteuid().is_root() || self.is_own()
+    }
+
+    /// Whether this user may ask about it. Root may only if the kernel lets root in.
+    pub fn may_be_asked(&self) -> bool {
+        self.is_own() || self.is_ours() && self.admits_others
+    }
+
+    fn is_own(&self) -> bool {
+        self.user.is_none_or(|user| user == rustix::process::geteuid().as_raw())
     }
 
     /// The error for a file system that is mounted here no more, but held.
@@ -183,7 +193,8 @@ fn parse(line: &[u8]) -> Option<Mounted> {
     let store = PathBuf::from(unescape(fields.next()?));
     let options = text(fields.next()).unwrap_or_default();
     let user = options.split(',').find_map(|option| option.strip_prefix("user_id=")?.parse().ok());
-    Some(Mounted { id, device, point, kind, store, user })
+    let admits_others = options.split(',').any(|option| option == "allow_other");
+    Some(Mounted { id, device, point, kind, store, user, admits_others })
 }
 
 /// The mounts that a process sees; a later one at the same point hides the earlier ones.

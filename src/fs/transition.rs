@@ -233,7 +233,7 @@ impl Recalls {
         // The object keeps its name until it is known whether the bytes change. A program that opens the file for writing
         // says so afterwards, under the names that the kernel knows.
         for (path, _) in paths.iter().zip(&names).filter(|(_, name)| replaced.is_ok() || is_in_place(name)) {
-            self.tree.archive().recalled(path);
+            self.tree.archive().recalled(path, wanted == RecallGoal::Resident);
         }
         let node = table.node_mut(ino)?;
         node.file = replacement;

@@ -20,10 +20,22 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// The signals cannot be handled.
 pub fn interrupted() -> io::Result<Arc<AtomicBool>> {
     let flag = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
+    for signal in ends() {
         signal_hook::flag::register(signal, Arc::clone(&flag))?;
     }
     Ok(flag)
+}
+
+/// The signals that end a command. Under `nohup` SIGHUP is ignored, and stays so.
+fn ends() -> Vec<i32> {
+    let is_ignored = |signal| {
+        // SAFETY: it fills in one structure, and changes nothing.
+        unsafe {
+            let mut now: libc::sigaction = std::mem::zeroed();
+            libc::sigaction(signal, std::ptr::null(), &raw mut now) == 0 && now.sa_sigaction == libc::SIG_IGN
+        }
+    };
+    [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|&signal| !is_ignored(signal)).collect()
 }
 
 /// What goes when the command is interrupted. `None` while nobody waits for a signal.
@@ -85,7 +97,7 @@ impl Drop for Temporary {
 }
 
 fn wait_for_signals() -> io::Result<()> {
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    let mut signals = Signals::new(ends())?;
     std::thread::spawn(move || {
         let Some(signal) = signals.forever().next() else { return };
         // Held until the process ends: the command begins no other file.

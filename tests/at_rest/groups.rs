@@ -196,7 +196,7 @@ fn what_was_recalled_becomes_the_same_object_again() {
         let (made, _) =
             archive.recall(&rest.stub(&name).unwrap(), &fs::File::open(rest.path(&name)).unwrap(), None).unwrap();
         fs::rename(made, rest.path(&name)).unwrap();
-        archive.recalled(Path::new(&name));
+        archive.recalled(Path::new(&name), true);
     };
     recall(&archive);
     until(|| archive.attribute(Path::new(&name), "why").is_some_and(|why| why.starts_with(b"it was recalled")));

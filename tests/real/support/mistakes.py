@@ -73,8 +73,6 @@ def option(when, words, says, then):
 
 
 MISTAKES = [
-    Mistake("numbers are to be served at no address", "", "stepfs metrics --listen nowhere",
-            "cannot listen at *: *; `--listen *` takes a free port", "timeout 5 stepfs metrics --listen $3 | grep -q http"),
     # --- mount
     Mistake("the directory above the store is missing", "", "stepfs mount none/deep/st m",
             "* does not exist, so the store cannot be created in it; mkdir -p *", "mkdir -p $2; stepfs mount none/deep/st m"),
