@@ -18,9 +18,9 @@ use crate::terminal::format::{name, parse_size, progress, size};
 use crate::terminal::log_to_stderr;
 use formats::{Key, Role, dotted};
 
+use super::Find;
 use super::checkpoint::Checkpoint;
-use super::output::{Output, STEP};
-use super::{Find, of_file};
+use super::output::Output;
 use source::{Source, Sources};
 
 /// Write the tensors of a checkpoint in another format, or without its optimizer.
@@ -169,7 +169,7 @@ pub fn run(args: Args, find: &Find) -> Result<ExitCode> {
         Format::Torch => {
             let file = output.create(Path::new(""), mode)?;
             torch::write(&file, &tensors, &bar)?;
-            file.sync(STEP).map_err(of_file(&args.out))
+            file.sync()
         }
     })?;
     bar.finish_and_clear();

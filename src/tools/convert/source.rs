@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fs::File;
 use std::io::{self, BufReader};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,10 +10,9 @@ use anyhow::{Context, Result, bail};
 use codec::Dtype;
 use indicatif::ProgressBar;
 
-use crate::store::durable::DeviceFile;
 use crate::terminal::format::name;
 use crate::tools::checkpoint::{Checkpoint, Part};
-use crate::tools::output::STEP;
+use crate::tools::output::NewFile;
 use crate::tools::values::put;
 use formats::{Checksum, Content, Elements, Key, Kind, Model, ReadAt, Role, dotted};
 
@@ -38,7 +36,7 @@ pub(super) struct Source<'a> {
 
 /// A part of a tensor that lies in one file.
 struct Piece<'a> {
-    file: &'a File,
+    part: &'a Part,
     /// Where it begins in the tensor.
     offsets: Vec<u64>,
     elements: Elements,
@@ -141,11 +139,11 @@ impl<'a> Sources<'a> {
                     bail!("{}: .metadata tells another type or shape", dotted(&source.keys));
                 }
                 source.role = role;
-                source.pieces.push(Piece { file: &part.file, offsets: offsets.to_vec(), elements });
+                source.pieces.push(Piece { part, offsets: offsets.to_vec(), elements });
             } else {
                 let found = stored.get(at).filter(|tensor| tensor.extent.contains(&elements.at));
                 let role = found.map_or(Role::Other, |tensor| tensor.role);
-                let pieces = vec![Piece { file: &part.file, offsets: vec![0; shape.len()], elements }];
+                let pieces = vec![Piece { part, offsets: vec![0; shape.len()], elements }];
                 self.tensors.push(Source { keys, dtype, shape, role, pieces });
             }
             seen.insert(at);
@@ -212,13 +210,13 @@ impl Source<'_> {
     /// Equal for tensors that are one, such as tied weights. `None` for those without elements or in several pieces.
     pub(super) fn identity(&self) -> Option<(usize, &Elements, Dtype)> {
         match &self.pieces[..] {
-            [piece] if self.bytes() > 0 => Some((std::ptr::from_ref(piece.file) as usize, &piece.elements, self.dtype)),
+            [piece] if self.bytes() > 0 => Some((std::ptr::from_ref(piece.part) as usize, &piece.elements, self.dtype)),
             _ => None,
         }
     }
 
     /// Writes the values at a place of a file, in order and without gaps; answers their CRC-32.
-    pub(super) fn write(&self, to: &DeviceFile, mut at: u64, bar: &ProgressBar) -> Result<u32> {
+    pub(super) fn write(&self, to: &NewFile, mut at: u64, bar: &ProgressBar) -> Result<u32> {
         let mut crc = Checksum::new(false);
         let Some(of) = self.pieces.first().map(|piece| piece.elements.dtype).filter(|_| self.bytes() > 0) else {
             return Ok(crc.finalize());
@@ -227,11 +225,12 @@ impl Source<'_> {
         for (start, len) in blocks(&self.shape) {
             buf.resize(count(&len) as usize * of.size(), 0);
             for piece in &self.pieces {
-                piece.read(&start, &len, &mut buf).with_context(|| dotted(&self.keys))?;
+                let read = piece.read(&start, &len, &mut buf);
+                read.with_context(|| format!("{}: {}", piece.part.path.display(), dotted(&self.keys)))?;
             }
             let bytes = rounded(of, self.dtype, &buf);
             crc.update(&bytes);
-            to.write_all_at(&bytes, at, STEP)?;
+            to.write_all_at(&bytes, at)?;
             at += bytes.len() as u64;
             bar.inc(bytes.len() as u64);
         }
@@ -305,10 +304,10 @@ impl Piece<'_> {
             }
             let (place, to) = (at + from * size as u64, to as usize * size);
             if (run.from, run.to) == (1, 1) {
-                self.file.read_exact_at(&mut block[to..to + run.count as usize * size], place)?;
+                self.part.file.read_exact_at(&mut block[to..to + run.count as usize * size], place)?;
                 continue;
             }
-            self.file.read_exact_at(&mut near, place)?;
+            self.part.file.read_exact_at(&mut near, place)?;
             for element in 0..run.count as usize {
                 let (from, to) = (element * run.from as usize * size, to + element * run.to as usize * size);
                 block[to..to + size].copy_from_slice(&near[from..from + size]);

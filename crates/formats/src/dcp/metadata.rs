@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use super::super::ReadAt;
-use super::super::content::Key;
+use super::super::content::{Key, MAX_DEPTH};
 use super::super::pickle::{self, Graph, Item};
 use super::super::read::{Fail, bad, refuse_if};
 use super::super::view;
@@ -92,9 +92,11 @@ pub(super) fn read(src: &dyn ReadAt) -> Result<Metadata, Fail> {
             Some("TensorStorageMetadata") => Some(whole(graph, about)?),
             _ => None,
         };
+        let many = keys.get(fqn).and_then(|&keys| graph.tuple(keys)).is_some_and(|keys| keys.len() > MAX_DEPTH);
+        refuse_if(many, "dcp: a name has more than 64 keys")?;
         let steps = keys.get(fqn).and_then(|&keys| steps(graph, keys));
         let keys = steps.unwrap_or_else(|| vec![Key::Name(fqn.to_string())]);
-        budget.take(fqn.len() + 2 * keys.iter().map(size).sum::<usize>())?;
+        budget.take(fqn.len() + 2 * keys.iter().map(Key::size).sum::<usize>())?;
         names.push(Named { fqn: fqn.to_string(), keys, tensor });
     }
     let mut files: HashMap<String, File> = HashMap::new();
@@ -114,14 +116,6 @@ pub(super) fn read(src: &dyn ReadAt) -> Result<Metadata, Fail> {
         }
     }
     Ok(Metadata { names, files })
-}
-
-/// Bytes of memory of a key.
-fn size(key: &Key) -> usize {
-    match key {
-        Key::Name(name) => name.len() + 32,
-        Key::Number(_) | Key::Index(_) => 32,
-    }
 }
 
 /// The name of an object's class.
