@@ -103,8 +103,10 @@ impl<'a> Output<'a> {
                 Output::refuse(self.out, &[])?;
                 self.io.publish(&self.at, self.out, CrashPoint::ExportInPlace)
             }
-            Err(Errno::EXIST) => return Output::refuse(self.out, &[]),
-            Err(error) => Err(error.into()),
+            Err(error) => {
+                Output::refuse(self.out, &[])?;
+                Err(error.into())
+            }
         }
         .map_err(of_file(self.out))
     }
@@ -123,5 +125,23 @@ impl<'a> Output<'a> {
         let file = self.io.create(&at, STEP).map_err(of_file(&shown))?;
         fs::set_permissions(&at, Permissions::from_mode(mode)).map_err(of_file(&shown))?;
         Ok(NewFile { file, shown })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_came_meanwhile_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let out = dir.path().join("out.pt");
+        let done = Output::whole(&Io::disk(), (&out, false), |output| {
+            output.create(Path::new(""), 0o644)?.write_all_at(b"ours", 0)?;
+            Ok(fs::write(&out, "theirs")?)
+        });
+        assert!(done.unwrap_err().to_string().contains("exists; name a new file"));
+        assert_eq!(fs::read(&out).unwrap(), b"theirs");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 }

@@ -96,9 +96,10 @@ impl Content {
     fn of(src: &dyn ReadAt) -> Result<Content, Fail> {
         let (mut content, size) = (Content::default(), src.size());
         if Zip::is_zip(src, size)? {
+            let mut kept = 0;
             for zip in Zip::read_chain(src, size)? {
                 let (graph, records) = torch::load(src, &zip)?;
-                content.add(&graph, &records)?;
+                content.add(&graph, &records, &mut kept)?;
             }
             return Ok(content);
         }
@@ -135,12 +136,12 @@ impl Content {
         self.tensors.extend(tied);
     }
 
-    /// Adds what is below a pickle's root, depth first.
-    fn add(&mut self, graph: &Graph, records: &dyn Records) -> Result<(), Fail> {
+    /// Adds what is below a pickle's root, depth first. `kept` counts bytes of keys.
+    fn add(&mut self, graph: &Graph, records: &dyn Records, kept: &mut usize) -> Result<(), Fail> {
         let mut stack = vec![(graph.root, Vec::<Key>::new())];
-        let (mut seen, mut kept) = (0, 0);
+        let mut seen = 0;
         while let Some((item, keys)) = stack.pop() {
-            if seen > MAX_VALUES || kept > MAX_KEYS || keys.len() > MAX_DEPTH {
+            if seen > MAX_VALUES || *kept > MAX_KEYS || keys.len() > MAX_DEPTH {
                 return bad("torch: values are nested too deeply, or are too many");
             }
             if view::is_tensor(graph, item) {
@@ -155,8 +156,8 @@ impl Content {
             let mut below = |key: Option<Key>, item: Item| match (key, item) {
                 (Some(key), Item::Node(_)) => {
                     seen += 1;
-                    kept += above + key.size();
-                    if seen <= MAX_VALUES && kept <= MAX_KEYS {
+                    *kept += above + key.size();
+                    if seen <= MAX_VALUES && *kept <= MAX_KEYS {
                         stack.push((item, [&keys[..], &[key]].concat()));
                     }
                 }
@@ -276,6 +277,6 @@ mod tests {
                 None
             }
         }
-        assert!(Content::default().add(&graph, &NoRecords).is_err());
+        assert!(Content::default().add(&graph, &NoRecords, &mut 0).is_err());
     }
 }

@@ -562,7 +562,7 @@ LEFT_OUT = {
         "a killed command, a defect, or a part of another message",
     ("src/tools/convert/source", "another type or shape|that stepfs does not know|no index of tensors"):
         "a damaged index, or a type of a torch to come",
-    ("src/tools/convert", "left to write|inside of objects|has no name|convert reads|safetensors has no"): "test_convert: what_cannot_be_converted_is_said",
+    ("src/tools/convert", "left to write|inside of objects|has no name|convert reads|safetensors has"): "test_convert: what_cannot_be_converted_is_said",
     ("src/tools/merge", "has no|: . is|rows of their own"): "test_diff_merge: what_cannot_be_merged_is_said",
     ("src/cli/latest", "time in the future"): "test_machine: files_from_the_future",
     ("src/cli/source", "does not understand its answer"): "a daemon of another version: test_upgrade",

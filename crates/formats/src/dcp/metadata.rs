@@ -170,3 +170,25 @@ fn chunk(graph: &Graph, index: Item, extent: Range<u64>) -> Result<Option<Chunk>
         None => bad("dcp: a chunk that makes no sense"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_of_too_many_keys_is_refused() {
+        let text = |text: &str| [&b"X"[..], &(text.len() as u32).to_le_bytes(), text.as_bytes()].concat();
+        let pickle = |count: usize| {
+            let mut pickle = b"\x80\x02ctorch.distributed.checkpoint.metadata\nMetadata\n)\x81}(".to_vec();
+            pickle.extend([text("state_dict_metadata"), b"}(".to_vec(), text("w"), b"Nu".to_vec()].concat());
+            let keys = b"K\x01".repeat(count);
+            pickle.extend(
+                [text("planner_data"), b"}(".to_vec(), text("w"), b"(".to_vec(), keys, b"tu".to_vec()].concat(),
+            );
+            pickle.extend([text("storage_data"), b"}ub.".to_vec()].concat());
+            pickle
+        };
+        assert_eq!(read(&pickle(64)).map(|metadata| metadata.names[0].keys.len()).ok(), Some(64));
+        assert!(read(&pickle(65)).is_err());
+    }
+}
