@@ -1,19 +1,17 @@
 //! `stepfs merge`: one checkpoint with the averaged weights of several.
 
-use std::fs::File;
-use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 
-use crate::store::durable::{DeviceFile, Io};
+use crate::store::durable::Io;
 use crate::terminal::format::{name, progress, size};
 use crate::terminal::log_to_stderr;
 use formats::{ChangedTensor, Order, ReadAt, Role};
 
 use super::checkpoint::{Checkpoint, Found, Part};
-use super::output::{Output, STEP};
+use super::output::{NewFile, Output};
 use super::values::put;
 use super::{Find, of_file};
 
@@ -140,22 +138,22 @@ impl Merge<'_> {
     /// Copies a file, with averaged tensors and the checksums that follow from them; answers the number of tensors.
     fn write_part(&self, averaged: &[(&str, Found)], part: &Part, output: &mut Output) -> Result<usize> {
         let (file, path) = (output.create(&part.path, part.mode)?, &part.path);
-        copy(&part.file, &file).map_err(of_file(path))?;
+        copy(part, &file)?;
         let mut changed = Vec::new();
         for (tensor_name, found) in averaged.iter().filter(|(_, found)| std::ptr::eq(found.part, part)) {
             let states = self.inputs.iter().filter_map(|input| input.get(tensor_name)).collect::<Vec<_>>();
-            let (crc_before, crc_after) = self.average(&states, &file).with_context(|| name(tensor_name))?;
+            let (crc_before, crc_after) = self.average(tensor_name, &states, &file)?;
             changed.push(ChangedTensor { index: found.index, crc_before, crc_after });
         }
         for patch in part.description.patches(&part.file, &changed).map_err(of_file(path))? {
-            file.write_all_at(&patch.bytes, patch.offset, STEP).map_err(of_file(path))?;
+            file.write_all_at(&patch.bytes, patch.offset)?;
         }
-        file.sync(STEP).map_err(of_file(path))?;
+        file.sync()?;
         Ok(changed.len())
     }
 
     /// Writes the mean of one tensor's states in the place of the last; answers the checksums of the last and of the mean.
-    fn average(&self, states: &[Found], to: &DeviceFile) -> Result<(u32, u32)> {
+    fn average(&self, tensor_name: &str, states: &[Found], to: &NewFile) -> Result<(u32, u32)> {
         let Some(last) = states.last() else { bail!("no states") };
         let (dtype, extent) = (last.tensor.dtype, &last.tensor.extent);
         let [mut before, mut after] = [0, 1].map(|_| last.part.description.checksum());
@@ -167,7 +165,8 @@ impl Merge<'_> {
             buf.resize(count, 0);
             let mut sums = vec![0.0; count / dtype.size()];
             for (state, weight) in states.iter().zip(self.weights) {
-                state.part.file.read_exact_at(&mut buf, state.tensor.extent.start + at)?;
+                let read = state.part.file.read_exact_at(&mut buf, state.tensor.extent.start + at);
+                read.map_err(of_file(&state.part.path)).with_context(|| name(tensor_name))?;
                 let values = codec::lattice::values(dtype, &buf);
                 sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += weight * value);
             }
@@ -175,20 +174,20 @@ impl Merge<'_> {
             let mut bytes = Vec::with_capacity(count);
             sums.into_iter().for_each(|sum| put(dtype, sum / total, &mut bytes));
             after.update(&bytes);
-            to.write_all_at(&bytes, extent.start + at, STEP)?;
+            to.write_all_at(&bytes, extent.start + at)?;
             at += count as u64;
         }
         Ok((before.finalize(), after.finalize()))
     }
 }
 
-fn copy(from: &File, to: &DeviceFile) -> io::Result<()> {
-    let (mut at, len) = (0, from.size());
+fn copy(part: &Part, to: &NewFile) -> Result<()> {
+    let (from, mut at, len) = (&part.file, 0, part.file.size());
     let mut buf = vec![0; len.min(1 << 20) as usize];
     while at < len {
         let count = (len - at).min(buf.len() as u64) as usize;
-        from.read_exact_at(&mut buf[..count], at)?;
-        to.write_all_at(&buf[..count], at, STEP)?;
+        from.read_exact_at(&mut buf[..count], at).map_err(of_file(&part.path))?;
+        to.write_all_at(&buf[..count], at)?;
         at += count as u64;
     }
     Ok(())

@@ -6,6 +6,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
 
 use crate::store::durable::{CrashPoint, DeviceFile, Io, parent};
 use crate::store::part_of;
@@ -14,18 +16,38 @@ use crate::terminal::interrupt::Temporary;
 use super::checkpoint::Checkpoint;
 use super::of_file;
 
-pub(super) const STEP: CrashPoint = CrashPoint::ExportWritten;
+const STEP: CrashPoint = CrashPoint::ExportWritten;
 
 /// The new file or directory while a command writes it, under another name.
 pub(super) struct Output<'a> {
     io: &'a Io,
     is_directory: bool,
     at: PathBuf,
+    /// The name that it gets, for errors.
+    out: &'a Path,
     /// The directories below it that hold its files.
     directories: BTreeSet<PathBuf>,
 }
 
-impl Output<'_> {
+/// A file of the output. Its errors name it, as it is called in the end.
+pub(super) struct NewFile {
+    file: DeviceFile,
+    shown: PathBuf,
+}
+
+impl NewFile {
+    /// Writes all bytes at a place.
+    pub(super) fn write_all_at(&self, bytes: &[u8], at: u64) -> Result<()> {
+        self.file.write_all_at(bytes, at, STEP).map_err(of_file(&self.shown))
+    }
+
+    /// Makes the bytes durable.
+    pub(super) fn sync(&self) -> Result<()> {
+        self.file.sync(STEP).map_err(of_file(&self.shown))
+    }
+}
+
+impl<'a> Output<'a> {
     /// Refuses a name that something has, or that would be inside of an input.
     pub(super) fn refuse(out: &Path, inputs: &[Checkpoint]) -> Result<()> {
         if fs::symlink_metadata(out).is_ok() {
@@ -47,8 +69,8 @@ impl Output<'_> {
     /// # Errors
     /// Those of `write` and of the device.
     pub(super) fn whole<T>(
-        io: &Io,
-        (out, is_directory): (&Path, bool),
+        io: &'a Io,
+        (out, is_directory): (&'a Path, bool),
         write: impl FnOnce(&mut Output) -> Result<T>,
     ) -> Result<T> {
         let at = part_of(out);
@@ -61,10 +83,10 @@ impl Output<'_> {
             false => Temporary::file(at.clone()),
         };
         let _temporary = temporary.map_err(of_file(&at))?;
-        let mut output = Output { io, is_directory, at, directories: BTreeSet::new() };
+        let mut output = Output { io, is_directory, at, out, directories: BTreeSet::new() };
         let written = write(&mut output).and_then(|done| {
             output.directories.iter().try_for_each(|directory| io.sync_dir(directory, STEP)).map_err(of_file(out))?;
-            io.publish(&output.at, out, CrashPoint::ExportInPlace).map_err(of_file(out))?;
+            output.publish()?;
             Ok(done)
         });
         written.inspect_err(|_| {
@@ -72,16 +94,54 @@ impl Output<'_> {
         })
     }
 
+    /// Gives it its name, unless something has got that meanwhile.
+    fn publish(&self) -> Result<()> {
+        match renameat_with(CWD, &self.at, CWD, self.out, RenameFlags::NOREPLACE) {
+            Ok(()) => self.io.sync_dir(parent(self.out), CrashPoint::ExportInPlace),
+            // Not every file system, nor every kernel, has this flag.
+            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+                Output::refuse(self.out, &[])?;
+                self.io.publish(&self.at, self.out, CrashPoint::ExportInPlace)
+            }
+            Err(error) => {
+                Output::refuse(self.out, &[])?;
+                Err(error.into())
+            }
+        }
+        .map_err(of_file(self.out))
+    }
+
     /// A new file at a path inside of the directory, or the file itself.
-    pub(super) fn create(&mut self, path: &Path, mode: u32) -> Result<DeviceFile> {
-        let at = if self.is_directory { self.at.join(path) } else { self.at.clone() };
+    pub(super) fn create(&mut self, path: &Path, mode: u32) -> Result<NewFile> {
+        let (at, shown) = match self.is_directory {
+            true => (self.at.join(path), self.out.join(path)),
+            false => (self.at.clone(), self.out.to_path_buf()),
+        };
         if self.is_directory {
-            self.io.make_dirs(parent(&at), 0o777, STEP).map_err(of_file(path))?;
+            self.io.make_dirs(parent(&at), 0o777, STEP).map_err(of_file(&shown))?;
             let above = parent(&at).ancestors().take_while(|above| above.starts_with(&self.at));
             self.directories.extend(above.map(Path::to_path_buf));
         }
-        let file = self.io.create(&at, STEP).map_err(of_file(path))?;
-        fs::set_permissions(&at, Permissions::from_mode(mode)).map_err(of_file(path))?;
-        Ok(file)
+        let file = self.io.create(&at, STEP).map_err(of_file(&shown))?;
+        fs::set_permissions(&at, Permissions::from_mode(mode)).map_err(of_file(&shown))?;
+        Ok(NewFile { file, shown })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_came_meanwhile_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let out = dir.path().join("out.pt");
+        let done = Output::whole(&Io::disk(), (&out, false), |output| {
+            output.create(Path::new(""), 0o644)?.write_all_at(b"ours", 0)?;
+            Ok(fs::write(&out, "theirs")?)
+        });
+        assert!(done.unwrap_err().to_string().contains("exists; name a new file"));
+        assert_eq!(fs::read(&out).unwrap(), b"theirs");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 }

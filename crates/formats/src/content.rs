@@ -1,6 +1,7 @@
 //! The tensors of a file as a program would load them: each under its own name, with its own shape and strides, however
 //! many of them share a storage.
 
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::io;
 
@@ -29,6 +30,16 @@ impl fmt::Display for Key {
             Key::Name(name) => f.write_str(name),
             Key::Number(number) => number.fmt(f),
             Key::Index(index) => index.fmt(f),
+        }
+    }
+}
+
+impl Key {
+    /// Bytes of memory.
+    pub(super) fn size(&self) -> usize {
+        match self {
+            Key::Name(name) => name.len() + 32,
+            Key::Number(_) | Key::Index(_) => 32,
         }
     }
 }
@@ -64,7 +75,13 @@ pub struct Content {
 const MAX_VALUES: usize = 1 << 19;
 
 /// Deepest nesting: real files have ten levels.
-const MAX_DEPTH: usize = 64;
+pub(super) const MAX_DEPTH: usize = 64;
+
+/// Tied names of a safetensors file that are kept: real models have a few.
+const MAX_TIED: usize = 1 << 16;
+
+/// Bytes of keys that are kept. Real files have some 100 for each value, and a pickle may repeat a long key.
+const MAX_KEYS: usize = 256 << 20;
 
 impl Content {
     /// Reads names and places of all tensors in dictionaries, lists and tuples. All elements lie inside of the file. Nothing
@@ -79,13 +96,16 @@ impl Content {
     fn of(src: &dyn ReadAt) -> Result<Content, Fail> {
         let (mut content, size) = (Content::default(), src.size());
         if Zip::is_zip(src, size)? {
+            let mut kept = 0;
             for zip in Zip::read_chain(src, size)? {
                 let (graph, records) = torch::load(src, &zip)?;
-                content.add(&graph, &records)?;
+                content.add(&graph, &records, &mut kept)?;
             }
             return Ok(content);
         }
-        let Some((_, arrays)) = safetensors::arrays(src, size)? else { return bad("neither of torch nor safetensors") };
+        let Some((payload, arrays)) = safetensors::arrays(src, size)? else {
+            return bad("neither of torch nor safetensors");
+        };
         for array in arrays {
             let len = array.extent.end.checked_sub(array.extent.start).filter(|_| array.extent.end <= size);
             let Some(dtype) = array.dtype else { return bad(format!("{}: {UNKNOWN}", array.name)) };
@@ -95,15 +115,33 @@ impl Content {
             let elements = Elements::contiguous(dtype, array.shape, array.extent.start);
             content.tensors.push((vec![Key::Name(array.name)], elements));
         }
+        let mut header = vec![0; payload as usize - 8];
+        src.read_exact_at(&mut header, 8)?;
+        content.add_tied(&header);
         Ok(content)
     }
 
-    /// Adds what is below a pickle's root, depth first.
-    fn add(&mut self, graph: &Graph, records: &dyn Records) -> Result<(), Fail> {
-        let mut stack = vec![(graph.root, Vec::new())];
+    /// Adds the names that `save_model` of safetensors tells in the metadata: `{"tied": "written"}`.
+    fn add_tied(&mut self, header: &[u8]) {
+        #[derive(serde::Deserialize)]
+        struct Header {
+            #[serde(rename = "__metadata__", default)]
+            metadata: BTreeMap<String, String>,
+        }
+        let Ok(Header { metadata }) = serde_json::from_slice(header) else { return };
+        let written: HashMap<_, _> = self.tensors.iter().map(|(keys, elements)| (dotted(keys), elements)).collect();
+        let tied = metadata.iter().filter(|(tied, _)| *tied != "format" && !written.contains_key(*tied));
+        let tied = tied.filter_map(|(tied, of)| Some((vec![Key::Name(tied.clone())], (*written.get(of)?).clone())));
+        let tied: Vec<_> = tied.take(MAX_TIED).collect();
+        self.tensors.extend(tied);
+    }
+
+    /// Adds what is below a pickle's root, depth first. `kept` counts bytes of keys.
+    fn add(&mut self, graph: &Graph, records: &dyn Records, kept: &mut usize) -> Result<(), Fail> {
+        let mut stack = vec![(graph.root, Vec::<Key>::new())];
         let mut seen = 0;
         while let Some((item, keys)) = stack.pop() {
-            if seen > MAX_VALUES || keys.len() > MAX_DEPTH {
+            if seen > MAX_VALUES || *kept > MAX_KEYS || keys.len() > MAX_DEPTH {
                 return bad("torch: values are nested too deeply, or are too many");
             }
             if view::is_tensor(graph, item) {
@@ -113,12 +151,13 @@ impl Content {
                 }
                 continue;
             }
-            let before = stack.len();
+            let (before, above) = (stack.len(), keys.iter().map(Key::size).sum::<usize>());
             let mut others = 0;
             let mut below = |key: Option<Key>, item: Item| match (key, item) {
                 (Some(key), Item::Node(_)) => {
                     seen += 1;
-                    if seen <= MAX_VALUES {
+                    *kept += above + key.size();
+                    if seen <= MAX_VALUES && *kept <= MAX_KEYS {
                         stack.push((item, [&keys[..], &[key]].concat()));
                     }
                 }
@@ -200,5 +239,44 @@ impl Elements {
             strides[dim - 1] = strides[dim].saturating_mul(shape[dim].max(1));
         }
         Elements { dtype, shape, strides, at }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tied_names_of_the_metadata_are_tensors() {
+        let header = br#"{"__metadata__":{"b":"a","format":"a","c":"none"},"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}"#;
+        let file = [&(header.len() as u64).to_le_bytes()[..], header, b"xy"].concat();
+        let tensors = Content::read(&file).unwrap().tensors;
+        let names: Vec<_> = tensors.iter().map(|(keys, _)| dotted(keys)).collect();
+        assert_eq!(names, ["a", "b"]);
+        assert_eq!(tensors[0].1, tensors[1].1);
+    }
+
+    /// A list that names one tensor often, below long keys, is refused before its names fill the memory.
+    #[test]
+    fn keys_are_bounded() {
+        const COUNT: usize = 400_000;
+        let key = [&b"X"[..], &1_000u32.to_le_bytes(), &[b'k'; 1_000]].concat();
+        let mut pickle = b"\x80\x02".to_vec();
+        (0..50).for_each(|_| pickle.extend([&b"}"[..], &key].concat()));
+        pickle.extend(b"](");
+        // One empty tuple of a name, then again and again.
+        pickle.extend(b")q\0");
+        (0..COUNT).for_each(|_| pickle.extend(b"h\0"));
+        pickle.push(b'e');
+        (0..50).for_each(|_| pickle.push(b's'));
+        pickle.push(b'.');
+        let graph = super::super::pickle::load(&pickle, 0, pickle.len() as u64).unwrap();
+        struct NoRecords;
+        impl Records for NoRecords {
+            fn record(&self, _: &str) -> Option<super::super::storages::Record> {
+                None
+            }
+        }
+        assert!(Content::default().add(&graph, &NoRecords, &mut 0).is_err());
     }
 }

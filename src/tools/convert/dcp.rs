@@ -6,8 +6,7 @@ use anyhow::Result;
 use formats::{Key, dotted, type_name};
 use indicatif::ProgressBar;
 
-use crate::tools::of_file;
-use crate::tools::output::{Output, STEP};
+use crate::tools::output::Output;
 
 use super::pickle::Value::{self, Dict, False, Global, Int, List, None, Object, Text, Tuple};
 use super::pickle::{call, size, tensor, text};
@@ -27,10 +26,10 @@ pub(super) fn write(output: &mut Output, mode: u32, sources: &[Source], bar: &Pr
         end = torch::zip(&file, start, &tensor(source, 0).pickle(), &[source], bar)?;
         places.push((source, start, end - start));
     }
-    file.sync(STEP).map_err(of_file(Path::new(FILE)))?;
+    file.sync()?;
     let index = output.create(Path::new(INDEX), mode)?;
-    let written = index.write_all_at(&metadata(&places).pickle(), 0, STEP);
-    written.and_then(|()| index.sync(STEP)).map_err(of_file(Path::new(INDEX)))
+    index.write_all_at(&metadata(&places).pickle(), 0)?;
+    index.sync()
 }
 
 /// The index of tensors, each with the place and length of its zip in the file.

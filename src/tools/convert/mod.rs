@@ -18,9 +18,9 @@ use crate::terminal::format::{name, parse_size, progress, size};
 use crate::terminal::log_to_stderr;
 use formats::{Key, Role, dotted};
 
+use super::Find;
 use super::checkpoint::Checkpoint;
-use super::output::{Output, STEP};
-use super::{Find, of_file};
+use super::output::Output;
 use source::{Source, Sources};
 
 /// Write the tensors of a checkpoint in another format, or without its optimizer.
@@ -125,12 +125,21 @@ pub fn run(args: Args, find: &Find) -> Result<ExitCode> {
     let input = [Checkpoint::open(find(&args.input)?.as_ref())?];
     let [checkpoint] = &input;
     Output::refuse(&args.out, &input)?;
-    let Sources { mut tensors, others, hidden, .. } = Sources::of(checkpoint)?;
+    let Sources { mut tensors, others, hidden, unlisted, mode, .. } = Sources::of(checkpoint)?;
     let all = tensors.len();
     if args.only.is_some() {
         tensors.retain(|source| source.role.group() != Role::Optimizer);
     }
     let left_out = all - tensors.len();
+    match hidden.first() {
+        Some(first) if all == 0 => bail!(
+            "all {} tensors are inside of objects, such as {}; let the program save model.state_dict()",
+            hidden.len(),
+            name(first)
+        ),
+        _ if tensors.is_empty() => bail!("no tensors are left to write; leave out --only"),
+        _ => {}
+    }
     let mut is_cut = args.strip_prefix.is_none();
     for source in &mut tensors {
         let (keys, cut) = args.renamed(std::mem::take(&mut source.keys));
@@ -151,7 +160,6 @@ pub fn run(args: Args, find: &Find) -> Result<ExitCode> {
         let shown = tensors.first().map_or(String::new(), |source| dotted(&source.keys));
         bail!("no name begins with the prefix that --strip-prefix names; the first is {}", name(&shown));
     }
-    let mode = checkpoint.parts.first().map_or(0o644, |part| part.mode);
     let bytes = tensors.iter().map(Source::bytes).sum();
     let bar = progress(bytes, true);
     let is_directory = format == Format::Dcp || args.shard.is_some();
@@ -161,7 +169,7 @@ pub fn run(args: Args, find: &Find) -> Result<ExitCode> {
         Format::Torch => {
             let file = output.create(Path::new(""), mode)?;
             torch::write(&file, &tensors, &bar)?;
-            file.sync(STEP).map_err(of_file(&args.out))
+            file.sync()
         }
     })?;
     bar.finish_and_clear();
@@ -175,14 +183,15 @@ pub fn run(args: Args, find: &Find) -> Result<ExitCode> {
     if let Some(first) = hidden.first() {
         say!("left out: {} tensors inside of objects, such as {}: nothing is unpickled", hidden.len(), name(first));
     }
+    if let Some(first) = unlisted.first() {
+        let (count, first) = (unlisted.len(), name(&first.to_string_lossy()));
+        say!("left out: {count} files that the index does not list, such as {first}");
+    }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Refuses tensors that the format cannot name.
 fn refuse(tensors: &[Source], format: Format) -> Result<()> {
-    if tensors.is_empty() {
-        bail!("no tensors are left to write; leave out --only");
-    }
     if format != Format::Torch && tensors.iter().any(|source| source.keys.is_empty()) {
         bail!("the tensor has no name; give it one with --prefix");
     }

@@ -10,10 +10,8 @@ use formats::dotted;
 use indicatif::ProgressBar;
 use serde_json::{Map, Value, json};
 
-use crate::store::durable::DeviceFile;
 use crate::terminal::format::name;
-use crate::tools::of_file;
-use crate::tools::output::{Output, STEP};
+use crate::tools::output::{NewFile, Output};
 
 use super::source::Source;
 
@@ -46,6 +44,12 @@ pub(super) fn write(
     if let Some((of, source)) = named.iter().find(|(_, source)| source.dtype == Dtype::C128) {
         bail!("{}: safetensors has no {}; convert to a file of torch", name(of), source.dtype.name());
     }
+    let is_taken = |of: &&String| *of == "__metadata__";
+    if let Some(of) =
+        named.iter().map(|(of, _)| of).find(is_taken).or(tied.iter().map(|(of, _)| of).find(|of| *of == "format"))
+    {
+        bail!("safetensors has {} for itself; give the tensors other names with --prefix", name(of));
+    }
     // As safetensors itself: the largest elements first, so that each lies at a multiple of its size.
     named.sort_by_key(|(_, source)| Reverse(source.dtype.size()));
     let mut files: Vec<&[(String, &Source)]> = Vec::new();
@@ -69,19 +73,20 @@ pub(super) fn write(
         index.extend(file.iter().map(|(of, _)| (of.clone(), Value::from(path.as_str()))));
         let tied = tied.iter().filter(|(_, kept)| file.iter().any(|(of, _)| of == kept));
         let metadata: Map<String, Value> = tied.map(|(of, kept)| (of.clone(), Value::from(kept.as_str()))).collect();
-        write_file(&output.create(Path::new(&path), mode)?, file, metadata, bar).map_err(|e| e.context(path))?;
+        write_file(&output.create(Path::new(&path), mode)?, file, metadata, bar)?;
     }
     if files.len() > 1 {
         let total: u64 = named.iter().map(|(_, source)| source.bytes()).sum();
         let text = serde_json::to_vec_pretty(&json!({"metadata": {"total_size": total}, "weight_map": index}))?;
         let file = output.create(Path::new(INDEX), mode)?;
-        file.write_all_at(&text, 0, STEP).and_then(|()| file.sync(STEP)).map_err(of_file(Path::new(INDEX)))?;
+        file.write_all_at(&text, 0)?;
+        file.sync()?;
     }
     Ok(())
 }
 
 fn write_file(
-    file: &DeviceFile,
+    file: &NewFile,
     sources: &[(String, &Source)],
     mut metadata: Map<String, Value>,
     bar: &ProgressBar,
@@ -97,12 +102,12 @@ fn write_file(
     }
     let mut header = serde_json::to_vec(&header)?;
     header.resize(header.len().next_multiple_of(8), b' ');
-    file.write_all_at(&(header.len() as u64).to_le_bytes(), 0, STEP)?;
-    file.write_all_at(&header, 8, STEP)?;
+    file.write_all_at(&(header.len() as u64).to_le_bytes(), 0)?;
+    file.write_all_at(&header, 8)?;
     let mut at = 8 + header.len() as u64;
     for (_, source) in sources {
         source.write(file, at, bar)?;
         at += source.bytes();
     }
-    Ok(file.sync(STEP)?)
+    file.sync()
 }

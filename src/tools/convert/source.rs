@@ -2,18 +2,17 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fs::File;
 use std::io::{self, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use codec::Dtype;
 use indicatif::ProgressBar;
 
-use crate::store::durable::DeviceFile;
+use crate::terminal::format::name;
 use crate::tools::checkpoint::{Checkpoint, Part};
-use crate::tools::output::STEP;
+use crate::tools::output::NewFile;
 use crate::tools::values::put;
 use formats::{Checksum, Content, Elements, Key, Kind, Model, ReadAt, Role, dotted};
 
@@ -21,6 +20,8 @@ use formats::{Checksum, Content, Elements, Key, Kind, Model, ReadAt, Role, dotte
 const ELEMENTS: u64 = 1 << 20;
 /// Gaps between elements, in elements, that are read and dropped.
 const GAPS: u64 = 4;
+/// What the index of a model in safetensors is called.
+const SAFETENSORS: &str = ".safetensors.index.json";
 
 /// A tensor that is to be copied.
 pub(super) struct Source<'a> {
@@ -35,7 +36,7 @@ pub(super) struct Source<'a> {
 
 /// A part of a tensor that lies in one file.
 struct Piece<'a> {
-    file: &'a File,
+    part: &'a Part,
     /// Where it begins in the tensor.
     offsets: Vec<u64>,
     elements: Elements,
@@ -49,6 +50,10 @@ pub(super) struct Sources<'a> {
     pub(super) others: u64,
     /// Tensors that only an object's own code can read.
     pub(super) hidden: Vec<&'a str>,
+    /// Checkpoint files that the index of their directory does not list.
+    pub(super) unlisted: Vec<&'a Path>,
+    /// The permissions that all files with these tensors give.
+    pub(super) mode: u32,
     /// By what `.metadata` tells and the number of a name there, the number of its tensor.
     wholes: HashMap<(*const Model, usize), usize>,
     models: HashSet<*const Model>,
@@ -58,23 +63,40 @@ impl<'a> Sources<'a> {
     /// Finds the tensors of all files, or of those that an index in the directory lists.
     ///
     /// # Errors
-    /// A tensor that cannot be told exactly, or that is not whole.
+    /// A tensor that cannot be told exactly, or that is not whole; a file that should have tensors and cannot be read.
     pub(super) fn of(checkpoint: &'a Checkpoint) -> Result<Sources<'a>> {
         let listed = listed(checkpoint)?;
-        let mut sources = Sources::default();
-        for part in
-            checkpoint.parts.iter().filter(|part| listed.as_ref().is_none_or(|files| files.contains(&part.path)))
-        {
-            let added = match part.description.kind {
-                Kind::TorchZip | Kind::Safetensors | Kind::Dcp => sources.add(part),
-                _ if part.description.tensors.is_empty() => Ok(()),
-                kind => bail!(
-                    "{}: convert reads torch.save, safetensors and distributed checkpoints, and this is {}",
-                    part.path.display(),
+        let mut sources = Sources { mode: 0o777, ..Sources::default() };
+        for part in &checkpoint.parts {
+            let (path, described) = (part.path.display(), &part.description);
+            let names = listed.as_ref().map(|files| files.get(&part.path));
+            let is_expected = !described.tensors.is_empty() || has_ending(&part.path);
+            let before = sources.tensors.len();
+            match (names, described.kind) {
+                (Some(None), _) if is_expected => sources.unlisted.push(&part.path),
+                (Some(None), _) => {}
+                (_, Kind::TorchZip | Kind::Safetensors | Kind::Dcp) => {
+                    sources.add(part).with_context(|| path.to_string())?;
+                }
+                (_, kind) if !described.tensors.is_empty() => bail!(
+                    "{path}: convert reads torch.save, safetensors and distributed checkpoints, and this is {}; name one file",
                     kind.name()
                 ),
-            };
-            added.with_context(|| format!("{}", part.path.display()))?;
+                // Without its tensors the copy would not be whole.
+                (names, kind) if names.is_some() || is_expected => {
+                    let why = described.note.as_deref().unwrap_or(kind.name());
+                    bail!("{path}: no tensors can be read: {why}; get the file again, or name one file");
+                }
+                _ => {}
+            }
+            let added = &sources.tensors[before..];
+            if !added.is_empty() {
+                sources.mode &= part.mode;
+            }
+            let found: HashSet<String> = added.iter().map(|source| dotted(&source.keys)).collect();
+            if let Some(missing) = names.flatten().and_then(|names| names.iter().find(|of| !found.contains(*of))) {
+                bail!("{path} has no {}, which the index lists; get both again, or name one file", name(missing));
+            }
         }
         for source in &sources.tensors {
             let found: u64 = source.pieces.iter().map(|piece| count(&piece.elements.shape)).sum();
@@ -117,11 +139,11 @@ impl<'a> Sources<'a> {
                     bail!("{}: .metadata tells another type or shape", dotted(&source.keys));
                 }
                 source.role = role;
-                source.pieces.push(Piece { file: &part.file, offsets: offsets.to_vec(), elements });
+                source.pieces.push(Piece { part, offsets: offsets.to_vec(), elements });
             } else {
                 let found = stored.get(at).filter(|tensor| tensor.extent.contains(&elements.at));
                 let role = found.map_or(Role::Other, |tensor| tensor.role);
-                let pieces = vec![Piece { file: &part.file, offsets: vec![0; shape.len()], elements }];
+                let pieces = vec![Piece { part, offsets: vec![0; shape.len()], elements }];
                 self.tensors.push(Source { keys, dtype, shape, role, pieces });
             }
             seen.insert(at);
@@ -133,22 +155,43 @@ impl<'a> Sources<'a> {
     }
 }
 
-/// The files that the indices of a directory list, such as `model.safetensors.index.json`; `None` without an index.
-fn listed(checkpoint: &Checkpoint) -> Result<Option<HashSet<PathBuf>>> {
+/// Whether programs call checkpoints so.
+fn has_ending(path: &Path) -> bool {
+    let ending = path.extension().and_then(|ending| ending.to_str());
+    matches!(ending, Some("safetensors" | "pt" | "pth" | "bin" | "ckpt"))
+}
+
+/// The files that the indices of a directory list, such as `model.safetensors.index.json`, each with the names of its tensors;
+/// `None` without an index. Where a model is there twice, the index of safetensors counts.
+fn listed(checkpoint: &Checkpoint) -> Result<Option<HashMap<PathBuf, Vec<String>>>> {
     #[derive(serde::Deserialize)]
     struct Index {
         weight_map: BTreeMap<String, PathBuf>,
     }
+    let has_name = |part: &&Part, ending: &str| part.path.to_string_lossy().ends_with(ending);
+    let indices = || checkpoint.parts.iter().filter(|part| has_name(part, ".index.json"));
+    let first: HashSet<_> =
+        indices().filter(|part| has_name(part, SAFETENSORS)).map(|part| part.path.parent()).collect();
     let mut listed = None;
-    for part in checkpoint.parts.iter().filter(|part| part.path.to_string_lossy().ends_with(".index.json")) {
-        let index: Index = serde_json::from_reader(BufReader::new(&part.file))
-            .with_context(|| format!("{}: no index of tensors", part.path.display()))?;
-        for file in index.weight_map.into_values() {
+    for part in indices() {
+        let is_first = has_name(&part, SAFETENSORS);
+        if !is_first && first.contains(&part.path.parent()) {
+            continue;
+        }
+        let index: Index = match serde_json::from_reader(BufReader::new(&part.file)) {
+            Ok(index) => index,
+            // An index of something else.
+            Err(_) if !is_first && !has_name(&part, ".bin.index.json") => continue,
+            Err(error) => {
+                return Err(error).with_context(|| format!("{}: no index of tensors", part.path.display()));
+            }
+        };
+        for (tensor, file) in index.weight_map {
             let file = part.path.with_file_name(file);
             if !checkpoint.parts.iter().any(|part| part.path == file) {
                 bail!("{}: {} lists {}, which is missing", checkpoint.name, part.path.display(), file.display());
             }
-            listed.get_or_insert_with(HashSet::new).insert(file);
+            listed.get_or_insert_with(HashMap::new).entry(file).or_insert_with(Vec::new).push(tensor);
         }
     }
     Ok(listed)
@@ -167,13 +210,13 @@ impl Source<'_> {
     /// Equal for tensors that are one, such as tied weights. `None` for those without elements or in several pieces.
     pub(super) fn identity(&self) -> Option<(usize, &Elements, Dtype)> {
         match &self.pieces[..] {
-            [piece] if self.bytes() > 0 => Some((std::ptr::from_ref(piece.file) as usize, &piece.elements, self.dtype)),
+            [piece] if self.bytes() > 0 => Some((std::ptr::from_ref(piece.part) as usize, &piece.elements, self.dtype)),
             _ => None,
         }
     }
 
     /// Writes the values at a place of a file, in order and without gaps; answers their CRC-32.
-    pub(super) fn write(&self, to: &DeviceFile, mut at: u64, bar: &ProgressBar) -> Result<u32> {
+    pub(super) fn write(&self, to: &NewFile, mut at: u64, bar: &ProgressBar) -> Result<u32> {
         let mut crc = Checksum::new(false);
         let Some(of) = self.pieces.first().map(|piece| piece.elements.dtype).filter(|_| self.bytes() > 0) else {
             return Ok(crc.finalize());
@@ -182,11 +225,12 @@ impl Source<'_> {
         for (start, len) in blocks(&self.shape) {
             buf.resize(count(&len) as usize * of.size(), 0);
             for piece in &self.pieces {
-                piece.read(&start, &len, &mut buf).with_context(|| dotted(&self.keys))?;
+                let read = piece.read(&start, &len, &mut buf);
+                read.with_context(|| format!("{}: {}", piece.part.path.display(), dotted(&self.keys)))?;
             }
             let bytes = rounded(of, self.dtype, &buf);
             crc.update(&bytes);
-            to.write_all_at(&bytes, at, STEP)?;
+            to.write_all_at(&bytes, at)?;
             at += bytes.len() as u64;
             bar.inc(bytes.len() as u64);
         }
@@ -260,10 +304,10 @@ impl Piece<'_> {
             }
             let (place, to) = (at + from * size as u64, to as usize * size);
             if (run.from, run.to) == (1, 1) {
-                self.file.read_exact_at(&mut block[to..to + run.count as usize * size], place)?;
+                self.part.file.read_exact_at(&mut block[to..to + run.count as usize * size], place)?;
                 continue;
             }
-            self.file.read_exact_at(&mut near, place)?;
+            self.part.file.read_exact_at(&mut near, place)?;
             for element in 0..run.count as usize {
                 let (from, to) = (element * run.from as usize * size, to + element * run.to as usize * size);
                 block[to..to + size].copy_from_slice(&near[from..from + size]);

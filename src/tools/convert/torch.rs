@@ -6,8 +6,7 @@ use anyhow::Result;
 use formats::{Checksum, Key};
 use indicatif::ProgressBar;
 
-use crate::store::durable::DeviceFile;
-use crate::tools::output::STEP;
+use crate::tools::output::NewFile;
 
 use super::pickle::{Value, tensor};
 use super::source::Source;
@@ -16,7 +15,7 @@ use super::source::Source;
 const ALIGNMENT: u64 = 64;
 
 /// Writes a whole file. Tensors with one identity share a storage.
-pub(super) fn write(file: &DeviceFile, sources: &[Source], bar: &ProgressBar) -> Result<()> {
+pub(super) fn write(file: &NewFile, sources: &[Source], bar: &ProgressBar) -> Result<()> {
     let (mut storages, mut numbers, mut first) = (Vec::new(), HashMap::new(), HashMap::new());
     let mut items = Vec::new();
     for (at, source) in sources.iter().enumerate() {
@@ -63,13 +62,7 @@ fn nest(items: &[(&Source, usize)], depth: usize) -> Value {
 }
 
 /// Writes a zip of torch.save at a place of a file; answers where it ends.
-pub(super) fn zip(
-    file: &DeviceFile,
-    start: u64,
-    pickle: &[u8],
-    storages: &[&Source],
-    bar: &ProgressBar,
-) -> Result<u64> {
+pub(super) fn zip(file: &NewFile, start: u64, pickle: &[u8], storages: &[&Source], bar: &ProgressBar) -> Result<u64> {
     let mut zip = Zip { file, start, at: start, directory: Vec::new(), records: 0 };
     zip.small("data.pkl", pickle)?;
     zip.small("byteorder", b"little")?;
@@ -82,7 +75,7 @@ pub(super) fn zip(
 
 /// A zip in the making. All sizes and places stand in the fields of Zip64, so that none is too large.
 struct Zip<'a> {
-    file: &'a DeviceFile,
+    file: &'a NewFile,
     start: u64,
     at: u64,
     directory: Vec<u8>,
@@ -94,7 +87,7 @@ impl Zip<'_> {
         self.record(name, bytes.len() as u64, |at| {
             let mut crc = Checksum::new(false);
             crc.update(bytes);
-            self.file.write_all_at(bytes, at, STEP)?;
+            self.file.write_all_at(bytes, at)?;
             Ok(crc.finalize())
         })
     }
@@ -119,7 +112,7 @@ impl Zip<'_> {
         let fields = [extra(*b"\x01\0", &sizes), extra(*b"FB", &vec![b'Z'; gap as usize])].concat();
         let fields_len = (fields.len() as u16).to_le_bytes();
         let header = [b"PK\x03\x04", &about[..], &fields_len, name.as_bytes(), &fields];
-        self.file.write_all_at(&header.concat(), self.at, STEP)?;
+        self.file.write_all_at(&header.concat(), self.at)?;
         // No comment, the first disk, no attributes; the place is in the field, too.
         let fields = extra(*b"\x01\0", &[&sizes[..], &(self.at - self.start).to_le_bytes()].concat());
         let rest = [28, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff];
@@ -138,7 +131,7 @@ impl Zip<'_> {
         end.extend([b"PK\x06\x07\0\0\0\0", &(place + len).to_le_bytes()[..], &[1, 0, 0, 0]].concat());
         // All other numbers stand in the records before.
         end.extend([b"PK\x05\x06\0\0\0\0", &[0xff; 12][..], &[0, 0]].concat());
-        self.file.write_all_at(&end, self.at, STEP)?;
+        self.file.write_all_at(&end, self.at)?;
         Ok(self.at + end.len() as u64)
     }
 }

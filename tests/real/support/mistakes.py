@@ -358,6 +358,11 @@ MISTAKES = [
             "stepfs convert run/step_1.pt -o x.pt", needs="run"),
     Mistake("a shard is missing", "stepfs convert run/step_1.pt -o hf --shard 1K; rm hf/model-00001-*", "stepfs convert hf -o x.pt",
             "*: * lists *, which is missing", "stepfs convert run/step_1.pt -o x.pt", needs="run"),
+    Mistake("a shard is damaged", "stepfs convert run/step_1.pt -o hf --shard 1K; echo version > $(ls hf/model-00001-*)", "stepfs convert hf -o x.pt",
+            "*: no tensors can be read: *; get the file again, or name one file", "stepfs convert run/step_1.pt -o x.pt", needs="run"),
+    Mistake("a shard is another one", "stepfs convert run/step_1.pt -o hf --shard 1K; cp hf/model-00002-* $(ls hf/model-00001-*)",
+            "stepfs convert hf -o x.pt", "* has no *, which the index lists; get both again, or name one file",
+            "stepfs convert run/step_1.pt -o x.pt", needs="run"),
     Mistake("one file of a distributed checkpoint", "stepfs convert run/step_1.pt -o d --to dcp; cp d/__0_0.distcp d/__1_0.distcp; rm d/__0_0.distcp",
             "stepfs convert d -o x.pt", "*: * is not whole; name a directory with all files", "stepfs convert run/step_1.pt -o x.pt", needs="run"),
 
@@ -555,7 +560,7 @@ LEFT_OUT = {
         "a killed command, a defect, or a part of another message",
     ("src/tools/convert/source", "another type or shape|that stepfs does not know|no index of tensors"):
         "a damaged index, or a type of a torch to come",
-    ("src/tools/convert", "left to write|has no name|convert reads|safetensors has no"): "test_convert: what_cannot_be_converted_is_said",
+    ("src/tools/convert", "left to write|inside of objects|has no name|convert reads|safetensors has"): "test_convert: what_cannot_be_converted_is_said",
     ("src/tools/merge", "has no|: . is|rows of their own"): "test_diff_merge: what_cannot_be_merged_is_said",
     ("src/cli/latest", "time in the future"): "test_machine: files_from_the_future",
     ("src/cli/source", "does not understand its answer"): "a daemon of another version: test_upgrade",

@@ -113,9 +113,12 @@ def test_each_format_becomes_each_other(file, state, tmp_path):
         run("convert", tmp_path / source, "-o", tmp_path / f"{source}.safetensors")
         same(load_file(tmp_path / f"{source}.safetensors"), dotted(state))
     run("convert", tmp_path / "a.safetensors", "-o", tmp_path / "d.pt")
-    same(torch.load(tmp_path / "d.pt", weights_only=True), written)
+    # The metadata tells the tied names.
+    back = torch.load(tmp_path / "d.pt", weights_only=True)
+    same(back, dotted(state))
+    assert back["model.head.weight"].data_ptr() == back["model.embedding.weight"].data_ptr()
     run("convert", tmp_path / "a.safetensors", "-o", tmp_path / "e", "--to", "dcp")
-    same(from_dcp(tmp_path / "e"), written)
+    same(from_dcp(tmp_path / "e"), dotted(state))
 
 
 def test_what_two_ranks_wrote_becomes_whole(tmp_path):
@@ -181,12 +184,30 @@ def test_shards_and_their_index(tmp_path):
     shards = sorted(path.name for path in (tmp_path / "hf").glob("*.safetensors"))
     assert shards == [f"model-0000{at}-of-00004.safetensors" for at in (1, 2, 3, 4)] and set(index["weight_map"].values()) == set(shards)
     same({name: load_file(tmp_path / "hf" / file)[name] for name, file in index["weight_map"].items()}, weights)
-    # Files beside them that the index does not list are none of the model's.
+    # Files beside them that the index does not list are none of the model's, nor is another format of it.
     torch.save({"state": {0: {"exp_avg": torch.ones(3)}}}, tmp_path / "hf/optimizer.pt")
-    run("convert", tmp_path / "hf", "-o", tmp_path / "back.pt")
+    (tmp_path / "hf/pytorch_model.bin.index.json").write_text('{"weight_map": {"h.0.weight": "pytorch_model-1.bin"}}')
+    (tmp_path / "hf/search.index.json").write_text("[1]")
+    (tmp_path / "hf" / shards[0]).chmod(0o600)
+    (tmp_path / "hf/config.json").write_text("{}")
+    said = run("convert", tmp_path / "hf", "-o", tmp_path / "back.pt").stdout
+    assert os.stat(tmp_path / "back.pt").st_mode & 0o777 == 0o600
+    assert "left out: 1 files that the index does not list, such as optimizer.pt" in said
     same(torch.load(tmp_path / "back.pt", weights_only=True), weights)
     run("convert", tmp_path / "in.pt", "-o", tmp_path / "one", "--shard", "1G")
     assert [path.name for path in (tmp_path / "one").iterdir()] == ["model.safetensors"]
+    # A shard that cannot be read, or is another one, is never left out in silence.
+    whole = (tmp_path / "hf" / shards[1]).read_bytes()
+    other = (tmp_path / "hf" / shards[2]).read_bytes()
+    for damaged, words in [
+        (b"version https://git-lfs.github.com/spec/v1\n", "no tensors can be read: "),
+        (whole.replace(b"{", b"[", 2), "no tensors can be read: "),
+        (whole + b"more", "no tensors can be read: "),
+        (other, "which the index lists"),
+    ]:
+        (tmp_path / "hf" / shards[1]).write_bytes(damaged)
+        done = run("convert", tmp_path / "hf", "-o", tmp_path / "x.pt", check=False)
+        assert done.returncode == FAILURE and shards[1] in done.stderr and words in done.stderr, done
     (tmp_path / "hf" / shards[1]).unlink()
     done = run("convert", tmp_path / "hf", "-o", tmp_path / "x.pt", check=False)
     assert done.returncode == FAILURE and f"lists {shards[1]}, which is missing" in done.stderr
@@ -222,6 +243,15 @@ def test_what_cannot_be_converted_is_said_and_leaves_nothing(file, state, tmp_pa
     torch.save({"a": torch.ones(3, dtype=torch.complex64).conj()}, tmp_path / "conj.pt")
     torch.save({"a": torch.ones(3, dtype=torch.complex128)}, tmp_path / "complex.pt")
     numpy.save(tmp_path / "array.npy", numpy.ones(3))
+    torch.save({"__metadata__": torch.ones(3)}, tmp_path / "own.pt")
+    one = torch.ones(3)
+    torch.save({"a": one, "format": one}, tmp_path / "tied.pt")
+    torch.save(torch.nn.Linear(20, 20), tmp_path / "module.pt")
+    for name in ("pointer", "mixed"):
+        (tmp_path / name).mkdir()
+        save_file({"w": torch.ones(3)}, tmp_path / name / "a.safetensors")
+    (tmp_path / "pointer/b.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
+    numpy.save(tmp_path / "mixed/w.npy", numpy.ones(3))
     torch.save({"optimizer": state["optimizer"]}, tmp_path / "optimizer.pt")
     dcp.save({"a": torch.ones(3)}, checkpoint_id=tmp_path / "dcp")
     part = next((tmp_path / "dcp").glob("*.distcp"))
@@ -237,9 +267,14 @@ def test_what_cannot_be_converted_is_said_and_leaves_nothing(file, state, tmp_pa
         (["both", "-o", "both/x.pt"], "lies inside both; name a place outside of it"),
         (["both", "-o", "x.pt"], "two tensors have the name w"),
         (["one.pt", "-o", "x.safetensors"], "give it one with --prefix"),
-        (["sparse.pt", "-o", "x.pt"], "no tensors are left"),
+        (["sparse.pt", "-o", "x.pt"], "tensors are inside of objects, such as "),
+        (["pointer", "-o", "x.pt"], "b.safetensors: no tensors can be read: "),
+        (["mixed", "-o", "x.pt"], "and this is npy; name one file"),
         (["conj.pt", "-o", "x.pt"], "a: a kind of tensor that stepfs does not know"),
         (["complex.pt", "-o", "x.safetensors"], "safetensors has no C128"),
+        (["own.pt", "-o", "x.safetensors"], "safetensors has __metadata__ for itself"),
+        (["tied.pt", "-o", "x.safetensors"], "safetensors has format for itself"),
+        (["module.pt", "-o", "x.pt"], "tensors are inside of objects, such as "),
         (["array.npy", "-o", "x.pt"], "array.npy: convert reads torch.save, safetensors and distributed checkpoints, and this is npy"),
         (["optimizer.pt", "-o", "x.pt", "--only", "weights"], "no tensors are left to write; leave out --only"),
         (["dcp", "-o", "x.pt"], "is not whole"),
@@ -261,6 +296,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path, out):
     try:
         done = run("convert", tmp_path / "in.pt", "-o", disk / out[0], *out[1:], check=False)
         assert done.returncode == FAILURE and "make room there, and try again" in done.stderr, done.stderr
+        assert str(disk / out[0]) in done.stderr and "in.pt" not in done.stderr, done.stderr
         assert list(disk.iterdir()) == []
     finally:
         subprocess.run(["umount", disk], check=True)

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use super::super::ReadAt;
-use super::super::content::Key;
+use super::super::content::{Key, MAX_DEPTH};
 use super::super::pickle::{self, Graph, Item};
 use super::super::read::{Fail, bad, refuse_if};
 use super::super::view;
@@ -92,9 +92,11 @@ pub(super) fn read(src: &dyn ReadAt) -> Result<Metadata, Fail> {
             Some("TensorStorageMetadata") => Some(whole(graph, about)?),
             _ => None,
         };
+        let many = keys.get(fqn).and_then(|&keys| graph.tuple(keys)).is_some_and(|keys| keys.len() > MAX_DEPTH);
+        refuse_if(many, "dcp: a name has more than 64 keys")?;
         let steps = keys.get(fqn).and_then(|&keys| steps(graph, keys));
         let keys = steps.unwrap_or_else(|| vec![Key::Name(fqn.to_string())]);
-        budget.take(fqn.len() + 2 * keys.iter().map(size).sum::<usize>())?;
+        budget.take(fqn.len() + 2 * keys.iter().map(Key::size).sum::<usize>())?;
         names.push(Named { fqn: fqn.to_string(), keys, tensor });
     }
     let mut files: HashMap<String, File> = HashMap::new();
@@ -114,14 +116,6 @@ pub(super) fn read(src: &dyn ReadAt) -> Result<Metadata, Fail> {
         }
     }
     Ok(Metadata { names, files })
-}
-
-/// Bytes of memory of a key.
-fn size(key: &Key) -> usize {
-    match key {
-        Key::Name(name) => name.len() + 32,
-        Key::Number(_) | Key::Index(_) => 32,
-    }
 }
 
 /// The name of an object's class.
@@ -174,5 +168,27 @@ fn chunk(graph: &Graph, index: Item, extent: Range<u64>) -> Result<Option<Chunk>
     match fqn.zip(view::sizes(graph, offsets)) {
         Some((fqn, offsets)) => Ok(Some(Chunk { fqn, offsets, extent })),
         None => bad("dcp: a chunk that makes no sense"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_of_too_many_keys_is_refused() {
+        let text = |text: &str| [&b"X"[..], &(text.len() as u32).to_le_bytes(), text.as_bytes()].concat();
+        let pickle = |count: usize| {
+            let mut pickle = b"\x80\x02ctorch.distributed.checkpoint.metadata\nMetadata\n)\x81}(".to_vec();
+            pickle.extend([text("state_dict_metadata"), b"}(".to_vec(), text("w"), b"Nu".to_vec()].concat());
+            let keys = b"K\x01".repeat(count);
+            pickle.extend(
+                [text("planner_data"), b"}(".to_vec(), text("w"), b"(".to_vec(), keys, b"tu".to_vec()].concat(),
+            );
+            pickle.extend([text("storage_data"), b"}ub.".to_vec()].concat());
+            pickle
+        };
+        assert_eq!(read(&pickle(64)).map(|metadata| metadata.names[0].keys.len()).ok(), Some(64));
+        assert!(read(&pickle(65)).is_err());
     }
 }
