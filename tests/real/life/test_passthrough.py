@@ -20,14 +20,19 @@ pytestmark = [
 
 # Opens a file, stops the daemon, and reads past the page cache. Prints "kernel" if that works without the daemon.
 WHO_SERVES = """
-import mmap, os, signal, sys, threading
+import mmap, os, signal, sys, threading, time
 path, daemon = sys.argv[1], int(sys.argv[2])
 fd = os.open(path, os.O_RDWR | os.O_DIRECT)
 aligned = mmap.mmap(-1, 4096)
 got = []
 reader = threading.Thread(target=lambda: got.append(os.preadv(fd, [aligned], 1 << 20)), daemon=True)
+tasks = f"/proc/{daemon}/task"
+is_stopped = lambda task: open(f"{tasks}/{task}/stat").read().rpartition(")")[2].split()[0] == "T"
 os.kill(daemon, signal.SIGSTOP)
 try:
+    # A thread that runs on another core may answer until then.
+    while not all(map(is_stopped, os.listdir(tasks))):
+        time.sleep(0.01)
     reader.start()
     reader.join(3)
     print("kernel" if got else "daemon", flush=True)
