@@ -35,7 +35,9 @@ const GAUGES: &[Gauge] = &[
     ("unnamed_bytes", "Bytes of objects for removed states.", |status| known(status, status.unnamed_bytes)),
     ("cache_bytes", "Bytes of decoded files in the cache.", |status| known(status, status.cache_bytes)),
     ("free_bytes", "Bytes that are free on the disk of the store.", |status| {
-        known(status, status.free_bytes).filter(|&free| free > 0)
+        // 0 also stands for a disk that cannot be asked.
+        let is_full = status.problems.iter().any(|problem| problem.kind == "full");
+        known(status, status.free_bytes).filter(|&free| free > 0 || is_full)
     }),
     ("queued_steps", "Steps of archiving that wait.", |status| known(status, status.queued)),
     ("settling_files", "Files that wait for the rest of their checkpoint.", |status| known(status, status.settling)),

@@ -66,6 +66,9 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     match (args.json, &mounts[..], &args.path) {
         (true, [one], Some(_)) => say_json(&one.status)?,
         (true, ..) => say_json(&mounts)?,
+        (false, [], _) if all_mounts().iter().any(Mounted::is_ours) => {
+            say_error!("stepfs: only users' own mounts are here, and the kernel keeps root out; ask as their users")
+        }
         (false, [], _) => say_error!("stepfs: no store is mounted; `stepfs mount STORE DIR` mounts one"),
         (false, ..) => mounts.iter().enumerate().for_each(|(place, mount)| {
             if place > 0 {

@@ -55,7 +55,7 @@ pub use mounts::{
     Mounted, Unanswered, absolute, all as all_mounts, clear_dead_mount, find as mount_at, is_dead, is_served, kind_of,
     left_of, mount_of, unmount,
 };
-pub use sys::{SYS_ADMIN, is_admin};
+pub use sys::{SYS_ADMIN, everywhere, is_admin};
 
 /// All of the mount's state; shared by the threads that answer the kernel.
 struct Core {

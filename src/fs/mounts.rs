@@ -112,9 +112,10 @@ impl Mounted {
         rustix::process::geteuid().is_root() || self.is_own()
     }
 
-    /// Whether this user may ask about it. Root may only if the kernel lets root in.
+    /// Whether this user may ask about it. Root may only if the kernel lets root in. In a user namespace the numbers of
+    /// users are others than the kernel's.
     pub fn may_be_asked(&self) -> bool {
-        self.is_own() || self.is_ours() && self.admits_others
+        self.is_own() || self.is_ours() && (self.admits_others || !super::everywhere())
     }
 
     fn is_own(&self) -> bool {

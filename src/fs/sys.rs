@@ -80,3 +80,9 @@ pub fn is_admin() -> bool {
     let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     line.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).is_some_and(|bits| bits >> SYS_ADMIN & 1 == 1)
 }
+
+/// Whether privileges hold for the whole machine, not only for a user namespace.
+pub fn everywhere() -> bool {
+    let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    map.split_whitespace().eq(["0", "0", "4294967295"])
+}

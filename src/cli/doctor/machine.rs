@@ -10,7 +10,7 @@ use rustix::process::{Resource, getrlimit};
 use super::{Finding, Level, ok, problem, warning};
 use crate::cli::format::size;
 use crate::cli::passthrough as helper;
-use crate::fs::{SYS_ADMIN, is_admin, try_mount};
+use crate::fs::{SYS_ADMIN, everywhere, is_admin, try_mount};
 use crate::recall::{memory_limit, usual_memory};
 
 /// First kernel with passthrough.
@@ -111,12 +111,6 @@ fn mounting() -> Finding {
         _ => "mount as root; in a container: docker run --cap-add SYS_ADMIN --security-opt apparmor=unconfined",
     };
     problem(CHECK, format!("a mount was tried, and refused: {error}"), mend)
-}
-
-/// True if privileges hold for the whole machine, not only for a user namespace.
-fn everywhere() -> bool {
-    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
-    map.split_whitespace().eq(["0", "0", "4294967295"])
 }
 
 fn fusermount() -> Finding {

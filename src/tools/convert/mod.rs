@@ -185,7 +185,7 @@ pub fn run(args: Args, find: &Find) -> Result<ExitCode> {
     }
     if let Some(first) = unlisted.first() {
         let (count, first) = (unlisted.len(), name(&first.to_string_lossy()));
-        say!("left out: {count} files that the index does not list, such as {first}");
+        say!("left out: {count} files that no index lists or that have no tensors, such as {first}");
     }
     Ok(ExitCode::SUCCESS)
 }

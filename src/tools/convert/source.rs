@@ -50,7 +50,7 @@ pub(super) struct Sources<'a> {
     pub(super) others: u64,
     /// Tensors that only an object's own code can read.
     pub(super) hidden: Vec<&'a str>,
-    /// Checkpoint files that the index of their directory does not list.
+    /// Checkpoint files that the index of their directory does not list, or that have no tensors.
     pub(super) unlisted: Vec<&'a Path>,
     /// The permissions that all files with these tensors give.
     pub(super) mode: u32,
@@ -71,28 +71,32 @@ impl<'a> Sources<'a> {
             let (path, described) = (part.path.display(), &part.description);
             let names = listed.as_ref().map(|files| files.get(&part.path));
             let is_expected = !described.tensors.is_empty() || has_ending(&part.path);
+            // Other programs have files with the other endings, too, such as tokenizers.
+            let is_damaged =
+                described.kind == Kind::Opaque && part.path.extension().is_some_and(|ending| ending == "safetensors");
             let before = sources.tensors.len();
             match (names, described.kind) {
                 (Some(None), _) if is_expected => sources.unlisted.push(&part.path),
                 (Some(None), _) => {}
                 (_, Kind::TorchZip | Kind::Safetensors | Kind::Dcp) => {
                     sources.add(part).with_context(|| path.to_string())?;
+                    if !described.tensors.is_empty() {
+                        sources.mode &= part.mode;
+                    }
                 }
                 (_, kind) if !described.tensors.is_empty() => bail!(
                     "{path}: convert reads torch.save, safetensors and distributed checkpoints, and this is {}; name one file",
                     kind.name()
                 ),
                 // Without its tensors the copy would not be whole.
-                (names, kind) if names.is_some() || is_expected => {
+                (names, kind) if names.is_some() || is_damaged || checkpoint.parts.len() == 1 => {
                     let why = described.note.as_deref().unwrap_or(kind.name());
                     bail!("{path}: no tensors can be read: {why}; get the file again, or name one file");
                 }
+                _ if is_expected => sources.unlisted.push(&part.path),
                 _ => {}
             }
             let added = &sources.tensors[before..];
-            if !added.is_empty() {
-                sources.mode &= part.mode;
-            }
             let found: HashSet<String> = added.iter().map(|source| dotted(&source.keys)).collect();
             if let Some(missing) = names.flatten().and_then(|names| names.iter().find(|of| !found.contains(*of))) {
                 bail!("{path} has no {}, which the index lists; get both again, or name one file", name(missing));

@@ -556,6 +556,7 @@ LEFT_OUT = {
     ("src/cli/umount", "waits again|to finish its step"): "a daemon that works on for seconds: test_lifecycle",
     ("src/cli/mount", "the daemon ended|cannot mount on"): "a defect of the daemon, and the place of another error",
     ("src/cli/status", "has not answered"): "takes 10 seconds: test_manners: a_daemon_that_hangs_is_named",
+    ("src/cli/status", "keeps root out"): "needs a mount of another user: test_metrics: root_is_told_of_mounts",
     ("src/tools/(merge|checkpoint|output)", "is in the way|no checkpoints|no states|no file in it|names its tensors"):
         "a killed command, a defect, or a part of another message",
     ("src/tools/convert/source", "another type or shape|that stepfs does not know|no index of tensors"):

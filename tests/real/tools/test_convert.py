@@ -192,7 +192,7 @@ def test_shards_and_their_index(tmp_path):
     (tmp_path / "hf/config.json").write_text("{}")
     said = run("convert", tmp_path / "hf", "-o", tmp_path / "back.pt").stdout
     assert os.stat(tmp_path / "back.pt").st_mode & 0o777 == 0o600
-    assert "left out: 1 files that the index does not list, such as optimizer.pt" in said
+    assert "left out: 1 files that no index lists or that have no tensors, such as optimizer.pt" in said
     same(torch.load(tmp_path / "back.pt", weights_only=True), weights)
     run("convert", tmp_path / "in.pt", "-o", tmp_path / "one", "--shard", "1G")
     assert [path.name for path in (tmp_path / "one").iterdir()] == ["model.safetensors"]
@@ -230,6 +230,16 @@ def test_a_store_a_mirror_and_a_mount_are_read_alike(mount, tmp_path):
         assert "1 weights, 0 changed" in run("diff", place, mount / "step_1.pt").stdout
         run("merge", place, mount / "step_1.pt", "-o", tmp_path / f"{at}.pt")
         assert torch.equal(torch.load(tmp_path / f"{at}.pt")["model"]["w"], read)
+
+
+def test_files_without_tensors_are_told(tmp_path):
+    """Of an old torch, and of another program."""
+    save_file({"w": torch.ones(3)}, tmp_path / "model.safetensors")
+    torch.save({"epoch": 1}, tmp_path / "args.bin", _use_new_zipfile_serialization=False)
+    (tmp_path / "tokenizer.bin").write_bytes(b"words" * 99)
+    said = run("convert", tmp_path, "-o", f"{tmp_path}.pt").stdout
+    assert "left out: 2 files that no index lists or that have no tensors, such as args.bin" in said
+    same(torch.load(f"{tmp_path}.pt", weights_only=True), {"w": torch.ones(3)})
 
 
 def test_what_cannot_be_converted_is_said_and_leaves_nothing(file, state, tmp_path):

@@ -1,16 +1,19 @@
 """`stepfs metrics`: the numbers of `status` for Prometheus."""
 
 import json
+import os
 import re
 import shutil
+import stat
 import subprocess
 
 import harness
 import pytest
-from harness import run, run_json, wait_until
+from harness import BIN, LET_GO, OK, run, run_json, wait_until
 from series import save_walk
 
 pytestmark = pytest.mark.stepfs
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 SAMPLE = re.compile(r'(stepfs_[a-z_]+)\{mount="((?:[^"\\\n]|\\.)*)",store="((?:[^"\\\n]|\\.)*)"\} (\d+)')
 DASHBOARD = harness.ROOT / "packaging/grafana.json"
@@ -50,6 +53,18 @@ def test_a_daemon_that_died_is_down(mount):
     mount.kill()
     wait_until(lambda: parsed(run("metrics").stdout)["stepfs_up"].get(str(mount.dir)) == 0, 30, "it is shown as down")
     assert str(mount.dir) not in parsed(run("metrics").stdout).get("stepfs_files", {})
+
+
+@needs_root
+def test_root_is_told_of_mounts_that_it_may_not_ask(plain):
+    """The kernel keeps root out of a user's mount. It is no mount that is down."""
+    os.chmod(plain, 0o777)
+    os.mknod(plain / "fuse", 0o666 | stat.S_IFCHR, os.makedev(10, 229))
+    os.chmod(plain / "fuse", 0o666)
+    user = f"setpriv --reuid 65534 --regid 65534 --clear-groups {BIN}"
+    script = f"{LET_GO}; mount --bind {plain}/fuse /dev/fuse; {user} mount {plain}/store {plain}/mnt; {BIN} status; {BIN} metrics"
+    done = subprocess.run(["unshare", "--mount", "bash", "-euc", f"{script}; {user} umount {plain}/mnt"], capture_output=True, text=True)
+    assert done.returncode == OK and "the kernel keeps root out" in done.stderr and "stepfs_up" not in done.stdout, done
 
 
 def test_the_dashboard_asks_for_numbers_that_there_are():
