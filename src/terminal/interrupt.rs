@@ -26,7 +26,8 @@ pub fn interrupted() -> io::Result<Arc<AtomicBool>> {
     Ok(flag)
 }
 
-/// The signals that end a command. Under `nohup` SIGHUP is ignored, and stays so.
+/// The signals that end a command. Under `nohup` SIGHUP is ignored, and stays so. SIGINT counts even where a shell ignores
+/// it for a job in the background: who sends it wants the end.
 fn ends() -> Vec<i32> {
     let is_ignored = |signal| {
         // SAFETY: it fills in one structure, and changes nothing.
@@ -35,7 +36,7 @@ fn ends() -> Vec<i32> {
             libc::sigaction(signal, std::ptr::null(), &raw mut now) == 0 && now.sa_sigaction == libc::SIG_IGN
         }
     };
-    [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|&signal| !is_ignored(signal)).collect()
+    [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|&signal| signal != SIGHUP || !is_ignored(signal)).collect()
 }
 
 /// What goes when the command is interrupted. `None` while nobody waits for a signal.
