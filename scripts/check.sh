@@ -17,10 +17,11 @@ fetch_python tests
 run formatting cargo fmt --check
 run "plain English" "$(command -v python3 || echo "$PYTHON")" scripts/prose.py
 run lints cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
-run build cargo test --workspace --locked --quiet --lib --no-run
-# An eighth of the random cases; scripts/test.sh tries all.
-run "the library's tests" env PROPTEST_CASES=32 cargo test --workspace --locked --quiet --lib
-run "the program" cargo build --workspace --locked --quiet --bins
+# One small test program brings the program, with the dependencies' features of scripts/test.sh: `cargo build` has others.
+run build cargo test --workspace --locked --quiet --lib --test docs --no-run
+# An eighth of the random cases; scripts/test.sh tries all. Some wait, so several run on each core.
+run "the library's tests" env PROPTEST_CASES=32 RUST_TEST_THREADS=$(($(nproc) * 2)) \
+    cargo test --workspace --locked --quiet --lib --test docs
 run "Python packages" python_is_there
 run "quick tests of real programs" real -m "not slow and not nightly and not alone" "${rooms[@]/#/tests/real/}"
 end_steps "checked in $((SECONDS - began)) s; scripts/test.sh runs everything"

@@ -227,6 +227,7 @@ def test_a_checkpoint_that_lost_its_metadata_is_no_newer_state(mount, plain):
     assert unfinished(mount, "step_2/__0_0.distcp") and mount.state("step_1/__0_0.distcp") == "sealed"
 
 
+@pytest.mark.slow
 def test_ranks_are_no_states_of_each_other(mount):
     """Cut evenly, so that their files look alike, in a directory whose name counts nothing."""
     train(2, "--out", mount.dir, "--iters", 5, "--every", 5, *SMALL)

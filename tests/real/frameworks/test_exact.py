@@ -25,6 +25,7 @@ def is_as_saved(mount, plain, name):
     return subprocess.run(["diff", "-rq", mount / name, plain / name], capture_output=True).returncode == 0
 
 
+@pytest.mark.slow
 def test_trainers_best_model_stays_as_it_was_saved(mount, plain):
     job = trainer(mount, plain, max_steps=25, save_steps=5, eval_strategy="steps", eval_steps=5, load_best_model_at_end=True,
                   metric_for_best_model="eval_loss", greater_is_better=False)
@@ -49,6 +50,7 @@ def test_trainers_best_model_stays_as_it_was_saved(mount, plain):
     assert is_as_saved(mount, plain, f"moved/{best}")
 
 
+@pytest.mark.slow
 def test_the_highest_step_stays_beside_the_newest(mount, plain):
     trainer(mount, plain, max_steps=20, save_steps=4).train()
     trainer(mount, plain, max_steps=10, save_steps=5).train(resume_from_checkpoint=str(mount / "checkpoint-8"))

@@ -71,6 +71,7 @@ def test_a_released_npz_is_what_numpy_writes(mount, plain):
         assert (read.stdout, read.stderr) == ("15\n", ""), read
 
 
+@pytest.mark.slow
 def test_legacy_files_of_other_processes_are_one_series(mount, plain):
     """Keys are addresses, and the payloads lie in their order: both differ in each process."""
     names = [f"step_{step}.pt" for step in range(4)]

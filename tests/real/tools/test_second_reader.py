@@ -152,6 +152,7 @@ def test_large_tensors_and_their_copies_give_the_bytes_of_the_mount(mount):
     harness.compare_readers(mount)
 
 
+@pytest.mark.slow
 def test_each_command_says_what_it_found(made, tmp_path):
     path, given = made
     listed = reader(path, "ls")
@@ -215,6 +216,7 @@ def differs(one, other):
     return np.flatnonzero(np.frombuffer(one, "u1") != np.frombuffer(other, "u1"))
 
 
+@pytest.mark.slow
 def test_a_damaged_object_is_read_as_far_as_it_goes(store, tmp_path):
     """Of a flipped byte in each third of an object, only the parts that need it are missing, and each is named."""
     path, given = store
