@@ -11,6 +11,7 @@ use stepfs::tile::Codec;
 
 use super::adam::{Adam, Parameter, round};
 use super::hostile::coding_name;
+use super::optimizers::name_in;
 use super::series::{Dtype, Random, Rest, Tensor, decode, entry, safetensors, step};
 use super::sound::{sound, values};
 use super::torch::{self, Value};
@@ -162,6 +163,39 @@ fn where_the_loss_is_steep_both_the_weight_and_its_second_moment_have_finer_step
         assert!(2 * unit("steep.weight") <= unit("wide.weight"), "{at}: {}", unit("steep.weight"));
         assert!(1.5 * length("steep.weight") < length("wide.weight"), "{at}: {}", length("steep.weight"));
     }
+}
+
+/// Files with the same names, weights and moments: only the optimizer's count says how far apart they are.
+#[test]
+fn the_optimizers_own_count_sets_the_steps() {
+    let lengths = |profile: &str, counted: usize| {
+        let model = |random: &mut Random| vec![Parameter::new("a.weight", Dtype::F32, &[96, 128], random)];
+        let mut adam = Adam::new(0.95, 21, model);
+        adam.train(40);
+        let mut rest = Rest::under(profile);
+        for at in 1..=4 {
+            adam.train(5);
+            let [weight, first, second] = adam.parameters[0].tensors().map(|tensor| Value::Tensor(tensor.clone()));
+            let count =
+                Tensor { name: "step".into(), dtype: Dtype::F32, shape: vec![], values: vec![(counted * at) as f64] };
+            let state = Value::named([("step", Value::Tensor(count)), ("exp_avg", first), ("exp_avg_sq", second)]);
+            let (model, state) = (Value::named([("a.weight", weight)]), torch::optimizer(vec![state]));
+            rest.write(
+                &name_in("run", 20 * at),
+                &torch::save(&Value::named([("model", model), ("optimizer", state)])).0,
+            );
+        }
+        rest.settle();
+        let index = rest.object(&name_in("run", 60)).index().clone();
+        let coding = |name: &str| entry(&index, name).coding;
+        (coding("model/a.weight").step().unwrap(), coding("optimizer/state/0/exp_avg").ratio().unwrap().0)
+    };
+    let [five, twenty, thousand] = [5, 20, 1000].map(|counted| lengths("balanced", counted));
+    assert!((2.4..3.2).contains(&(five.0 / twenty.0)), "{five:?} {twenty:?}");
+    assert!((0.55..0.65).contains(&(five.1 / twenty.1)), "{five:?} {twenty:?}");
+    assert!(thousand.0 < 0.5 * twenty.0 && thousand.1 == twenty.1, "{thousand:?} {twenty:?}");
+    let [near, far] = [5, 1000].map(|counted| lengths("compact", counted));
+    assert!(far.0 < 0.5 * near.0 && far.1 > 1.5 * near.1, "{near:?} {far:?}");
 }
 
 /// Every second state of the exact profile is bit for bit as written.

@@ -74,9 +74,20 @@ impl Pace {
         let weight = (rates.weight * relief).min(most).max(LEAST * rates.weight);
         // A row's update is its own, and most rows rest: a short interval gives them nothing.
         let row = rates.row * (weight / rates.weight).min(1.0);
-        let Rates { iterations: promised, share, momentum, square_sum, .. } = rates;
+        let Rates { iterations: promised, share, first_moment_relief, momentum, square_sum, .. } = rates;
         let moments = if self.iterations.is_some_and(|iterations| iterations >= FAR) { rates } else { BALANCED };
-        Rates { iterations: promised, share, weight, row, momentum, square_sum, ..moments }
+        let first_moment = moments.first_moment / relief.powf(first_moment_relief);
+        Rates {
+            iterations: promised,
+            share,
+            weight,
+            row,
+            first_moment,
+            first_moment_relief,
+            momentum,
+            square_sum,
+            ..moments
+        }
     }
 }
 
@@ -153,6 +164,19 @@ mod tests {
     use super::super::rates::rates;
     use super::*;
     use crate::store::Profile;
+
+    #[test]
+    fn first_moments_are_finer_at_short_intervals_under_balanced() {
+        let first = |profile, iterations| {
+            Pace { iterations: Some(iterations), cosine: None }.rates(rates(profile).unwrap()).first_moment
+        };
+        let usual = BALANCED.first_moment;
+        assert!((0.59..0.60).contains(&(first(Profile::Balanced, 5.0) / usual)));
+        for iterations in [20.0, 100.0, 1000.0] {
+            assert_eq!(first(Profile::Balanced, iterations), usual, "{iterations}");
+        }
+        assert_eq!((first(Profile::Compact, 5.0), first(Profile::Compact, 400.0)), (usual, 2.9));
+    }
 
     #[test]
     fn the_step_follows_the_interval_on_both_sides() {

@@ -21,6 +21,9 @@ pub(super) struct Rates {
     pub(super) row: f64,
     /// First moments: root mean squares of their ratio to the root of the second.
     pub(super) first_moment: f64,
+    /// First moments at short intervals have a step that is smaller by this power of the factor by which the weights' step
+    /// grows. The promise stays half an iteration there, and weights take more of it.
+    pub(super) first_moment_relief: f64,
     /// The share of that step which is added before rounding ([`codec::moment::OUTWARD`]), so that quotients
     /// keep their sum: .94 to 1.02 of it on GPT.
     pub(super) outward: f64,
@@ -56,6 +59,7 @@ pub(super) const BALANCED: Rates = Rates {
     weight: 2.0,
     row: 1.0,
     first_moment: 1.75,
+    first_moment_relief: 0.5,
     outward: 0.0,
     least_kept: 0.95,
     second_moment: 2 * OCTAVE,
@@ -71,6 +75,7 @@ const COMPACT: Rates = Rates {
     weight: 4.0,
     row: 1.25,
     first_moment: 2.9,
+    first_moment_relief: 0.0,
     outward: 0.06,
     least_kept: 0.9,
     second_moment: 4 * OCTAVE,
