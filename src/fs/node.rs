@@ -47,6 +47,8 @@ pub(super) struct Node {
     pub(super) version: u64,
     /// The version that the kernel's page cache holds.
     pub(super) cached: Option<u64>,
+    /// The version that was decoded as a whole, so that the kernel may have all of its pages.
+    pub(super) decoded: Option<u64>,
     /// A directory's ctime since a file in it was released, and the one before. Programs see the latter: tar calls a
     /// directory changed, and fails, if its ctime changes meanwhile.
     pub(super) hidden_ctime: Option<[(i64, i64); 2]>,
@@ -79,6 +81,7 @@ impl Node {
             held: None,
             version: 0,
             cached: None,
+            decoded: None,
             hidden_ctime: None,
             unsynced_names: 0,
         }
@@ -224,6 +227,13 @@ pub(super) enum Source {
     File(Arc<File>),
     /// In an object, to be decoded.
     Reader(Arc<Reader>),
+}
+
+impl Source {
+    /// Every byte of a released file is decoded.
+    pub(super) fn is_decoded(&self) -> bool {
+        matches!(self, Source::Reader(reader) if reader.whole().is_some())
+    }
 }
 
 impl Handle {

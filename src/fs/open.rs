@@ -370,7 +370,9 @@ impl OpenFiles {
         if let (true, Source::File(file)) = (changes, &source) {
             self.early.add(ino, file);
         }
-        let whole = matches!(&source, Source::Reader(reader) if reader.whole().is_some());
+        if source.is_decoded() {
+            node.decoded = Some(node.version);
+        }
         let reading = node.stub.as_ref().filter(|_| !changes).zip(access.by);
         let reading = reading.map(|(stub, by)| Reading::new(stub, by));
         let handle = Arc::new(Handle::new(ino, direct, &opened.has_pages, source, reading));
@@ -382,8 +384,9 @@ impl OpenFiles {
         if direct {
             flags |= FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
         }
-        // What the kernel reads by itself is unseen: opening a file that was decoded as a whole counts as reading it.
-        let unseen = backing.is_some() || (whole && node.cached == Some(node.version));
+        // The daemon sees no read that the kernel answers: opening a file that was decoded as a whole counts as reading it.
+        let of_all = |version: Option<u64>| version == Some(node.version);
+        let unseen = backing.is_some() || (of_all(node.decoded) && of_all(node.cached));
         let read = handle.reading.as_ref().filter(|_| unseen).and_then(Reading::all_read);
         if direct || (changes && backing.is_some()) {
             node.version += 1;
@@ -423,6 +426,10 @@ impl OpenFiles {
             return;
         }
         let last = node.opened.take();
+        // The decoded file may go before the kernel's pages do.
+        if last.as_ref().is_some_and(|opened| opened.source.is_decoded()) {
+            node.decoded = Some(node.version);
+        }
         let wrote = last.as_ref().is_some_and(|opened| opened.wrote);
         let mappable = last.as_ref().is_some_and(|opened| opened.mappable && opened.passes_through());
         let len = last.as_ref().filter(|opened| opened.wrote && !mappable).map_or(0, Opened::len);

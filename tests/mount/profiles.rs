@@ -25,10 +25,16 @@ struct Run {
 impl Run {
     /// A mount of a store with these settings. `count` states were saved and all but the newest released.
     fn new(passthrough: bool, settings: &str, count: u64) -> Run {
+        Run::with_cache(passthrough, settings, count, 1024)
+    }
+
+    /// The same with so many MiB for decoded files.
+    fn with_cache(passthrough: bool, settings: &str, count: u64, cache_mib: u64) -> Run {
         let dir = tempfile::tempdir().unwrap();
         drop(Store::open(&dir.path().join("store")).unwrap());
         let path = dir.path().join("store/stepfs.toml");
         let text = fs::read_to_string(&path).unwrap();
+        let text = text.replacen("cache_mib = 10240", &format!("cache_mib = {cache_mib}"), 1);
         fs::write(&path, text.replacen("[[profile]]", &format!("{settings}\n[[profile]]"), 1)).unwrap();
         let mut random = Random(3);
         let model = vec![Tensor::new("w.weight", Dtype::F32, &[1024, 2048], &mut random)];
@@ -133,6 +139,18 @@ both! {
             assert!(Command::new("cp").args([&outside, path]).status().unwrap().success());
         });
         assert_eq!(run.restores(), 3);
+    }
+
+    fn a_restore_counts_although_only_the_kernel_has_the_bytes(passthrough) {
+        // One decoded file of 8 MiB fits, so the second takes the place of the first.
+        let mut run = Run::with_cache(passthrough, EXPECTING, 5, 12);
+        for at in [1, 2] {
+            shell("cat $1 >/dev/null", &run.paths[at]);
+        }
+        wait_until("one is in the cache", || run.m.archive.status().cache_bytes == run.paths[1].metadata().unwrap().len());
+        fs::read(&run.paths[1]).unwrap();
+        run.save();
+        assert_eq!(run.restores(), 1);
     }
 
     fn a_restore_just_before_the_end_is_remembered(passthrough) {
