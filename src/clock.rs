@@ -16,6 +16,15 @@ pub(crate) fn stamp_ns() -> i64 {
     nanoseconds(read(ClockId::RealtimeCoarse))
 }
 
+/// The parts of a time in seconds since 1970, in this machine's time zone.
+pub(crate) fn local(seconds: i64) -> libc::tm {
+    // SAFETY: all fields of `tm` are numbers or a pointer, for which zeros are valid.
+    let mut tm: libc::tm = unsafe { std::mem::zeroed() };
+    // SAFETY: both pointers are valid for the call.
+    unsafe { libc::localtime_r(&seconds, &mut tm) };
+    tm
+}
+
 /// A leap of the clock by more than this is no correction. A machine that slept has none: its other clock goes on meanwhile.
 const LEAP_NS: i64 = 3600 * SECOND_NS;
 /// How long ages do not believe a leap forward. Meanwhile somebody may read of it in the status, and set the clock.

@@ -16,7 +16,7 @@ use crate::store::durable::DeviceFile;
 use crate::store::object::Object;
 use crate::store::retention::{Kind, Rule, Unit, Verdict, complete, plan};
 use crate::store::step_pattern::{self, Counted, Shard};
-use crate::store::{Objects, Store, Stub, beneath, found_at, has_pin, in_parallel, modified_ns};
+use crate::store::{Objects, Store, Stub, beneath, found_at, has_pin, in_parallel, is_trash, modified_ns};
 use formats::{Model, Siblings, cut_short, describe_at, siblings};
 
 use super::FileId;
@@ -269,7 +269,7 @@ impl Walk<'_> {
         while let Some((directory, pinned)) = rest.pop() {
             // Shards of one name, by rule.
             let mut shards: BTreeMap<(usize, PathBuf), Vec<Part>> = BTreeMap::new();
-            for (path, file_type) in self.list(&directory)? {
+            for (path, file_type) in self.list(&directory)?.into_iter().filter(|(path, _)| !is_trash(path)) {
                 let is_dir = file_type.is_dir();
                 let rule = self.rules.iter().position(|rule| rule.matches(&path, is_dir));
                 match rule {

@@ -1,5 +1,5 @@
-//! The housekeeper frees room; no program waits for it. It notes restores, applies the policy, removes unneeded
-//! objects, and rebases states over ones that no file names.
+//! The housekeeper frees room; no program waits for it. It notes restores, empties the trash, applies the policy, removes
+//! unneeded objects, and rebases states over ones that no file names.
 
 use std::collections::{BTreeSet, HashSet};
 use std::io;
@@ -18,6 +18,7 @@ use super::namespace::found_at;
 use super::restores::Restores;
 use super::retention::Retention;
 use super::shared::{LONGEST_PAUSE, Shared};
+use super::trash::Trash;
 
 /// The housekeeper's own data. No other thread sees it.
 pub(super) struct Housekeeper {
@@ -28,6 +29,7 @@ pub(super) struct Housekeeper {
     /// Objects that nothing needs, which are still there.
     condemned: Vec<Id>,
     merger: Merger,
+    trash: Trash,
     /// The times of the next merge, and of the next try to remove condemned objects.
     merge_at: Instant,
     sweep_at: Option<Instant>,
@@ -49,6 +51,7 @@ impl Housekeeper {
             merges: Arc::clone(merges),
             condemned: Vec::new(),
             merger: Merger::new(Arc::clone(shared), Arc::clone(merges), Arc::clone(workers)),
+            trash: Trash::of(Arc::clone(shared)),
             merge_at: Instant::now(),
             sweep_at: None,
         }
@@ -58,6 +61,7 @@ impl Housekeeper {
     pub(super) fn run(&mut self) {
         while !self.shared.is_stopping() {
             self.restores.note();
+            self.trash.empty();
             self.collect();
             let retention = Arc::clone(&self.retention);
             retention.run(|| self.collect());
@@ -89,7 +93,8 @@ impl Housekeeper {
             let merge_in = merges.then(|| self.merge_at.saturating_duration_since(now));
             let retain_in = Some(self.retention.until(idle));
             let sweep_in = self.sweep_at.map(|at| at.saturating_duration_since(now));
-            let wait = [merge_in, retain_in, sweep_in].into_iter().flatten().fold(idle, Duration::min);
+            let wait =
+                [merge_in, retain_in, sweep_in, self.trash.until()].into_iter().flatten().fold(idle, Duration::min);
             catalog = shared.wait(&shared.wake.housekeeper, catalog, wait);
         }
         drop(catalog);

@@ -29,6 +29,7 @@ mod sealer;
 mod shared;
 mod source;
 mod status;
+mod trash;
 mod twins;
 
 use std::sync::{Arc, PoisonError};

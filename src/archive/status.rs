@@ -12,7 +12,7 @@ use crate::clock::{doubted, is_future};
 use crate::mirror::Progress;
 use crate::recall::{Decoded, MemoryStatus};
 use crate::store::durable::{CrashPoint, DeviceFile};
-use crate::store::{Id, STUB_BYTES, Stub, is_recalled, modified_ns};
+use crate::store::{Id, STUB_BYTES, Stub, is_recalled, is_trash, modified_ns};
 
 use super::about::About;
 use super::catalog::Catalog;
@@ -50,6 +50,12 @@ pub struct Status {
     /// Bytes that programs may still write to the file system of the store.
     #[serde(default)]
     pub free_bytes: u64,
+    /// Removed files in the trash, and the bytes that programs see of them.
+    #[serde(default)]
+    pub trash_files: u64,
+    /// See `trash_files`.
+    #[serde(default)]
+    pub trash_bytes: u64,
     /// Bytes of decoded files in the cache.
     pub cache_bytes: u64,
     /// Decoded states in memory.
@@ -154,6 +160,10 @@ impl Archive {
             };
             status.files += 1;
             status.logical_bytes += metadata.len();
+            if is_trash(&path) {
+                status.trash_files += 1;
+                status.trash_bytes += metadata.len();
+            }
             status.busy += u64::from(entry.busy);
             health.look(&path, &entry, &metadata);
             if let Some(failed) = entry.failed.filter(|failed| failed.retry.is_none()) {

@@ -13,7 +13,9 @@ use serde::Serialize;
 use crate::archive::{self, Condition, FileStatus, condition_on_disk, lossy_words};
 use crate::store::object::{Id, Object};
 use crate::store::retention::Kind;
-use crate::store::{MAX_CHAIN, STUB_BYTES, Store, is_pinned, modified_ns, name_bytes, recalled_from, step_pattern};
+use crate::store::{
+    MAX_CHAIN, STUB_BYTES, Store, is_pinned, is_trash, modified_ns, name_bytes, recalled_from, step_pattern,
+};
 use codec::hash::hex;
 
 use super::color::Look;
@@ -98,8 +100,14 @@ pub(super) struct Weight {
     pub(super) stored_bytes: u64,
 }
 
-/// Every regular file at or below a place, by path.
+/// Every regular file at or below a place, by path. Files in the trash are among them only if the place is there.
 pub(super) fn survey(local: &Local) -> Result<Vec<Entry>> {
+    let all = survey_all(local)?;
+    Ok(all.into_iter().filter(|entry| !is_trash(&entry.at) || is_trash(&local.path)).collect())
+}
+
+/// The same with the trash.
+pub(super) fn survey_all(local: &Local) -> Result<Vec<Entry>> {
     let tree = local.tree()?;
     let mut entries = Vec::new();
     let mut parents = HashMap::new();

@@ -11,11 +11,11 @@ use serde::Serialize;
 use crate::archive::{Problem, Restored, Serving, Status};
 use crate::fs::{Mounted, all_mounts, mount_of};
 use crate::mirror::Progress;
-use crate::store::{DAEMON_LOG, Objects, Restores, STUB_BYTES, in_parallel};
+use crate::store::{DAEMON_LOG, Objects, Restores, STUB_BYTES, TRASH, in_parallel, is_trash};
 
 use super::color::{Look, paint};
 use super::format::{name, percent, size};
-use super::listing::survey;
+use super::listing::survey_all;
 use super::say_json;
 use super::source::{Local, Source, mounted_at};
 
@@ -172,6 +172,10 @@ fn show(Mount { mount, store, status }: &Mount, verbose: bool) {
     if status.unnamed_bytes > 0 {
         say!("           {} of that for removed states, which others are differences to", size(status.unnamed_bytes));
     }
+    if status.trash_files > 0 {
+        let (files, shown, trash) = (status.trash_files, size(status.trash_bytes), mount.join(TRASH));
+        say!("trash      {files} removed files, {shown}; `rm -r {}` frees their room", name(&trash.to_string_lossy()));
+    }
     if status.free_bytes > 0 {
         say!("free       {} on its disk", size(status.free_bytes));
     }
@@ -226,8 +230,10 @@ fn at_rest(local: &Local) -> Result<Status> {
     let mut status = Status::default();
     let objects = Objects::load(&store.objects(), |id, error| say_error!("stepfs: object {id}: {error}"))?;
     let mut largest = 0;
-    for entry in survey(local)? {
+    for entry in survey_all(local)? {
         status.files += 1;
+        status.trash_files += u64::from(is_trash(&entry.at));
+        status.trash_bytes += if is_trash(&entry.at) { entry.logical_bytes } else { 0 };
         status.logical_bytes += entry.logical_bytes;
         match entry.object.as_ref().and_then(|id| id.parse().ok()) {
             Some(id) => {

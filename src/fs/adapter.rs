@@ -16,6 +16,7 @@ use super::Core;
 use super::attr::Change;
 use super::privileges::Caller;
 use super::reply::{done, entry};
+use super::trash;
 use super::tree::Creator;
 
 /// The protocol's operations.
@@ -105,8 +106,8 @@ impl Filesystem for FuseAdapter {
         entry(reply, self.core.tree.mkdir(parent.0, name, Creator::new(req, mode)));
     }
 
-    fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        done(reply, self.core.tree.unlink(parent.0, name));
+    fn unlink(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        done(reply, trash::unlink(&self.core.tree, parent.0, name, Caller::of(req)));
     }
 
     fn rmdir(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {

@@ -199,7 +199,7 @@ fn what_is_written_renamed_and_removed_while_it_is_released_is_what_the_program_
                 let before = fixture.read("step_2.safetensors", 2);
                 let after = fixture.read("kept.safetensors", 2);
                 assert!(before.is_some() || after.is_some());
-                fixture.core.tree.unlink(ROOT, OsStr::new("step_3.safetensors")).unwrap();
+                trash::unlink(&fixture.core.tree, ROOT, OsStr::new("step_3.safetensors"), ROOT_USER).unwrap();
                 assert!(fixture.read("step_3.safetensors", 3).is_none());
             }),
         ];

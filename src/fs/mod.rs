@@ -40,6 +40,7 @@ mod privileges;
 mod reply;
 mod sys;
 mod transition;
+mod trash;
 mod tree;
 mod workers;
 mod xattr;

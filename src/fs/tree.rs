@@ -79,7 +79,7 @@ pub(super) struct Tree {
     /// The next handle number, also for other unique numbers.
     next: AtomicU64,
     /// The daemon's user. As root the daemon gives new files to their creator.
-    user: u32,
+    pub(super) user: u32,
 }
 
 impl Tree {
@@ -326,16 +326,6 @@ impl Tree {
         self.entry(&mut table, parent, name, &metadata)
     }
 
-    pub(super) fn unlink(&self, parent: u64, name: &OsStr) -> Result<()> {
-        let mut table = self.table();
-        let path = table.child(parent, name)?;
-        let metadata = table.reach(&path)?.symlink_metadata()?;
-        if metadata.is_dir() {
-            return Err(libc::EISDIR.into());
-        }
-        Ok(self.take_away(&mut table, parent, &path, &metadata)?)
-    }
-
     pub(super) fn rmdir(&self, parent: u64, name: &OsStr) -> Result<()> {
         let mut table = self.table();
         let path = table.child(parent, name)?;
@@ -367,7 +357,17 @@ impl Tree {
     }
 
     pub(super) fn rename(&self, from: (u64, &OsStr), to: (u64, &OsStr), flags: RenameFlags) -> Result<()> {
-        let mut table = self.table();
+        self.rename_in(&mut self.table(), from, to, flags)
+    }
+
+    /// The same for a caller that has the table.
+    pub(super) fn rename_in(
+        &self,
+        table: &mut Table,
+        from: (u64, &OsStr),
+        to: (u64, &OsStr),
+        flags: RenameFlags,
+    ) -> Result<()> {
         let (source, target) = (table.child(from.0, from.1)?, table.child(to.0, to.1)?);
         let (old, new) = (table.reach(&source)?, table.reach(&target)?);
         let moved = old.symlink_metadata()?;
@@ -378,7 +378,7 @@ impl Tree {
         };
         if flags == RenameFlags::RENAME_EXCHANGE {
             let there = there.ok_or(Fault::Code(libc::ENOENT))?;
-            return self.exchange(&mut table, (from, &source, &moved), (to, &target, &there));
+            return self.exchange(table, (from, &source, &moved), (to, &target, &there));
         }
         if !(flags - RenameFlags::RENAME_NOREPLACE).is_empty() {
             return Err(libc::EINVAL.into());

@@ -43,5 +43,5 @@ pub use settings::{FORMAT, MirrorSettings, Newest, Settings};
 pub use store::{DAEMON_LOG, Store, exposed};
 pub use stub::{MIN_RELEASE_BYTES, STUB_BYTES, Stub};
 pub use transfer::{export_file, import_file, part_of, remove_part, write_beside};
-pub use walk::{files_below, open_aside};
+pub use walk::{TRASH, files_below, is_trash, open_aside};
 pub(crate) use walk::{found_at, modified_ns};

@@ -24,6 +24,8 @@ struct Document {
     settle_seconds: u64,
     #[serde(default)]
     expected_restores: Option<u32>,
+    #[serde(default)]
+    trash_for: Option<String>,
     #[serde(default, rename = "profile")]
     profiles: Vec<profile::RuleText>,
     #[serde(default)]
@@ -33,7 +35,8 @@ struct Document {
 }
 
 /// The keys that stand above the first table. A line at the end of the file belongs to the last table.
-const TOP: [&str; 6] = ["format", "store", "default_profile", "cache_mib", "settle_seconds", "expected_restores"];
+const TOP: [&str; 7] =
+    ["format", "store", "default_profile", "cache_mib", "settle_seconds", "expected_restores", "trash_for"];
 
 fn above_tables(key: &str) -> String {
     format!("\nA line after a [table] belongs to that table: move `{key}` above the first line that begins with `[`.")
@@ -106,6 +109,8 @@ pub struct Settings {
     pub settle: Duration,
     /// The mirror, if there is one.
     pub mirror: Option<MirrorSettings>,
+    /// How long removed files stay in the trash; none: `rm` removes them.
+    pub trash_for: Option<Duration>,
     profiles: profile::Rules,
     retention: Vec<retention::Rule>,
 }
@@ -139,6 +144,10 @@ pub(super) fn template(id: Id) -> String {
          # others wait for it: without a limit if it holds weights or an optimizer's state, else this long. 0: no\n\
          # file waits.\n\
          settle_seconds = {settle}\n\
+         \n\
+         # Keeps files that `rm` removes for so long in .stepfs-trash/, below the mount: s, m, h, d, w. Their room is free\n\
+         # only then, or after an `rm` there.\n\
+         # trash_for = \"1d\"\n\
          \n\
          # The first matching rule decides. Its glob must match the path inside the mount (ignoring case), and its\n\
          # roles, if it has any, must include the tensor's. A rule may have its own expected_restores.\n\
@@ -205,6 +214,8 @@ impl Settings {
         let profiles = profile::Rules::parse(document.profiles, document.default_profile, document.expected_restores)
             .map_err(Error::Settings)?;
         let retention = retention::parse(document.retention).map_err(Error::Settings)?;
+        let no_time = |_| Error::Settings("trash_for is no time; write 12h or 7d".into());
+        let trash_for = document.trash_for.as_deref().map(retention::duration).transpose().map_err(no_time)?;
         if let Some(mirror) = &document.mirror {
             mirror.keep()?;
             if mirror.bandwidth_mib.is_some_and(|rate| !rate.is_finite() || rate <= 0.0) {
@@ -213,6 +224,7 @@ impl Settings {
         }
         Ok(Settings {
             retention,
+            trash_for: trash_for.map(Duration::from_nanos),
             mirror: document.mirror,
             id,
             settle: Duration::from_secs(document.settle_seconds),

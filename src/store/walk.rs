@@ -7,6 +7,14 @@ use std::path::{Path, PathBuf};
 
 use super::beneath;
 
+/// The directory of the tree that keeps removed files (`trash_for`). Its files are ordinary ones, but no checkpoints of a run.
+pub const TRASH: &str = ".stepfs-trash";
+
+/// Whether a path inside the tree is the trash, or lies in it.
+pub fn is_trash(path: &Path) -> bool {
+    path.starts_with(TRASH)
+}
+
 /// Paths inside the tree of the regular files at or below `path`, in no order. Never follows symlinks, and skips
 /// directories that disappear meanwhile. A file is listed even if it cannot be opened.
 ///

@@ -3,6 +3,7 @@
 use std::io::IsTerminal;
 use std::time::Duration;
 
+use crate::clock::{local, wall_ns};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// A size with a binary unit and three digits: `12.4 MiB`.
@@ -47,17 +48,10 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
 /// A time for people, in seconds since 1970: the minute, or the year if that is another one than now.
 pub fn time(seconds: i64) -> String {
     const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
-    let local = |seconds: i64| {
-        // SAFETY: all fields of `tm` are numbers or a pointer, for which zeros are valid.
-        let mut tm: libc::tm = unsafe { std::mem::zeroed() };
-        // SAFETY: both pointers are valid for the call.
-        unsafe { libc::localtime_r(&seconds, &mut tm) };
-        tm
-    };
     let tm = local(seconds);
     let month = usize::try_from(tm.tm_mon).ok().and_then(|month| MONTHS.get(month)).unwrap_or(&"?");
     let day = format!("{month} {:2}", tm.tm_mday);
-    match tm.tm_year == local(crate::clock::wall_ns() / 1_000_000_000).tm_year {
+    match tm.tm_year == local(wall_ns() / 1_000_000_000).tm_year {
         true => format!("{day} {:02}:{:02}", tm.tm_hour, tm.tm_min),
         false => format!("{day}  {}", 1900 + tm.tm_year),
     }

@@ -17,3 +17,4 @@ mod retention;
 mod security;
 mod slow;
 mod suites;
+mod trash;

@@ -504,3 +504,33 @@ fn a_directory_that_becomes_a_link_leads_nowhere() {
     assert!(before == after, "something outside of the mount was changed");
     m.unmount();
 }
+
+/// A removed file may come from a directory that others may not enter, and its mode may let them read it.
+#[test]
+fn each_user_has_a_trash_that_others_do_not_enter() {
+    if !is_root() {
+        return;
+    }
+    let m = Mounted::shared_on(super::trash::store("1h"), true);
+    give(&m.mnt(), 0, 0, 0o1777);
+    assert_eq!(
+        as_user(1001, "2000", &m.mnt(), "umask 022; mkdir -m 700 own && echo secret >own/a && rm own/a"),
+        "Some(0)"
+    );
+    assert_eq!(as_user(1001, "2000", &m.mnt(), "cat .stepfs-trash/1001/*/own/a"), "secret\nSome(0)");
+    let other = as_user(1002, "2000", &m.mnt(), "ls .stepfs-trash; cat .stepfs-trash/1001/*/own/a");
+    assert!(
+        other.starts_with("1001\n") && other.contains("Permission denied") && other.ends_with("Some(1)"),
+        "{other}"
+    );
+    assert!(!other.contains("secret"));
+    // The owner brings it back, and empties the rest.
+    let back = "mv .stepfs-trash/1001/*/own/a own/b && cat own/b && rm -r .stepfs-trash/1001/*";
+    assert_eq!(as_user(1001, "2000", &m.mnt(), back), "secret\nSome(0)");
+    // A directory that another user has made in its place gets nothing.
+    assert_eq!(as_user(1001, "2000", &m.mnt(), "echo mine >c"), "Some(0)");
+    fs::remove_dir_all(m.mnt().join(".stepfs-trash")).unwrap();
+    assert_eq!(as_user(1002, "2000", &m.mnt(), "mkdir -m 777 .stepfs-trash .stepfs-trash/1001"), "Some(0)");
+    assert_eq!(as_user(1001, "2000", &m.mnt(), "rm c"), "Some(0)");
+    assert_eq!(as_user(1002, "2000", &m.mnt(), "find .stepfs-trash -type f"), "Some(0)");
+}

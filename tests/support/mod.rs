@@ -31,8 +31,12 @@ impl Mounted {
 
     /// Mounts a new store into which other users are let in (root only).
     pub fn shared(passthrough: bool) -> Self {
+        Self::shared_on(tempfile::tempdir().unwrap(), passthrough)
+    }
+
+    /// The same of the store in `dir`.
+    pub fn shared_on(dir: tempfile::TempDir, passthrough: bool) -> Self {
         use std::os::unix::fs::PermissionsExt;
-        let dir = tempfile::tempdir().unwrap();
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
         let options = MountOptions { allow_other: true, no_passthrough: !passthrough, ..MountOptions::default() };
         Self::with(dir, &Io::disk(), options)

@@ -1,0 +1,117 @@
+//! Removes files. With `trash_for` they move to the trash, and stay there that long ([`crate::archive`] empties it).
+//!
+//! `rm run/step_5.pt` becomes a rename to `.stepfs-trash/UID/MINUTE/run/step_5.pt`. A file in the trash is an ordinary file of
+//! the mount: programs list and read it, `mv` brings it back, and `rm` removes it. Each user has a directory that no other
+//! user may enter, since the file may come from a directory that others may not enter either.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::Metadata;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::Path;
+
+use fuser::RenameFlags;
+
+use super::errno::{Fault, Result};
+use super::inodes::Table;
+use super::numbers::ROOT;
+use super::privileges::Caller;
+use super::tree::Tree;
+use crate::clock::{local, wall_ns};
+use crate::store::{Settings, TRASH, is_trash};
+
+/// Files of one name that a minute takes. A program that removes more of them in a minute does not want them back.
+const MOST_OF_A_NAME: u32 = 100;
+
+/// Removes a name of anything but a directory.
+pub(super) fn unlink(tree: &Tree, parent: u64, name: &OsStr, caller: Caller) -> Result<()> {
+    let mut table = tree.table();
+    let path = table.child(parent, name)?;
+    let metadata = table.reach(&path)?.symlink_metadata()?;
+    if metadata.is_dir() {
+        return Err(libc::EISDIR.into());
+    }
+    if takes(tree.archive().store().settings(), &path, &metadata) {
+        match (Trash { tree, table: &mut table, caller }).take((parent, name), &path) {
+            Ok(()) => return Ok(()),
+            // On a full disk the trash has no room for a directory, and the remover may need the file's.
+            Err(fault) => log::warn!("{}: removed, since the trash cannot take it: {fault:?}", path.display()),
+        }
+    }
+    Ok(tree.take_away(&mut table, parent, &path, &metadata)?)
+}
+
+/// Whether a removal of this file goes to the trash. An empty file has nothing to bring back.
+fn takes(settings: &Settings, path: &Path, metadata: &Metadata) -> bool {
+    let is_last = metadata.is_file() && metadata.nlink() == 1 && metadata.len() > 0;
+    settings.trash_for.is_some() && is_last && !is_trash(path)
+}
+
+/// One removal, under the table's lock.
+struct Trash<'a> {
+    tree: &'a Tree,
+    table: &'a mut Table,
+    /// The remover.
+    caller: Caller,
+}
+
+impl Trash<'_> {
+    /// Moves a file to the trash.
+    ///
+    /// # Errors
+    /// Those of the file system, and EEXIST if another user made the directory. Then the file is where it was.
+    fn take(mut self, from: (u64, &OsStr), path: &Path) -> Result<()> {
+        // A daemon that is not root can give nothing away, so all removals are its user's.
+        let owner = if self.tree.user == 0 { self.caller.uid } else { self.tree.user };
+        let now = local(wall_ns() / 1_000_000_000);
+        let date = format!("{}-{:02}-{:02}", 1900 + now.tm_year, now.tm_mon + 1, now.tm_mday);
+        let minute = format!("{date}_{:02}-{:02}", now.tm_hour, now.tm_min);
+        let mut directory = self.enter(ROOT, OsStr::new(TRASH), 0o755, self.tree.user)?;
+        for part in
+            [OsStr::new(&owner.to_string()), OsStr::new(&minute)].into_iter().chain(path.parent().unwrap_or(path))
+        {
+            directory = self.enter(directory, part, 0o700, owner)?;
+        }
+        let moved = self.put(from, directory);
+        self.table.reap(directory);
+        moved
+    }
+
+    /// A directory of the trash, which is made if it is missing.
+    fn enter(&mut self, parent: u64, name: &OsStr, mode: u32, owner: u32) -> Result<u64> {
+        let path = self.table.child(parent, name)?;
+        let reached = self.table.reach(&path)?;
+        match std::fs::DirBuilder::new().mode(mode).create(&*reached) {
+            Ok(()) if owner != self.tree.user => {
+                let gid = Some(self.caller.gid);
+                let given = std::os::unix::fs::lchown(&*reached, Some(owner), gid);
+                given.inspect_err(|_| drop(std::fs::remove_dir(&*reached)))?;
+            }
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(error.into()),
+            _ => {}
+        }
+        let metadata = reached.symlink_metadata()?;
+        // A link would lead out of the trash, and the owner of a directory may read the names in it.
+        if !metadata.is_dir() || metadata.uid() != owner {
+            return Err(Fault::Code(libc::EEXIST));
+        }
+        self.tree.archive().touched(&path);
+        self.table.admit(self.tree.archive(), parent, name, &metadata)
+    }
+
+    /// Moves the file into a directory, under its own name or with a number after it.
+    fn put(&mut self, from: (u64, &OsStr), directory: u64) -> Result<()> {
+        let names = (1..MOST_OF_A_NAME).map(|number| {
+            let mut name = OsString::from(from.1);
+            name.push(format!(".{number}"));
+            name
+        });
+        let mut last = Fault::Code(libc::EEXIST);
+        for name in std::iter::once(from.1.to_owned()).chain(names) {
+            match self.tree.rename_in(self.table, from, (directory, &name), RenameFlags::RENAME_NOREPLACE) {
+                Err(fault @ Fault::Code(libc::EEXIST)) => last = fault,
+                moved => return moved,
+            }
+        }
+        Err(last)
+    }
+}
