@@ -176,7 +176,7 @@ def _unmount(point: bytes, was_mounted: bool, process: int) -> None:
 
 def ls(path: AnyPath) -> List[Checkpoint]:
     """The checkpoints and other files at and below a path in a mount, or of a store. A path in a checkpoint has its files."""
-    return ask("ls", [], [path], _checkpoints)
+    return ask("ls", [], [_local(path)], _checkpoints)
 
 
 def _checkpoints(rows: Any) -> List[Checkpoint]:
@@ -217,7 +217,13 @@ def status(path: Optional[AnyPath] = None) -> Union[Status, List[Status]]:
     """
     if path is None:
         return ask("status", [], [], lambda rows: [_status(row) for row in rows])
-    return ask("status", [], [path], _status)
+    return ask("status", [], [_local(path)], _status)
+
+
+def _local(path: AnyPath) -> AnyPath:
+    if b"://" in os.fsencode(path):
+        raise Error(f"{os.fsdecode(path)} is a mirror; name a path in a mount, or a store")
+    return path
 
 
 def _status(row: Any) -> Status:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import stepfs
 import torch
-from harness import BIN, FAILURE, ROOT, USAGE, is_mounted, run, run_json, wait_until
+from harness import BIN, FAILURE, LET_GO, ROOT, USAGE, is_mounted, run, run_json, wait_until
 from series import save_walk, torch_bytes, walk
 
 pytestmark = pytest.mark.stepfs
@@ -138,9 +138,10 @@ def test_the_status_is_that_of_the_program(mount):
     assert (now.mount, now.store, now.problems) == (mount.dir, mount.store, ()) and now.answer["daemon"] == mount.pid
     assert mount.dir in [one.mount for one in stepfs.status()]
     assert stepfs.status(mount.store).mount is None
-    os.rename(mount.store / "tmp", mount.base / "tmp")
-    assert [problem.kind for problem in stepfs.status(mount.dir).problems] == ["stalled"]
-    os.rename(mount.base / "tmp", mount.store / "tmp")
+    (mount / "step_0004.pt").write_bytes((mount / "step_0003.pt").read_bytes()[:-9000])
+    stepfs.sync(mount.dir)
+    (problem,) = stepfs.status(mount.dir).problems
+    assert problem.kind == "cut-short" and "step_0004.pt" in problem.says and "stepfs latest" in problem.mend
 
 
 def test_tools_on_files(plain):
@@ -149,8 +150,8 @@ def test_tools_on_files(plain):
     difference = stepfs.diff(a, b)
     said = run_json("diff", "--json", a, b)
     assert [change.tensor for change in difference.tensors] == [row["tensor"] for row in said["tensors"]] and difference.only_in_a == ()
-    assert difference.tensors[0].relative == said["tensors"][0]["relative"] > 0
-    assert difference.tensors[0].shape == tuple(said["tensors"][0]["shape"])
+    for change, row in zip(difference.tensors, said["tensors"]):
+        assert (change.relative, change.changed, change.shape) == (row["relative"], row["changed"], tuple(row["shape"]))
     state = lambda path: torch.load(path)["model"]
     key = next(iter(state(a)))
     assert stepfs.merge([a, b, c], plain / "mean.pt", weights=[1, 0, 1]) == plain / "mean.pt"
@@ -186,15 +187,23 @@ def test_any_name(mount, monkeypatch):
     assert stepfs.merge(["-a", "-a"], "-out") == Path("-out") and torch.load("-out")["w"].sum() == 64
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes a mount namespace: tests beside this one read the list of mounts as text")
 def test_a_mount_whose_name_is_not_text(plain):
-    store, point = (os.path.join(os.fsencode(plain), name) for name in (b"-store\xfe", b"mnt\xff"))
-    with stepfs.mount(store, point) as directory:
-        (directory / "step_1.pt").write_bytes(torch_bytes(next(walk(1))))
-        stepfs.sync(directory)
-        assert stepfs.latest(directory) == directory / "step_1.pt" == stepfs.ls(point)[0].path
-        assert os.fsencode(directory) == point and directory in [one.mount for one in stepfs.status()]
-        assert os.fsencode(stepfs.status(directory).store) == store
-    assert not os.listdir(point)
+    torch.save(next(walk(1)), plain / "saved.pt")
+    program = """if True:
+        import os, shutil, sys, stepfs
+        store, point = (os.path.join(os.fsencode(sys.argv[1]), name) for name in (b"store\\xfe", b"mnt\\xff"))
+        with stepfs.mount(store, point) as directory:
+            shutil.copy(os.path.join(sys.argv[1], "saved.pt"), directory / "step_1.pt")
+            stepfs.sync(directory)
+            assert stepfs.latest(directory) == directory / "step_1.pt" == stepfs.ls(point)[0].path
+            assert os.fsencode(directory) == point and directory in [one.mount for one in stepfs.status()]
+            assert os.fsencode(stepfs.status(directory).store) == store
+        assert not os.listdir(point)
+    """
+    alone = ["unshare", "--mount", "bash", "-c", f'{LET_GO}; exec "$@"', "bash"]
+    done = subprocess.run([*alone, sys.executable, "-c", program, plain], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(PACKAGE)})
+    assert done.returncode == 0, done.stderr
 
 
 # --- errors
@@ -209,8 +218,11 @@ def test_errors_have_the_programs_words_and_code(mount, plain):
     with pytest.raises(stepfs.Error, match="write exact, balanced or compact") as raised, stepfs.mount(plain / "s", plain / "m", profile="best"):
         pass
     assert raised.value.code == USAGE and not (plain / "m").exists()
-    with pytest.raises(stepfs.Error, match="no such file|No such file"):
+    with pytest.raises(stepfs.Error, match="No such file"):
         stepfs.latest(mount / "none")
+    for call in (stepfs.ls, stepfs.status):
+        with pytest.raises(stepfs.Error, match="is a mirror; name a path"):
+            call(f"file://{plain}")
 
 
 def test_without_the_program(monkeypatch, plain):
@@ -297,15 +309,11 @@ def test_lightning_logs_the_status(mount, caplog):
 
 
 def test_the_backlog_is_logged(mount):
-    """An archive that cannot go on has a backlog."""
-    numbers_of = stepfs.callbacks.Numbers()
-    os.rename(mount.store / "tmp", mount.base / "tmp")
-    try:
-        save_walk(mount.dir, 3)
-        wait_until(lambda: mount.status()["queued"] > 0, 10, "files wait")
-        assert numbers_of.of(mount.dir)["stepfs/queued"] == mount.status()["queued"] > 0
-    finally:
-        os.rename(mount.base / "tmp", mount.store / "tmp")
+    backlog = lambda: stepfs.callbacks.Numbers().of(mount.dir)["stepfs/queued"]
+    save_walk(mount.dir, 8)
+    wait_until(lambda: backlog() > 0, 10, "files wait")
+    mount.sync()
+    assert backlog() == mount.status()["queued"]
 
 
 # --- the package
