@@ -13,7 +13,7 @@ import os
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union, overload
+from typing import Any, Dict, Generator, List, Optional, Sequence, Tuple, Union, overload
 
 from . import callbacks as callbacks
 from ._program import AnyPath, Error, ask, ask_for_one, given, notes, path_of, run
@@ -133,7 +133,7 @@ def mount(
     store: AnyPath, directory: AnyPath, *, profile: Optional[str] = None, mirror: Optional[str] = None,
     memory: Union[int, str, None] = None, allow_other: bool = False, passthrough: bool = True,
     log: Union[str, "os.PathLike[str]", None] = None, options: Optional[str] = None,
-) -> Iterator[Path]:
+) -> Generator[Path, None, None]:
     """Mounts a store, which it makes if there is none, and unmounts it at the end. Gives the directory's absolute path.
 
     A store that is mounted there already keeps its options, and stays mounted at the end. So does one in a process that
@@ -279,12 +279,13 @@ def diff(a: AnyPath, b: AnyPath) -> Diff:
     return ask("diff", [], [a, b], _diff)
 
 
-def _diff(row: Any) -> Diff:
-    def change(tensor: Any) -> Change:
-        shape, not_finite = tuple(tensor["shape"]), tuple(tensor["not_finite"])
-        return Change(**{**{name.name: tensor[name.name] for name in fields(Change)}, "shape": shape, "not_finite": not_finite})
+def _change(tensor: Any) -> Change:
+    row: Dict[str, Any] = {**tensor, "shape": tuple(tensor["shape"]), "not_finite": tuple(tensor["not_finite"])}
+    return Change(**{each.name: row[each.name] for each in fields(Change)})
 
-    tensors = tuple(change(tensor) for tensor in row["tensors"])
+
+def _diff(row: Any) -> Diff:
+    tensors = tuple(_change(tensor) for tensor in row["tensors"])
     return Diff(tensors, tuple(row["different"]), tuple(row["only_in_a"]), tuple(row["only_in_b"]))
 
 

@@ -21,13 +21,14 @@ class Error(RuntimeError):
     """A command of stepfs failed. The text is the program's message, with its next step.
 
     ``code`` is the program's exit code: 1 failed, 2 wrong usage, 3 damage found. It is minus the number of the signal
-    that ended the program. It is None if the program was not found, could not start, or is of another version.
+    that ended the program. It is None if the program was not found, could not start, or is of another version. ``output``
+    is the text that the program printed to standard output, as bytes.
     """
 
     def __init__(self, message: str, code: Optional[int] = None, output: bytes = b"") -> None:
         super().__init__(message)
         self.code = code
-        self._output = output
+        self.output = output
 
 
 def program() -> str:
@@ -79,7 +80,7 @@ def ask_for_one(command: str, directory: AnyPath) -> Optional[Path]:
     try:
         return ask(command, [], [directory], path_of)
     except Error as error:
-        if error.code == 1 and error._output.strip() == b"null":
+        if error.code == 1 and error.output.strip() == b"null":
             notes.info("%s", error)
             return None
         raise
@@ -101,7 +102,7 @@ def path_of(row: Any, name: str = "path") -> Path:
 
 def given(**options: Any) -> List[str]:
     """The options of a command line: ``name=value`` of each that is given. True stands for an option without value."""
-    words = []
+    words: List[str] = []
     for name, value in options.items():
         flag = "--" + name.replace("_", "-")
         if value is True:

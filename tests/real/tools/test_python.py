@@ -250,6 +250,7 @@ def numbers(logged):
     return [{key: row[f"stepfs/{key}"] for key in KEYS} for row in logged if "stepfs/queued" in row]
 
 
+@pytest.mark.slow
 def test_trainer_logs_the_status(mount, caplog):
     import trainer_jobs as jobs
 
@@ -272,6 +273,7 @@ def test_trainer_logs_the_status(mount, caplog):
     assert caplog.text.count("logs no numbers") == 1
 
 
+@pytest.mark.slow
 def test_lightning_logs_the_status(mount, caplog):
     import lightning_jobs as jobs
     from pytorch_lightning.loggers import CSVLogger
