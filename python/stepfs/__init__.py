@@ -163,7 +163,7 @@ def mount(
 def _is_mounted(store: AnyPath, point: bytes) -> bool:
     try:
         # A dead mount raises, and the next mount replaces it.
-        return os.path.ismount(point) and os.path.samefile(os.getxattr(point, "user.stepfs.store"), store)
+        return os.path.samefile(os.getxattr(point, "user.stepfs.store"), store)
     except OSError:
         return False
 

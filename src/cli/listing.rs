@@ -193,7 +193,7 @@ fn in_updates(error: f64) -> String {
 }
 
 /// The checkpoint that a file belongs to, for programs. A file that belongs to none stands for itself.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub(super) struct Summary {
     /// Path inside the mount; with `*` for the number of shards.
     path: String,
@@ -226,7 +226,7 @@ pub(super) struct Checkpoint<'a> {
 
 impl Checkpoint<'_> {
     /// The same for programs.
-    pub(super) fn answer(&self) -> Summary {
+    pub(super) fn summary(&self) -> Summary {
         Summary {
             path: self.path.to_string_lossy().into_owned(),
             path_bytes: name_bytes(&self.path),

@@ -86,14 +86,17 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     if args.json {
         let mut lines = Vec::new();
         for (local, entries) in &places {
-            let found = checkpoints(local, entries)?;
-            let of: HashMap<&Path, &Checkpoint> = found.iter().flat_map(of_files).collect();
+            let mut of = HashMap::new();
+            for checkpoint in checkpoints(local, entries)? {
+                let summary = checkpoint.summary();
+                of.extend(checkpoint.entries.iter().map(|entry| (entry.at.as_path(), summary.clone())));
+            }
             let mount = local.mount.as_ref().map(|mount| mount.root.as_path());
             lines.extend(entries.iter().map(|entry| Line {
                 entry,
                 mount: mount.map(Path::to_string_lossy),
                 mount_bytes: mount.and_then(name_bytes),
-                checkpoint: of.get(entry.at.as_path()).map(|found| found.answer()),
+                checkpoint: of.remove(entry.at.as_path()),
             }));
         }
         say_json(&lines)?;
@@ -130,11 +133,6 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         say!("{}", paint(look, line));
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// The files of a checkpoint, each with it.
-fn of_files<'a>(checkpoint: &'a Checkpoint<'a>) -> impl Iterator<Item = (&'a Path, &'a Checkpoint<'a>)> {
-    checkpoint.entries.iter().map(move |entry| (entry.at.as_path(), checkpoint))
 }
 
 fn head(verbose: bool) -> Vec<String> {
