@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Build the installable packages into target/package/: a wheel for pip and a package for Debian, each with the same
-# program. Checks that the program has no symbols and stays small, that the wheel runs in a new environment, and that the Debian
-# package has the files of docs/INSTALL.md. Without dpkg-deb there is no Debian package.
+# program, the wheel also with the Python package. Checks that the program has no symbols and stays small, that the wheel runs and
+# `import stepfs` works in a new environment, and that the Debian package has the files of docs/INSTALL.md. Without dpkg-deb there is no Debian package.
 #   STEPFS_PACKAGE_MB=N    most megabytes that the program may have (15)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -31,6 +31,9 @@ python3 -m venv "$work/fresh"
 "$work/fresh/bin/pip" install --quiet --disable-pip-version-check --no-index "$OUT"/stepfs-*.whl
 said=$("$work/fresh/bin/stepfs" --version)
 [ "$said" = "stepfs $version" ] || die "the wheel's program says: $said"
+found=$("$work/fresh/bin/python" -Ic 'import stepfs; print(stepfs._program.program())')
+[ "$found" = "$work/fresh/bin/stepfs" ] || die "the wheel's package finds the program: $found"
+[ -e "$work"/fresh/lib/python3*/site-packages/stepfs/py.typed ] || die "the wheel's package has no py.typed"
 
 section "Debian package"
 if command -v dpkg-deb >/dev/null; then

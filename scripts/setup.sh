@@ -65,7 +65,7 @@ fi
 
 # --- Python environment. A tier's stamp holds its list, so that a changed list installs again.
 demo=(torch numpy)
-packages=(zstandard safetensors transformers accelerate pytest pytest-xdist "moto[s3,server]")
+packages=(zstandard safetensors transformers accelerate pytest pytest-xdist "moto[s3,server]" mypy)
 # Libraries whose files the tests read: optimizers, and those of tests/real/quality/zoo; some 110 MB. Their other dependencies are
 # large and not needed.
 writers=(lion-pytorch schedulefree galore-torch pytorch_optimizer

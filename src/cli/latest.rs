@@ -4,11 +4,14 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
+use serde::Serialize;
 
 use crate::clock::is_future;
+use crate::store::name_bytes;
 
 use super::format::name;
 use super::listing::{Checkpoint, checkpoints, survey};
+use super::say_json;
 use super::source::Local;
 
 /// Print the path of the newest whole checkpoint.
@@ -21,6 +24,9 @@ torchrun train.py --resume $(stepfs latest /ckpts/run-7)")]
 pub(super) struct LatestArgs {
     /// A mount, or a directory in it.
     dir: PathBuf,
+    /// Print a JSON object with the path, or null if there is none.
+    #[arg(long)]
+    json: bool,
 }
 
 /// Print the path of the best checkpoint, as the run itself states it.
@@ -33,10 +39,22 @@ python eval.py $(stepfs best /ckpts/run-7)")]
 pub(super) struct BestArgs {
     /// A mount, or a directory in it.
     dir: PathBuf,
+    /// Print a JSON object with the path, or null if there is none.
+    #[arg(long)]
+    json: bool,
+}
+
+/// The chosen checkpoint, for programs.
+#[derive(Serialize)]
+struct Answer {
+    path: String,
+    /// In hexadecimal, if it is not UTF-8.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path_bytes: Option<String>,
 }
 
 pub(super) fn latest(args: LatestArgs) -> Result<ExitCode> {
-    of(&args.dir, |found| {
+    of(&args.dir, args.json, |found| {
         let is_state = |checkpoint: &&Checkpoint| checkpoint.has_tensors || checkpoint.fidelity().is_bad();
         let mut newest: Vec<&Checkpoint> = found.iter().filter(is_state).collect();
         let future = newest.iter().find(|checkpoint| is_future(checkpoint.modified_ns));
@@ -51,6 +69,7 @@ pub(super) fn latest(args: LatestArgs) -> Result<ExitCode> {
         });
         let Some(at) = newest.iter().position(|checkpoint| checkpoint.is_whole && checkpoint.has_tensors) else {
             let (dir, why) = (args.dir.display(), not_whole(&newest));
+            say_none(args.json)?;
             bail!("no whole checkpoint is below {dir}{why}; `stepfs ls {dir}` shows all");
         };
         if at > 0 {
@@ -70,17 +89,20 @@ fn not_whole(found: &[&Checkpoint]) -> String {
 }
 
 pub(super) fn best(args: BestArgs) -> Result<ExitCode> {
-    of(&args.dir, |found| {
+    of(&args.dir, args.json, |found| {
         let stated = |by: fn(&Checkpoint) -> bool| found.iter().filter(|found| by(found)).collect::<Vec<_>>();
         let mut best = stated(|found| found.entries.iter().any(|entry| entry.best.is_some()));
         if best.is_empty() {
             best = stated(|found| found.entries.iter().any(|entry| entry.has_best_result));
         }
         match best[..] {
-            [] => bail!(
-                "nothing below {0} names a checkpoint as the best of its run; `stepfs latest {0}` names the newest",
-                args.dir.display()
-            ),
+            [] => {
+                say_none(args.json)?;
+                bail!(
+                    "nothing below {0} names a checkpoint as the best of its run; `stepfs latest {0}` names the newest",
+                    args.dir.display()
+                )
+            }
             [best] => {
                 if best.entries.iter().any(|entry| entry.lossy != "0") {
                     say_error!("stepfs: it is lossy: it was named as the best after its release");
@@ -98,8 +120,13 @@ pub(super) fn best(args: BestArgs) -> Result<ExitCode> {
     })
 }
 
+/// Tells programs that there is no such checkpoint; any other failure leaves standard output empty.
+fn say_none(json: bool) -> Result<()> {
+    if json { say_json(&None::<Answer>) } else { Ok(()) }
+}
+
 /// Prints the path that `choose` picks, as the user would write it.
-fn of(dir: &Path, choose: impl FnOnce(&[Checkpoint]) -> Result<PathBuf>) -> Result<ExitCode> {
+fn of(dir: &Path, json: bool, choose: impl FnOnce(&[Checkpoint]) -> Result<PathBuf>) -> Result<ExitCode> {
     let (mount, mut local) = Local::in_mount(dir)?;
     local.mount = Some(mount);
     let entries = survey(&local)?;
@@ -107,6 +134,9 @@ fn of(dir: &Path, choose: impl FnOnce(&[Checkpoint]) -> Result<PathBuf>) -> Resu
     let below = chosen.strip_prefix(&local.path).unwrap_or(&chosen);
     // A script needs the bytes of the name as they are.
     let shown = if below.as_os_str().is_empty() { dir.to_path_buf() } else { dir.join(below) };
-    super::say_path(&shown)?;
+    match json {
+        true => say_json(&Answer { path: shown.to_string_lossy().into_owned(), path_bytes: name_bytes(&shown) })?,
+        false => super::say_path(&shown)?,
+    }
     Ok(ExitCode::SUCCESS)
 }

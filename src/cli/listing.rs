@@ -200,6 +200,24 @@ fn in_updates(error: f64) -> String {
     format!("{:.1} update{}", tenths / 10.0, if tenths > 10.0 { "s" } else { "" })
 }
 
+/// The checkpoint that a file belongs to, for programs. A file that belongs to none stands for itself.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Summary {
+    /// Path inside the mount; with `*` for the number of shards.
+    path: String,
+    /// In hexadecimal, if it is not UTF-8.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path_bytes: Option<String>,
+    is_directory: bool,
+    step: Option<u64>,
+    /// When it was modified, in nanoseconds since 1970.
+    modified_ns: i64,
+    /// It is closed and readable, and has no less than the one before it.
+    is_whole: bool,
+    /// The words of `stepfs ls`: how faithful its worst file is.
+    faithful: String,
+}
+
 /// A checkpoint, or another file: a line for people.
 pub(super) struct Checkpoint<'a> {
     /// Path inside the tree; with `*` for the number of shards.
@@ -215,6 +233,19 @@ pub(super) struct Checkpoint<'a> {
 }
 
 impl Checkpoint<'_> {
+    /// The same for programs.
+    pub(super) fn summary(&self) -> Summary {
+        Summary {
+            path: self.path.to_string_lossy().into_owned(),
+            path_bytes: name_bytes(&self.path),
+            is_directory: self.is_directory,
+            step: self.step,
+            modified_ns: self.modified_ns,
+            is_whole: self.is_whole,
+            faithful: self.fidelity().words(),
+        }
+    }
+
     /// How faithful its worst file is.
     pub(super) fn fidelity(&self) -> Fidelity {
         let of = |by: fn(&Fidelity) -> bool| self.entries.iter().any(|entry| by(&entry.fidelity()));

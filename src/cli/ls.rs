@@ -1,13 +1,18 @@
 //! `stepfs ls`
 
+use std::borrow::Cow;
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
+use serde::Serialize;
+
+use crate::store::name_bytes;
 
 use super::color::{Look, paint};
 use super::format::{name, percent, size, table, time};
-use super::listing::{Checkpoint, Entry, Fidelity, checkpoints, survey};
+use super::listing::{Checkpoint, Entry, Fidelity, Summary, checkpoints, survey};
 use super::mirror::At;
 use super::say_json;
 use super::source::{Local, Source};
@@ -28,7 +33,8 @@ use super::source::{Local, Source};
 /// state is a super-step: the difference to the super-step before, so a read applies at most 12 objects (chain).
 ///
 /// With --json, `note` gives the predicted size of a super-step and of a keyframe in its place. `lossy` gives the error
-/// of each kind of tensor, and `original` is the SHA-256 of the file as written.
+/// of each kind of tensor, and `original` is the SHA-256 of the file as written. `checkpoint` is the line without -v
+/// that the file is part of.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
 stepfs ls /ckpts                   each checkpoint\n  \
@@ -49,6 +55,19 @@ pub(super) struct Args {
     json: bool,
 }
 
+/// A file, for programs.
+#[derive(Serialize)]
+struct Line<'a> {
+    #[serde(flatten)]
+    entry: &'a Entry,
+    /// Absolute path of the mount, if the path led through one.
+    mount: Option<Cow<'a, str>>,
+    /// In hexadecimal, if it is not UTF-8.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mount_bytes: Option<String>,
+    checkpoint: Option<Summary>,
+}
+
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     let mut places: Vec<(Local, Vec<Entry>)> = Vec::new();
     for path in &args.paths {
@@ -65,8 +84,22 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         }
     }
     if args.json {
-        let entries: Vec<&Entry> = places.iter().flat_map(|(_, entries)| entries).collect();
-        say_json(&entries)?;
+        let mut lines = Vec::new();
+        for (local, entries) in &places {
+            let mut of = HashMap::new();
+            for checkpoint in checkpoints(local, entries)? {
+                let summary = checkpoint.summary();
+                of.extend(checkpoint.entries.iter().map(|entry| (entry.at.as_path(), summary.clone())));
+            }
+            let mount = local.mount.as_ref().map(|mount| mount.root.as_path());
+            lines.extend(entries.iter().map(|entry| Line {
+                entry,
+                mount: mount.map(Path::to_string_lossy),
+                mount_bytes: mount.and_then(name_bytes),
+                checkpoint: of.remove(entry.at.as_path()),
+            }));
+        }
+        say_json(&lines)?;
         return Ok(ExitCode::SUCCESS);
     }
     let (mut rows, mut looks) = (vec![head(args.verbose)], vec![Look::Head]);

@@ -1,17 +1,17 @@
 //! `stepfs status`
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
 use anyhow::Result;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::archive::{Problem, Restored, Serving, Status};
 use crate::fs::{Mounted, all_mounts, mount_of};
 use crate::mirror::Progress;
-use crate::store::{DAEMON_LOG, Objects, Restores, STUB_BYTES, TRASH, in_parallel, is_trash};
+use crate::store::{DAEMON_LOG, Objects, Restores, STUB_BYTES, TRASH, in_parallel, is_trash, name_bytes};
 
 use super::color::{Look, paint};
 use super::format::{name, percent, size};
@@ -40,13 +40,27 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// A mount in the list of all.
+/// A store and its mount.
 #[derive(Serialize)]
 pub(super) struct Mount {
+    /// Empty if the path led through none.
+    #[serde(serialize_with = "as_text")]
     pub(super) mount: PathBuf,
+    /// In hexadecimal, if it is not UTF-8.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mount_bytes: Option<String>,
+    #[serde(serialize_with = "as_text")]
     pub(super) store: PathBuf,
+    /// In hexadecimal, if it is not UTF-8.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    store_bytes: Option<String>,
     #[serde(flatten)]
     pub(super) status: Status,
+}
+
+/// A name that is not UTF-8 loses its other bytes.
+fn as_text<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(&path.to_string_lossy())
 }
 
 /// How long a daemon may take to answer. On a busy machine it looks at 20,000 files within a second.
@@ -64,7 +78,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         },
     };
     match (args.json, &mounts[..], &args.path) {
-        (true, [one], Some(_)) => say_json(&one.status)?,
+        (true, [one], Some(_)) => say_json(one)?,
         (true, ..) => say_json(&mounts)?,
         (false, [], _) if all_mounts().iter().any(Mounted::is_ours) => {
             say_error!("stepfs: only users' own mounts are here, and the kernel keeps root out; ask as their users")
@@ -83,6 +97,10 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
 }
 
 impl Mount {
+    fn new(mount: PathBuf, store: PathBuf, status: Status) -> Mount {
+        Mount { mount_bytes: name_bytes(&mount), store_bytes: name_bytes(&store), mount, store, status }
+    }
+
     /// True if its daemon does not answer.
     fn is_silent(&self) -> bool {
         !self.mount.as_os_str().is_empty() && self.status.daemon.is_none()
@@ -120,7 +138,7 @@ fn ask(mounted: Mounted) -> Mount {
         let problems = vec![Problem::new("silent", why, "")];
         Status { problems, ..Status::default() }
     });
-    Mount { mount: mounted.point, store: mounted.store, status }
+    Mount::new(mounted.point, mounted.store, status)
 }
 
 fn of(local: &Local) -> Result<Mount> {
@@ -128,10 +146,10 @@ fn of(local: &Local) -> Result<Mount> {
         Some(mount) => (mount.root.clone(), mount.ask("status")?),
         None => (PathBuf::new(), at_rest(local)?),
     };
-    Ok(Mount { mount, store: local.store.clone(), status })
+    Ok(Mount::new(mount, local.store.clone(), status))
 }
 
-fn show(Mount { mount, store, status }: &Mount, verbose: bool) {
+fn show(Mount { mount, store, status, .. }: &Mount, verbose: bool) {
     match status.problems.len() {
         0 => say!("{}", paint(Look::Good, "nothing is wrong")),
         count => say!("{}", paint(Look::Bad, &format!("{count} problem{}", if count == 1 { "" } else { "s" }))),

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+for folder in ("scripts", "python"):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / folder))
 pytest.register_assert_rewrite("bounds")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
