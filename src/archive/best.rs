@@ -12,10 +12,8 @@ use std::io;
 use std::path::{Component, Path, PathBuf};
 
 use crate::store::{Profile, Store, beneath, found_at};
-use formats::{Description, ReadAt, best_of_trainer, is_trainer_state};
+use formats::{Description, MAX_TRAINER_STATE, ReadAt, best_of_trainer, is_trainer_state};
 
-/// Larger files are not read. Each logged step takes some 150 bytes, so this is enough for 400,000.
-const MAX_TRAINER_STATE: u64 = 64 << 20;
 /// Longer names of checkpoints are not kept: the kernel takes none.
 const MAX_NAME: usize = 4096;
 /// Links on the way to a file, at most; as many as the kernel follows.

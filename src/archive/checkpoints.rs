@@ -16,8 +16,8 @@ use crate::store::durable::DeviceFile;
 use crate::store::object::Object;
 use crate::store::retention::{Kind, Rule, Unit, Verdict, complete, plan};
 use crate::store::step_pattern::{self, Counted, Shard};
-use crate::store::{Objects, Store, Stub, beneath, found_at, has_pin, in_parallel, is_trash, modified_ns};
-use formats::{Model, Siblings, cut_short, describe_at, siblings};
+use crate::store::{Objects, Store, Stub, beneath, found_at, has_pin, in_parallel, is_trash, modified_ns, open_aside};
+use formats::{Model, ReadAt, Siblings, cut_short, describe_at, siblings};
 
 use super::FileId;
 use super::catalog::Catalog;
@@ -65,6 +65,24 @@ impl Condition {
     }
 }
 
+/// The condition of a plain file that nobody writes, at a path below a directory.
+pub fn condition_of_plain(directory: &Path, path: &Path) -> Condition {
+    let open = |path: &Path| open_aside(&directory.join(path));
+    open(path).and_then(|file| condition_of(path, &file, open)).unwrap_or(Condition::Damaged)
+}
+
+fn condition_of<T: ReadAt>(
+    path: &Path,
+    file: &dyn ReadAt,
+    open: impl Fn(&Path) -> io::Result<T>,
+) -> io::Result<Condition> {
+    let description = describe_at(path, file, open)?;
+    Ok(match cut_short(path, file, &description)? {
+        Some(_) => Condition::CutShort,
+        None => Condition::Whole { has_tensors: !description.tensors.is_empty() },
+    })
+}
+
 /// The condition of a file in a store's tree that nobody writes.
 pub fn condition_on_disk(store: &Store, path: &Path) -> Condition {
     let tree = store.tree();
@@ -74,11 +92,7 @@ pub fn condition_on_disk(store: &Store, path: &Path) -> Condition {
             let header = Object::header_of(store.io(), &store.objects(), stub.object)?.0;
             return Ok(Condition::Whole { has_tensors: has_tensors(header.signature) });
         }
-        let description = describe_at(path, &file, |beside| beneath::open_file(&tree, beside))?;
-        Ok::<_, io::Error>(match cut_short(path, &file, &description)? {
-            Some(_) => Condition::CutShort,
-            None => Condition::Whole { has_tensors: !description.tensors.is_empty() },
-        })
+        condition_of(path, &file, |beside| beneath::open_file(&tree, beside))
     };
     look().unwrap_or(Condition::Damaged)
 }
@@ -183,37 +197,37 @@ pub fn policy(
     is_best: &dyn Fn(&Path) -> bool,
 ) -> io::Result<Vec<(Checkpoint, Verdict)>> {
     let rules = store.settings().retention();
-    let found = find(store, rules, condition, is_best)?;
+    let found = find(&store.tree(), rules, condition, is_best)?;
     let units: Vec<Unit> = found.iter().map(|checkpoint| checkpoint.unit.clone()).collect();
     Ok(found.into_iter().zip(plan(&units, rules, age_ns())).collect())
 }
 
-/// All checkpoints of a store, whatever its rules say, and whether each is whole. Arguments as of [`policy`].
+/// All checkpoints in a store's tree or in any directory, whatever rules say, and whether each is whole. Arguments as of
+/// [`policy`].
 ///
 /// # Errors
 /// Device errors.
 pub fn checkpoints(
-    store: &Store,
+    tree: &Path,
     condition: &dyn Fn(&Path) -> Condition,
     is_best: &dyn Fn(&Path) -> bool,
 ) -> io::Result<Vec<(Unit, bool)>> {
     let rules = [Rule::all().map_err(io::Error::other)?];
-    let units: Vec<Unit> = find(store, &rules, condition, is_best)?.into_iter().map(|found| found.unit).collect();
+    let units: Vec<Unit> = find(tree, &rules, condition, is_best)?.into_iter().map(|found| found.unit).collect();
     let complete = complete(&units, &rules, age_ns());
     Ok(units.into_iter().zip(complete).collect())
 }
 
 /// The checkpoints that rules match, by path.
 fn find(
-    store: &Store,
+    tree: &Path,
     rules: &[Rule],
     condition: &dyn Fn(&Path) -> Condition,
     is_best: &dyn Fn(&Path) -> bool,
 ) -> io::Result<Vec<Checkpoint>> {
-    let tree = store.tree();
-    let mut walk = Walk { tree: &tree, rules, condition, is_best, found: Vec::new() };
+    let mut walk = Walk { tree, rules, condition, is_best, found: Vec::new() };
     if !rules.is_empty() {
-        walk.directory(PathBuf::new(), is_pinned(&tree))?;
+        walk.directory(PathBuf::new(), is_pinned(tree))?;
     }
     let mut found = walk.found;
     found.sort_by(|a, b| {

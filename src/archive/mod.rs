@@ -54,7 +54,9 @@ use twins::Twins;
 
 pub use crate::recall::{ReadError, Reader};
 pub use about::{lossy_words, rounded_up, why_at_rest};
-pub use checkpoints::{Checkpoint, Condition, checkpoints, condition_on_disk, facts_at_rest, policy};
+pub use checkpoints::{
+    Checkpoint, Condition, checkpoints, condition_of_plain, condition_on_disk, facts_at_rest, policy,
+};
 pub use health::{FileStatus, Problem};
 pub use lineage::signature as model_signature;
 pub use namespace::{AtRest, FileId, Namespace, Outcome};

@@ -55,19 +55,12 @@ struct Answer {
 
 pub(super) fn latest(args: LatestArgs) -> Result<ExitCode> {
     of(&args.dir, args.json, |found| {
-        let is_state = |checkpoint: &&Checkpoint| checkpoint.has_tensors || checkpoint.fidelity().is_bad();
-        let mut newest: Vec<&Checkpoint> = found.iter().filter(is_state).collect();
-        let future = newest.iter().find(|checkpoint| is_future(checkpoint.modified_ns));
+        let (newest, future) = newest_first(found);
         if let Some(future) = future {
             let path = name(&future.path.to_string_lossy());
             say_error!("stepfs: {path} has a time in the future, so the steps decide; `stepfs status` says what to do");
         }
-        let by_step = future.is_some();
-        newest.sort_by_key(|checkpoint| {
-            let first = if by_step { checkpoint.step } else { None };
-            std::cmp::Reverse((first, checkpoint.modified_ns, checkpoint.step))
-        });
-        let Some(at) = newest.iter().position(|checkpoint| checkpoint.is_whole && checkpoint.has_tensors) else {
+        let Some(at) = newest.iter().position(|checkpoint| checkpoint.is_state()) else {
             let (dir, why) = (args.dir.display(), not_whole(&newest));
             say_none(args.json)?;
             bail!("no whole checkpoint is below {dir}{why}; `stepfs ls {dir}` shows all");
@@ -77,6 +70,30 @@ pub(super) fn latest(args: LatestArgs) -> Result<ExitCode> {
         }
         Ok(newest[at].path.clone())
     })
+}
+
+/// The checkpoints of a run, the newest first, also those that are not whole. The second is one with a time in the future:
+/// the steps decide then.
+pub(super) fn newest_first<'a>(found: &'a [Checkpoint<'a>]) -> (Vec<&'a Checkpoint<'a>>, Option<&'a Checkpoint<'a>>) {
+    let is_any = |checkpoint: &&Checkpoint| checkpoint.has_tensors || checkpoint.fidelity().is_bad();
+    let mut newest: Vec<&Checkpoint> = found.iter().filter(is_any).collect();
+    let future = newest.iter().find(|checkpoint| is_future(checkpoint.modified_ns)).copied();
+    newest.sort_by_key(|checkpoint| {
+        let first = if future.is_some() { checkpoint.step } else { None };
+        std::cmp::Reverse((first, checkpoint.modified_ns, checkpoint.step))
+    });
+    (newest, future)
+}
+
+/// The checkpoints that the run states to be its best: those that a file or link names, else those with the best results in
+/// their names.
+pub(super) fn stated_best<'a>(found: &'a [Checkpoint<'a>]) -> Vec<&'a Checkpoint<'a>> {
+    let stated = |by: fn(&Checkpoint) -> bool| found.iter().filter(|found| by(found)).collect::<Vec<_>>();
+    let best = stated(|found| found.entries.iter().any(|entry| entry.best.is_some()));
+    match best.is_empty() {
+        true => stated(|found| found.entries.iter().any(|entry| entry.has_best_result)),
+        false => best,
+    }
 }
 
 /// Why these are not whole, for a message.
@@ -89,33 +106,26 @@ fn not_whole(found: &[&Checkpoint]) -> String {
 }
 
 pub(super) fn best(args: BestArgs) -> Result<ExitCode> {
-    of(&args.dir, args.json, |found| {
-        let stated = |by: fn(&Checkpoint) -> bool| found.iter().filter(|found| by(found)).collect::<Vec<_>>();
-        let mut best = stated(|found| found.entries.iter().any(|entry| entry.best.is_some()));
-        if best.is_empty() {
-            best = stated(|found| found.entries.iter().any(|entry| entry.has_best_result));
+    of(&args.dir, args.json, |found| match stated_best(found)[..] {
+        [] => {
+            say_none(args.json)?;
+            bail!(
+                "nothing below {0} names a checkpoint as the best of its run; `stepfs latest {0}` names the newest",
+                args.dir.display()
+            )
         }
-        match best[..] {
-            [] => {
-                say_none(args.json)?;
-                bail!(
-                    "nothing below {0} names a checkpoint as the best of its run; `stepfs latest {0}` names the newest",
-                    args.dir.display()
-                )
+        [best] => {
+            if best.entries.iter().any(|entry| entry.lossy != "0") {
+                say_error!("stepfs: it is lossy: it was named as the best after its release");
             }
-            [best] => {
-                if best.entries.iter().any(|entry| entry.lossy != "0") {
-                    say_error!("stepfs: it is lossy: it was named as the best after its release");
-                }
-                if best.fidelity().is_bad() {
-                    bail!("the best is not whole{}", not_whole(&[best]));
-                }
-                Ok(best.path.clone())
+            if best.fidelity().is_bad() {
+                bail!("the best is not whole{}", not_whole(&[best]));
             }
-            _ => {
-                let names: Vec<String> = best.iter().map(|best| name(&best.path.to_string_lossy())).collect();
-                bail!("several are named as the best: {}; name the directory of one run", names.join(", "))
-            }
+            Ok(best.path.clone())
+        }
+        ref best => {
+            let names: Vec<String> = best.iter().map(|best| name(&best.path.to_string_lossy())).collect();
+            bail!("several are named as the best: {}; name the directory of one run", names.join(", "))
         }
     })
 }

@@ -2,19 +2,21 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
-use std::fs;
+use std::fs::{self, Metadata};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use rayon::prelude::*;
 use serde::Serialize;
 
-use crate::archive::{self, Condition, FileStatus, condition_on_disk, lossy_words};
+use crate::archive::{self, Condition, FileStatus, condition_of_plain, condition_on_disk, lossy_words};
 use crate::store::object::{Id, Object};
 use crate::store::retention::Kind;
 use crate::store::{
-    MAX_CHAIN, STUB_BYTES, Store, is_pinned, is_trash, modified_ns, name_bytes, recalled_from, step_pattern,
+    MAX_CHAIN, STUB_BYTES, Store, files_below, is_pinned, is_trash, modified_ns, name_bytes, natural, recalled_from,
+    step_pattern,
 };
 use codec::hash::hex;
 
@@ -120,6 +122,23 @@ pub(super) fn survey_all(local: &Local) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
+/// Every regular file below a directory that is in no mount and no store, by path.
+pub(super) fn survey_plain(directory: &Path) -> Result<Vec<Entry>> {
+    let mut files = files_below(directory, Path::new(""))?;
+    files.sort_by(|a, b| natural::order(a, b));
+    let entry = |path: &PathBuf| {
+        // A file may disappear during the survey.
+        let metadata = fs::symlink_metadata(directory.join(path)).ok()?;
+        let mut entry = Entry::resident(path, &metadata, condition_of_plain(directory, path));
+        // It takes its own size, whatever its file system makes of that.
+        entry.stored_bytes = entry.logical_bytes;
+        entry.note_fault(None);
+        Some(entry)
+    };
+    // On each core one: the description of a large file takes megabytes.
+    Ok(files.par_iter().filter_map(entry).collect())
+}
+
 /// How faithful the bytes of a file, or of a checkpoint, are.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Fidelity {
@@ -147,6 +166,51 @@ enum Grade {
 }
 
 impl Entry {
+    /// A file as it was written, of which nothing but its metadata and its condition is known.
+    fn resident(path: &Path, metadata: &Metadata, condition: Condition) -> Entry {
+        Entry {
+            path: path.to_string_lossy().into_owned(),
+            path_bytes: name_bytes(path),
+            at: path.to_path_buf(),
+            step: step_pattern::of_file(path).step,
+            modified_ns: modified_ns(metadata),
+            condition,
+            state: "sealed".into(),
+            pinned: false,
+            logical_bytes: metadata.len(),
+            stored_bytes: metadata.blocks() * 512,
+            profile: String::new(),
+            asked: String::new(),
+            lossy: "0".into(),
+            best: None,
+            has_best_result: false,
+            is_less_than_asked: false,
+            original: None,
+            generations: None,
+            object: None,
+            parent: None,
+            kind: None,
+            note: String::new(),
+            chain_len: 0,
+            max_abs_error: 0.0,
+            error_updates: None,
+            roles: BTreeMap::new(),
+            kinds: BTreeMap::new(),
+            damage: None,
+            cut_short: None,
+        }
+    }
+
+    /// Notes why it is not whole.
+    fn note_fault(&mut self, fault: Option<String>) {
+        match self.condition {
+            Condition::CutShort => {
+                self.cut_short = Some(fault.unwrap_or_else(|| "cut short: `stepfs inspect` shows how".into()));
+            }
+            _ => self.damage = self.damage.take().or(fault),
+        }
+    }
+
     /// How faithful its bytes are.
     pub(super) fn fidelity(&self) -> Fidelity {
         let grade = match self.error_updates {
@@ -180,6 +244,24 @@ impl Fidelity {
         words.iter().filter(|(is_so, _)| *is_so).map(|(_, word)| *word).collect::<String>() + &grade
     }
 
+    /// The bytes are as written.
+    pub(super) fn is_exact(&self) -> bool {
+        self.grade == Grade::Exact
+    }
+
+    /// The largest error of a weight, in updates, if it is known.
+    pub(super) fn error(&self) -> Option<f64> {
+        if let Grade::Error(error) = self.grade { Some(error) } else { None }
+    }
+
+    pub(super) fn is_best(&self) -> bool {
+        self.is_best
+    }
+
+    pub(super) fn is_pinned(&self) -> bool {
+        self.pinned
+    }
+
     /// True if nobody should go on from it.
     pub(super) fn is_bad(&self) -> bool {
         self.grade >= Grade::Unfinished
@@ -195,7 +277,7 @@ impl Fidelity {
 }
 
 /// An error with one digit, never too small.
-fn in_updates(error: f64) -> String {
+pub(super) fn in_updates(error: f64) -> String {
     let tenths = (error * 10.0).ceil();
     format!("{:.1} update{}", tenths / 10.0, if tenths > 10.0 { "s" } else { "" })
 }
@@ -246,6 +328,21 @@ impl Checkpoint<'_> {
         }
     }
 
+    /// True if a run can go on from it.
+    pub(super) fn is_state(&self) -> bool {
+        self.is_whole && self.has_tensors
+    }
+
+    /// Size that programs see.
+    pub(super) fn logical_bytes(&self) -> u64 {
+        self.entries.iter().map(|entry| entry.logical_bytes).sum()
+    }
+
+    /// Bytes that it occupies in the store.
+    pub(super) fn stored_bytes(&self) -> u64 {
+        self.entries.iter().map(|entry| entry.stored_bytes).sum()
+    }
+
     /// How faithful its worst file is.
     pub(super) fn fidelity(&self) -> Fidelity {
         let of = |by: fn(&Fidelity) -> bool| self.entries.iter().any(|entry| by(&entry.fidelity()));
@@ -264,11 +361,15 @@ impl Checkpoint<'_> {
 /// The checkpoints and other files among the entries at and below a place, in their order. A place inside a checkpoint
 /// shows its files.
 pub(super) fn checkpoints<'a>(local: &Local, entries: &'a [Entry]) -> Result<Vec<Checkpoint<'a>>> {
-    let tree = local.tree()?;
+    grouped(&local.tree()?.store.tree(), &local.path, entries)
+}
+
+/// The same of the entries at and below a path in a tree, or in any directory.
+pub(super) fn grouped<'a>(tree: &Path, place: &Path, entries: &'a [Entry]) -> Result<Vec<Checkpoint<'a>>> {
     let known: HashMap<&Path, &Entry> = entries.iter().map(|entry| (entry.at.as_path(), entry)).collect();
     let condition = |path: &Path| known.get(path).map_or(Condition::BeingWritten, |entry| entry.condition);
     let is_best = |path: &Path| known.get(path).is_some_and(|entry| entry.best.is_some());
-    let units = archive::checkpoints(&tree.store, &condition, &is_best)?;
+    let units = archive::checkpoints(tree, &condition, &is_best)?;
     let at: HashMap<&Path, usize> = units.iter().enumerate().map(|(at, (unit, _))| (unit.path.as_path(), at)).collect();
     let unit_of = |entry: &Entry| {
         let file = entry.at.file_name().unwrap_or_default();
@@ -276,7 +377,7 @@ pub(super) fn checkpoints<'a>(local: &Local, entries: &'a [Entry]) -> Result<Vec
             step_pattern::shard(file.as_bytes()).map(|shard| entry.at.with_file_name(OsStr::from_bytes(&shard.of)));
         let all = shards.iter().map(PathBuf::as_path).chain(entry.at.ancestors());
         let found = all.into_iter().find_map(|path| at.get(path)).copied();
-        found.filter(|at| units[*at].0.path == entry.at || !local.path.starts_with(&units[*at].0.path))
+        found.filter(|at| units[*at].0.path == entry.at || !place.starts_with(&units[*at].0.path))
     };
     let mut found: Vec<Checkpoint<'a>> = Vec::new();
     let mut places: HashMap<usize, usize> = HashMap::new();
@@ -335,36 +436,12 @@ fn entry(tree: &Tree, parents: &mut Parents, local: &Local, path: &Path) -> Resu
         Some(mount) => mount.text(path, "file").and_then(|text| serde_json::from_str::<FileStatus>(&text).ok()),
         None => None,
     };
+    let condition = known.as_ref().map_or_else(|| condition_on_disk(store, path), |known| known.condition);
     let mut entry = Entry {
-        path: path.to_string_lossy().into_owned(),
-        path_bytes: name_bytes(path),
-        at: path.to_path_buf(),
-        step: step_pattern::of_file(path).step,
-        modified_ns: modified_ns(&metadata),
-        condition: known.as_ref().map_or_else(|| condition_on_disk(store, path), |known| known.condition),
-        state: "sealed".into(),
         pinned: is_pinned(&store.tree(), path)?,
-        logical_bytes: metadata.len(),
-        stored_bytes: metadata.blocks() * 512,
         profile: asked.words(),
         asked: asked.words(),
-        lossy: "0".into(),
-        best: None,
-        has_best_result: false,
-        is_less_than_asked: false,
-        original: None,
-        generations: None,
-        object: None,
-        parent: None,
-        kind: None,
-        note: String::new(),
-        chain_len: 0,
-        max_abs_error: 0.0,
-        error_updates: None,
-        roles: BTreeMap::new(),
-        kinds: BTreeMap::new(),
-        damage: None,
-        cut_short: None,
+        ..Entry::resident(path, &metadata, condition)
     };
     if let Some(stub) = tree.stub(path)? {
         entry.state = "released".into();
@@ -386,13 +463,7 @@ fn entry(tree: &Tree, parents: &mut Parents, local: &Local, path: &Path) -> Resu
     } else if let Some(id) = recalled_from(&store.io().open_beneath(&store.tree(), path, 0)?) {
         entry.lossy = Object::open(&store.objects(), id).map_or(entry.lossy, |object| lossy_words(&object));
     }
-    let fault = known.as_ref().and_then(|known| known.fault.clone());
-    match entry.condition {
-        Condition::CutShort => {
-            entry.cut_short = Some(fault.unwrap_or_else(|| "cut short: `stepfs inspect` shows how".into()));
-        }
-        _ => entry.damage = entry.damage.or(fault),
-    }
+    entry.note_fault(known.as_ref().and_then(|known| known.fault.clone()));
     if let Some(known) = known {
         (entry.best, entry.has_best_result) = (known.best, known.has_best_result);
     }

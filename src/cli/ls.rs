@@ -148,8 +148,8 @@ fn row(checkpoint: &Checkpoint, fidelity: &Fidelity) -> Vec<String> {
     vec![
         checkpoint.step.map(|step| step.to_string()).unwrap_or_default(),
         time(checkpoint.modified_ns / 1_000_000_000),
-        size(checkpoint.entries.iter().map(|entry| entry.logical_bytes).sum()),
-        size(checkpoint.entries.iter().map(|entry| entry.stored_bytes).sum()),
+        size(checkpoint.logical_bytes()),
+        size(checkpoint.stored_bytes()),
         fidelity.words(),
         format!("{}{slash}", shown(&checkpoint.path)),
     ]

@@ -24,6 +24,7 @@ mod profile;
 mod pull;
 mod recall;
 mod release;
+mod report;
 mod reshard;
 mod source;
 mod status;
@@ -107,6 +108,7 @@ commands! {
         Why(why::Args) => why::run,
         Inspect(inspect::Args) => inspect::run,
         Diff(diff::Args) => place::diff,
+        Report(report::Args) => report::run,
     }
     "Choose what stays, and how" {
         Pin(pin::PinArgs) => pin::pin,

@@ -15,7 +15,7 @@ use crate::tools::{self, convert, diff, merge};
 
 use super::format::causes;
 use super::mirror::{Mirror, tell};
-use super::source::{Brought, NO_TEMPORARY, Tree, is_store, refuse_inside, unreachable};
+use super::source::{Brought, Local, NO_TEMPORARY, Tree, is_store, refuse_inside, unreachable};
 
 /// `stepfs diff`
 pub(super) fn diff(args: diff::Args) -> Result<ExitCode> {
@@ -43,10 +43,35 @@ pub(super) struct Place {
     /// Its path on disk.
     at: PathBuf,
     /// The store holds a mirror's files.
-    _brought: Option<Brought>,
+    brought: Option<Brought>,
 }
 
 impl Place {
+    /// Finds the directory of a run: also a whole store.
+    ///
+    /// # Errors
+    /// As of [`Place::find`].
+    pub(super) fn of_run(named: &Path) -> Result<Place> {
+        if !is_store(named) {
+            return Place::find(named, Path::to_path_buf);
+        }
+        let tree = Tree::look(named)?;
+        let at = tree.store.tree();
+        Ok(Place { name: named.display().to_string(), tree: Some(tree), at, brought: None })
+    }
+
+    /// The store whose files it reads without a mount, and its path in the store's tree.
+    pub(super) fn in_store(&self) -> Option<Local> {
+        let tree = self.tree.as_ref()?;
+        let path = self.at.strip_prefix(tree.store.tree()).ok()?.to_path_buf();
+        Some(Local { store: tree.store.root().to_path_buf(), mount: None, path })
+    }
+
+    /// True if it is a copy of a mirror's files.
+    pub(super) fn is_brought(&self) -> bool {
+        self.brought.is_some()
+    }
+
     /// Finds what the user named. `spelled` answers which path is meant by a path.
     ///
     /// # Errors
@@ -59,7 +84,7 @@ impl Place {
         match fs::canonicalize(&plain) {
             Ok(absolute) => {
                 refuse_inside(named, &absolute)?;
-                return Ok(Place { name, tree: None, at: plain, _brought: None });
+                return Ok(Place { name, tree: None, at: plain, brought: None });
             }
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
             Err(error) => return Err(unreachable(named, error)),
@@ -84,7 +109,7 @@ impl Place {
         if !at.exists() {
             bail!("{name}: {} has no {}", place.display(), inside.display());
         }
-        Ok(Place { name, tree, at, _brought: brought })
+        Ok(Place { name, tree, at, brought })
     }
 }
 

@@ -64,6 +64,17 @@ impl Checkpoint {
             }
             false => vec![PathBuf::from(path.file_name().unwrap_or_default())],
         };
+        Checkpoint::of(place, (path, name), is_directory, files)
+    }
+
+    /// The same with these files, of a path on disk and its name for people: paths below it, or its own name.
+    pub(super) fn of(
+        place: &dyn Place,
+        (path, name): (&Path, String),
+        is_directory: bool,
+        files: Vec<PathBuf>,
+    ) -> Result<Checkpoint> {
+        let shown = Path::new(&name);
         let (mut parts, mut models) = (Vec::new(), HashMap::new());
         for file in files {
             let (at, shown) = match is_directory {

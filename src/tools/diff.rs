@@ -114,7 +114,8 @@ fn compare(a: &Checkpoint, b: &Checkpoint) -> Result<Report> {
     Ok(Report { a: a.name.clone(), b: b.name.clone(), tensors, different, only_in_a, only_in_b })
 }
 
-fn is_alike(left: Found, right: Found) -> bool {
+/// Whether two tensors have one type and shape.
+pub(super) fn is_alike(left: Found, right: Found) -> bool {
     (left.tensor.dtype, &left.tensor.shape) == (right.tensor.dtype, &right.tensor.shape)
 }
 
@@ -168,8 +169,8 @@ impl Row {
     }
 }
 
-/// A share of A in percent, with two digits that count.
-fn share(relative: f64) -> String {
+/// A share in percent, with two digits that count.
+pub fn share(relative: f64) -> String {
     match 100.0 * relative {
         percent if percent >= 10.0 => format!("{percent:.0}%"),
         percent if percent >= 0.01 => format!("{percent:.2}%"),

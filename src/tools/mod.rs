@@ -1,5 +1,5 @@
 //! Tools on checkpoints, which the daemon does not need. [`compare`] and [`tune`] measure ways to keep a series. [`diff`],
-//! [`merge`] and [`convert`] are for a run's history. [`reshard`] writes a checkpoint of ElasticDL for another number of
+//! [`merge`], [`convert`] and [`updates`] are for a run's history. [`reshard`] writes a checkpoint of ElasticDL for another number of
 //! servers.
 //!
 //! Nothing else uses this module but the command line. It uses public functions of the others alone. A comparison and a
@@ -14,6 +14,7 @@ mod output;
 pub mod reshard;
 mod series;
 pub mod tune;
+pub mod updates;
 mod values;
 
 use std::fs::{File, Permissions};
@@ -23,6 +24,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Error, Result, anyhow};
 
+pub use output::new_file;
 use series::Series;
 
 /// A file or directory that a user named: in a mount, a store, on a mirror, or anywhere.

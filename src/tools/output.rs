@@ -6,8 +6,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::fs::{CWD, Mode, RenameFlags, renameat_with};
 use rustix::io::Errno;
+use rustix::process::umask;
 
 use crate::store::durable::{CrashPoint, DeviceFile, Io, parent};
 use crate::store::part_of;
@@ -126,6 +127,24 @@ impl<'a> Output<'a> {
         fs::set_permissions(&at, Permissions::from_mode(mode)).map_err(of_file(&shown))?;
         Ok(NewFile { file, shown })
     }
+}
+
+/// Makes a new file of the bytes that `make` answers. `make` runs while the file has its other name.
+///
+/// # Errors
+/// Something has the name; those of `make` and of the device.
+pub fn new_file(out: &Path, make: impl FnOnce() -> Result<Vec<u8>>) -> Result<()> {
+    Output::refuse(out, &[])?;
+    // The mask can only be read by a change of it.
+    let mask = umask(Mode::empty());
+    umask(mask);
+    let mode = 0o666 & !mask.as_raw_mode();
+    Output::whole(&Io::disk(), (out, false), |output| {
+        let bytes = make()?;
+        let file = output.create(Path::new(""), mode)?;
+        file.write_all_at(&bytes, 0)?;
+        file.sync()
+    })
 }
 
 #[cfg(test)]

@@ -49,7 +49,7 @@ pub(super) struct Place<'a> {
 /// size. If both tensors have the same bits in one there is no difference, else an infinite one.
 pub(super) fn sizes(dtype: Dtype, a: &Place, b: &Place) -> io::Result<(Size, Size)> {
     let (mut value, mut difference) = (Size::default(), Size::default());
-    in_pieces(a, b, |left, right| {
+    in_pieces(&[a, b], |_, left, right| {
         each(dtype, left, right, |x, y, same| {
             if x.is_finite() {
                 value.add(x);
@@ -64,17 +64,20 @@ pub(super) fn sizes(dtype: Dtype, a: &Place, b: &Place) -> io::Result<(Size, Siz
     Ok((value, difference))
 }
 
-/// Passes both tensors in pieces of whole elements.
-fn in_pieces(a: &Place, b: &Place, mut both: impl FnMut(&[u8], &[u8])) -> io::Result<()> {
+/// Passes each tensor, but the first, with the one before it, in pieces of whole elements. Reads each once.
+fn in_pieces(tensors: &[&Place], mut both: impl FnMut(usize, &[u8], &[u8])) -> io::Result<()> {
     let (mut left, mut right) = (Vec::new(), Vec::new());
-    let (mut at, len) = (0, a.extent.end - a.extent.start);
+    let (mut at, len) = (0, tensors.first().map_or(0, |first| first.extent.end - first.extent.start));
     while at < len {
         let count = CHUNK.min(len - at) as usize;
-        left.resize(count, 0);
-        right.resize(count, 0);
-        a.file.read_exact_at(&mut left, a.extent.start + at)?;
-        b.file.read_exact_at(&mut right, b.extent.start + at)?;
-        both(&left, &right);
+        for (number, tensor) in tensors.iter().enumerate() {
+            right.resize(count, 0);
+            tensor.file.read_exact_at(&mut right, tensor.extent.start + at)?;
+            if number > 0 {
+                both(number - 1, &left, &right);
+            }
+            std::mem::swap(&mut left, &mut right);
+        }
         at += count as u64;
     }
     Ok(())
@@ -106,8 +109,14 @@ impl Change {
 /// # Errors
 /// Those of the files.
 pub(super) fn change(dtype: Dtype, a: &Place, b: &Place, read: &dyn Fn(u64)) -> io::Result<Change> {
-    let mut change = Change::default();
-    in_pieces(a, b, |left, right| {
+    Ok(changes(dtype, &[a, b], read)?.pop().unwrap_or_default())
+}
+
+/// The same for each of several states of a tensor and the one after it. Reads each state once.
+pub(super) fn changes(dtype: Dtype, states: &[&Place], read: &dyn Fn(u64)) -> io::Result<Vec<Change>> {
+    let mut changes = vec![Change::default(); states.len().saturating_sub(1)];
+    in_pieces(states, |number, left, right| {
+        let change = &mut changes[number];
         let pairs = left.chunks_exact(dtype.size()).zip(right.chunks_exact(dtype.size()));
         change.changed += pairs.filter(|(x, y)| x != y).count() as u64;
         each(dtype, left, right, |x, y, _| match (x.is_finite(), y.is_finite()) {
@@ -121,7 +130,7 @@ pub(super) fn change(dtype: Dtype, a: &Place, b: &Place, read: &dyn Fn(u64)) -> 
         });
         read(left.len() as u64);
     })?;
-    Ok(change)
+    Ok(changes)
 }
 
 /// Adds the nearest value of a type.

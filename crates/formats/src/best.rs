@@ -11,6 +11,8 @@ use super::ReadAt;
 use super::pickle::{Graph, Item};
 
 const TRAINER_STATE: &str = "trainer_state.json";
+/// A larger state of Trainer is not read. Each logged step takes some 150 bytes, so this is enough for 400,000.
+pub const MAX_TRAINER_STATE: u64 = 64 << 20;
 /// Endings of the names of Lightning's checkpoints.
 const LIGHTNING: [&str; 3] = ["ckpt", "pt", "pth"];
 
@@ -47,17 +49,59 @@ pub fn best_of_trainer(src: &dyn ReadAt) -> io::Result<Option<String>> {
     struct State {
         best_model_checkpoint: Option<String>,
     }
+    let state: State = parsed(src)?;
+    Ok(state.best_model_checkpoint)
+}
+
+/// A loss that Trainer has logged: its word, the step, and the value.
+pub type Logged = (&'static str, u64, f64);
+
+/// The losses in the log of Trainer's state, in its order. All of the file is read.
+///
+/// # Errors
+/// As of [`best_of_trainer`].
+pub fn losses_of_trainer(src: &dyn ReadAt) -> io::Result<Vec<Logged>> {
+    #[derive(serde::Deserialize)]
+    struct State {
+        #[serde(default)]
+        log_history: Vec<Entry>,
+    }
+    #[derive(serde::Deserialize)]
+    struct Entry {
+        step: Option<Value>,
+        loss: Option<Value>,
+        eval_loss: Option<Value>,
+    }
+    #[derive(serde::Deserialize)]
+    #[serde(untagged)]
+    enum Value {
+        Number(f64),
+        Other(serde::de::IgnoredAny),
+    }
+    let number = |value: &Option<Value>| match value {
+        Some(Value::Number(number)) => Some(*number),
+        _ => None,
+    };
+    let state: State = parsed(src)?;
+    let logged = |entry: &Entry| {
+        let step = number(&entry.step).filter(|step| *step >= 0.0)? as u64;
+        let of = |word, value: &Option<Value>| number(value).map(|value| (word, step, value));
+        Some([of("loss", &entry.loss), of("eval_loss", &entry.eval_loss)].into_iter().flatten())
+    };
+    Ok(state.log_history.iter().filter_map(logged).flatten().collect())
+}
+
+fn parsed<T: serde::de::DeserializeOwned>(src: &dyn ReadAt) -> io::Result<T> {
     let mut bytes = vec![0; src.size() as usize];
     src.read_exact_at(&mut bytes, 0)?;
-    let state: State = serde_json::from_slice(&with_plain_numbers(bytes))
-        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
-    Ok(state.best_model_checkpoint)
+    let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);
+    serde_json::from_slice(&with_plain_values(bytes)).map_err(invalid)
 }
 
 /// The same JSON, with plain values in place of `NaN`, `Infinity` and `-Infinity`. Python writes these for a loss or a
 /// norm that overflowed, and JSON has no such numbers.
-fn with_plain_numbers(mut json: Vec<u8>) -> Vec<u8> {
-    const OTHERS: [(&[u8], &[u8]); 3] = [(b"-Infinity", b"     null"), (b"Infinity", b"    null"), (b"NaN", b"0  ")];
+fn with_plain_values(mut json: Vec<u8>) -> Vec<u8> {
+    const OTHERS: [(&[u8], &[u8]); 3] = [(b"-Infinity", b"     null"), (b"Infinity", b"    null"), (b"NaN", b"\"\" ")];
     let (mut at, mut in_text) = (0, false);
     while at < json.len() {
         match json[at] {
@@ -85,7 +129,15 @@ mod tests {
             "best_model_checkpoint": "out/NaN-run/checkpoint-40"}"#;
         let best = best_of_trainer(&state.to_vec()).unwrap();
         assert_eq!(best, Some("out/NaN-run/checkpoint-40".into()));
+        assert_eq!(losses_of_trainer(&state.to_vec()).unwrap(), []);
         let cut = best_of_trainer(&state[..40].to_vec()).unwrap_err();
         assert_eq!(cut.kind(), io::ErrorKind::InvalidData);
+    }
+    #[test]
+    fn the_losses_of_a_log_are_its_finite_numbers() {
+        let state = br#"{"log_history": [{"loss": 2.5, "step": 10}, {"eval_loss": 2, "step": 10, "epoch": 1.0},
+            {"loss": NaN, "step": 20}, {"loss": "2.0", "step": 20}, {"loss": 1.0, "step": -1}, {"step": 30}]}"#;
+        assert_eq!(losses_of_trainer(&state.to_vec()).unwrap(), [("loss", 10, 2.5), ("eval_loss", 10, 2.0)]);
+        assert_eq!(losses_of_trainer(&b"{}".to_vec()).unwrap(), []);
     }
 }

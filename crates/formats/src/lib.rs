@@ -47,7 +47,7 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 
-pub use best::{best_of_trainer, is_trainer_state, may_name_best};
+pub use best::{Logged, MAX_TRAINER_STATE, best_of_trainer, is_trainer_state, losses_of_trainer, may_name_best};
 pub use bundle::steady::TAIL_BYTES as STEADY_BYTES;
 pub use codec::hash::Checksum;
 pub use content::{Content, Elements, Key, dotted};

@@ -11,6 +11,8 @@ use codec::Dtype;
 pub struct Progress {
     /// The trainer's own counters among the entries at the file's root: name and value.
     pub counters: Vec<(&'static str, u64)>,
+    /// The losses among the entries at the file's root, where they are plain floats: name and value.
+    pub losses: Vec<(&'static str, f64)>,
     /// The optimizer's count of its steps, where it is a plain number of the pickle: torch before 1.12, Adafactor and
     /// apex write it so. The largest of those looked at.
     pub optimizer_step: Option<u64>,
@@ -25,6 +27,10 @@ const COUNTERS: [&str; 18] = [
     "iter_num", "it", "current_step", "num_updates", "n_iter", "update", "updates", "n_updates", "num_timesteps",
 ];
 
+/// Names of losses at the root of a checkpoint. A best loss so far is none: it belongs to another state.
+const LOSSES: [&str; 8] =
+    ["loss", "train_loss", "val_loss", "valid_loss", "validation_loss", "eval_loss", "test_loss", "dev_loss"];
+
 /// Containers between the root and an optimizer. Lightning has a list, and a GAN's trainer mappings by name.
 const MAX_DEPTH: usize = 4;
 /// Values looked at in the search for optimizers: those of the largest model, and as many again.
@@ -37,7 +43,7 @@ const MAX_OF_EACH: usize = 1 << 10;
 impl Progress {
     /// What a pickle says. Time: at most linear in its size.
     pub(super) fn of(graph: &Graph) -> Progress {
-        let mut progress = Progress { counters: counters(graph), ..Progress::default() };
+        let mut progress = Progress { counters: counters(graph), losses: losses(graph), ..Progress::default() };
         let (optimizers, mut are_all) = optimizers(graph);
         are_all &= optimizers.len() <= MAX_OPTIMIZERS;
         let mut decays = Vec::new();
@@ -66,6 +72,14 @@ fn counters(graph: &Graph) -> Vec<(&'static str, u64)> {
         }
     }
     COUNTERS.into_iter().zip(found).filter_map(|(name, value)| Some((name, value?))).collect()
+}
+
+fn losses(graph: &Graph) -> Vec<(&'static str, f64)> {
+    let loss = |name: &'static str| match graph.get(graph.root, name)? {
+        Item::Float(value) if value.is_finite() => Some((name, value)),
+        _ => None,
+    };
+    LOSSES.into_iter().filter_map(loss).collect()
 }
 
 /// The mappings below the root that are an optimizer's `state_dict()`, and whether these are all. Breadth first, so

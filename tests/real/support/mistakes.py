@@ -289,6 +289,12 @@ MISTAKES = [
             needs="M"),
     Mistake("the newest file is to be released", "", "stepfs release $M/run/step_4.pt", "stepfs: * stays as it is: *",
             "stepfs why $M/run/step_4.pt", needs="M"),
+    # --- report
+    Mistake("a report of a file", "", "stepfs report run/step_1.pt -o new.html", "* is a file; name the directory of a run",
+            "stepfs report run -o new.html", needs="run"),
+    Mistake("a report of an empty directory", "mkdir empty", "stepfs report empty -o new.html",
+            "no checkpoint is below *: no file there has tensors; name the directory that a run saves to",
+            "stepfs report run -o new.html", needs="run"),
     # --- diff, merge
     Mistake("a merge over a file", "",
             "stepfs merge run/step_1.pt run/step_2.pt -o run/step_2.pt", "* exists; name a new file or directory",

@@ -91,7 +91,12 @@ fn other_formats_tell_the_same() {
     let pickle =
         [&b"\x80\x05"[..], &dict(&[("w", array()), ("step", int(6)), ("optimizer", optimizer)]), b"."].concat();
     let d = check(&pickle);
-    let expected = Progress { counters: vec![("step", 6)], optimizer_step: Some(5), second_decay: Some(0.95) };
+    let expected = Progress {
+        counters: vec![("step", 6)],
+        optimizer_step: Some(5),
+        second_decay: Some(0.95),
+        ..Progress::default()
+    };
     assert_eq!((d.kind, d.progress), (Kind::Pickle, expected));
 }
 
