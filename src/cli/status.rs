@@ -107,7 +107,7 @@ pub(super) fn all() -> Vec<Mount> {
 /// hangs.
 pub(super) struct Question {
     mounted: Mounted,
-    asked: Instant,
+    pub(super) asked: Instant,
     answer: Receiver<std::io::Result<Output>>,
 }
 

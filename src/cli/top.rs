@@ -2,15 +2,15 @@
 
 mod frame;
 
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use ratatui::DefaultTerminal;
-use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use ratatui::style::{Color, Style};
 use ratatui::text::{Line, Span, Text};
 
@@ -42,6 +42,8 @@ pub(super) struct Args {
     interval: u64,
 }
 
+/// A daemon works at most this part of the time for a screen: it looks at the size of every file for an answer.
+const PART: u32 = 20;
 /// How long a key may wait for its effect, and how often ages are counted anew.
 const TICK: Duration = Duration::from_millis(200);
 
@@ -64,12 +66,14 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     // It also restores the terminal when a panic unwinds.
     let terminal = ratatui::try_init().context("the terminal cannot show a screen");
     let done = terminal.and_then(|mut terminal| follow(&mut watch, &mut terminal, &ended));
-    ratatui::restore();
+    // It may be the terminal that went.
+    let _ = ratatui::try_restore();
     done
 }
 
-/// Shows frames until a key or a signal ends that.
+/// Shows frames until a key or a signal ends that, or the terminal goes.
 fn follow(watch: &mut Watch, terminal: &mut DefaultTerminal, ended: &AtomicBool) -> Result<ExitCode> {
+    let keys = keys();
     while !ended.load(Ordering::Relaxed) {
         watch.look();
         let mounts = watch.mounts();
@@ -78,18 +82,35 @@ fn follow(watch: &mut Watch, terminal: &mut DefaultTerminal, ended: &AtomicBool)
             let lines = frame::of(&mounts, Some((area.width.into(), area.height.into())));
             screen.render_widget(Text::from(lines.into_iter().map(styled).collect::<Vec<_>>()), area);
         })?;
-        let key = if event::poll(TICK)? { event::read()? } else { continue };
-        let Event::Key(key) = key else { continue };
-        let is_end = match key.code {
-            KeyCode::Char('q') | KeyCode::Esc => true,
-            KeyCode::Char('c') => key.modifiers.contains(KeyModifiers::CONTROL),
-            _ => false,
-        };
-        if is_end && key.kind != KeyEventKind::Release {
-            return Ok(ExitCode::SUCCESS);
+        match keys.recv_timeout(TICK) {
+            Ok(keys) if is_end(&keys) => return Ok(ExitCode::SUCCESS),
+            Err(RecvTimeoutError::Disconnected) => break,
+            _ => {}
         }
     }
     Ok(ExitCode::from(super::FAILED))
+}
+
+/// The keys that are pressed, until the terminal goes. crossterm has events for them, but reads for ever from a terminal
+/// that is gone.
+fn keys() -> Receiver<Vec<u8>> {
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut keys = [0; 256];
+        loop {
+            match io::stdin().lock().read(&mut keys) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Ok(count @ 1..) if sender.send(keys[..count].to_vec()).is_ok() => {}
+                _ => return,
+            }
+        }
+    });
+    receiver
+}
+
+/// Whether these are q, Esc or Ctrl-C. Arrows and others send Esc and more.
+fn is_end(keys: &[u8]) -> bool {
+    keys == [0x1b] || keys[0] != 0x1b && keys.iter().any(|key| [b'q', 3].contains(key))
 }
 
 /// A line of the screen, in the colours of [`paint`].
@@ -120,7 +141,8 @@ struct Followed {
     last: Mount,
     /// Asked, and not answered yet. A daemon that hangs is asked once: each question is a process that it holds.
     question: Option<Question>,
-    asked: Option<Instant>,
+    /// When it is asked again.
+    next: Instant,
     is_gone: bool,
 }
 
@@ -170,19 +192,20 @@ impl Watch {
 impl Followed {
     fn of(mounted: &Mounted) -> Followed {
         let last = Mount { mount: mounted.point.clone(), store: mounted.store.clone(), status: Status::default() };
-        Followed { mounted: mounted.clone(), last, question: None, asked: None, is_gone: false }
+        Followed { mounted: mounted.clone(), last, question: None, next: Instant::now(), is_gone: false }
     }
 
     fn look(&mut self, interval: Duration) {
         match &self.question {
             _ if self.is_gone => {}
-            None if self.asked.is_none_or(|at| at.elapsed() >= interval) => {
-                self.question = Some(Question::ask(self.mounted.clone()));
-                self.asked = Some(Instant::now());
-            }
+            None if self.next <= Instant::now() => self.question = Some(Question::ask(self.mounted.clone())),
             None => {}
             Some(question) => match question.wait(Duration::ZERO) {
-                Some(answer) => (self.last, self.question) = (answer, None),
+                Some(answer) => {
+                    let took = question.asked.elapsed();
+                    self.next = question.asked + interval.max(took * PART);
+                    (self.last, self.question) = (answer, None);
+                }
                 None if question.has_waited() => self.last = question.unanswered(),
                 None => {}
             },

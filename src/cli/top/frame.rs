@@ -96,6 +96,7 @@ fn block(mount: &Mount, columns: usize, rows: usize, now: i64) -> Vec<Line> {
 /// The facts of a store, each with its label.
 fn facts(status: &Status) -> impl Iterator<Item = (&'static str, String)> {
     let share = percent(status.stored_bytes, status.logical_bytes);
+    let profile = if status.profile.is_empty() { String::new() } else { format!(", {}", status.profile) };
     let sizes = format!("{} kept as {} ({share})", size(status.logical_bytes), size(status.stored_bytes));
     let oldest = status
         .backlog_seconds
@@ -106,7 +107,7 @@ fn facts(status: &Status) -> impl Iterator<Item = (&'static str, String)> {
         (queued, _) => format!("{queued} to do{oldest}"),
     };
     [
-        Some(("size", format!("{sizes}, {}", status.profile))),
+        Some(("size", sizes + &profile)),
         Some(("files", format!("{}, {} of them released", status.files, status.released))),
         Some(("queue", queue)),
         status.room.as_ref().map(|room| ("room", room_words(room))),

@@ -108,12 +108,14 @@ def test_a_step_that_cannot_be_taken_is_a_backlog(mount):
     save_walk(mount.dir, 2, name="step_{}.pt")
     mount.sync()
     assert mount.status()["backlog_seconds"] is None
-    # Nothing can be made there, so archiving is tried again and again.
-    os.rename(mount.store / "tmp", mount.base / "tmp")
+    # No object can be made, so archiving is tried again and again.
+    os.rename(mount.store / "objects", mount.base / "objects")
+    (mount.store / "objects").write_text("in the way")
     save_walk(mount.dir, 4, name="step_1{}.pt", seed=2)
-    wait_until(lambda: (mount.status()["backlog_seconds"] or 0) >= 1, 10, "the oldest step waits")
+    wait_until(lambda: (mount.status()["backlog_seconds"] or 0) >= 3, 10, "the oldest step waits")
     assert re.search(r"(?m)^queue +\d+ to do, the oldest waits for \d", once(mount.dir))
-    os.rename(mount.base / "tmp", mount.store / "tmp")
+    (mount.store / "objects").unlink()
+    os.rename(mount.base / "objects", mount.store / "objects")
     mount.sync()
     assert mount.status()["backlog_seconds"] is None
 
@@ -126,7 +128,7 @@ class Screen:
 
     def __init__(self, *arguments, columns=80, rows=24, **environment):
         self.master, slave = pty.openpty()
-        self.text, self.size = "", (columns, rows)
+        self.text = ""
         self.resize(columns, rows)
         self.before = termios.tcgetattr(slave)
         self.slave = slave
@@ -135,7 +137,7 @@ class Screen:
         os.set_blocking(self.master, False)
 
     def resize(self, columns, rows):
-        self.size = (columns, rows)
+        self.size, self.drawn = (columns, rows), len(self.text)
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def read(self):
@@ -151,7 +153,7 @@ class Screen:
         """The lines that the terminal shows, of the sequences that a screen of text needs."""
         columns, rows = self.size
         lines, row, column = [[" "] * columns for _ in range(rows)], 0, 0
-        for found in re.finditer(r"\x1b\[([?\d;]*)([A-Za-z])|\x1b[=>78]|([^\x1b])", self.read()):
+        for found in re.finditer(r"\x1b\[([?\d;]*)([A-Za-z])|\x1b[=>78]|([^\x1b])", self.read()[self.drawn :]):
             values, command, letter = found.groups()
             if letter:
                 if row < rows and column < columns:
@@ -204,6 +206,9 @@ def screen(mount):
 def test_a_key_ends_it_and_the_terminal_is_as_before(screen, key):
     top = screen()
     top.wait_for("nothing is wrong")
+    top.press(b"\x1b[A")
+    time.sleep(0.5)
+    assert top.process.poll() is None, "an arrow is no Esc"
     top.press(key)
     assert top.end() == OK
 
@@ -215,6 +220,15 @@ def test_a_signal_ends_it_and_the_terminal_is_as_before(screen):
     assert top.end() == FAILURE
 
 
+def test_a_terminal_that_goes_ends_it(screen):
+    top = screen()
+    top.wait_for("nothing is wrong")
+    os.close(top.master)
+    os.close(top.slave)
+    top.master, top.slave = os.openpty()
+    assert top.process.wait(20) == FAILURE and b"panicked" not in top.process.stderr.read()
+
+
 def test_it_follows_saves_and_a_resize(mount, screen):
     top = screen("--interval", 1, mount.dir)
     top.wait_for("nothing is wrong")
@@ -222,14 +236,12 @@ def test_it_follows_saves_and_a_resize(mount, screen):
     top.wait_for("step_5.pt")
     top.wait_for("more checkpoints")
     assert len(top.shown()) == 24 and top.shown()[2].startswith(str(mount.dir))
-    top.text = ""
+    top.read()
     top.resize(60, 12)
-    top.process.send_signal(signal.SIGWINCH)
     top.wait_for("nothing is wrong")
     top.wait_for("last saves")
-    top.text = ""
+    top.read()
     top.resize(4, 2)
-    top.process.send_signal(signal.SIGWINCH)
     wait_until(lambda: "step" in "".join(top.shown()) or "there" in "".join(top.shown()), 10, "it draws on a tiny screen")
     top.press(b"q")
     assert top.end() == OK
@@ -255,7 +267,6 @@ def test_a_daemon_that_hangs_does_not_hang_it(mount, screen):
     try:
         top.wait_for("has not answered for")
         asking = lambda: subprocess.run(["pgrep", "-c", "-P", str(top.process.pid)], capture_output=True, text=True).stdout
-        time.sleep(2)
         assert asking().strip() == "1"
         other = screen("--interval", 1, mount.dir)
         other.wait_for("asking its daemon")
