@@ -65,7 +65,14 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     let ended = interrupted()?;
     // It also restores the terminal when a panic unwinds.
     let terminal = ratatui::try_init().context("the terminal cannot show a screen");
-    let done = terminal.and_then(|mut terminal| follow(&mut watch, &mut terminal, &ended));
+    let done = terminal.and_then(|mut terminal| {
+        let done = follow(&mut watch, &mut terminal, &ended);
+        // It would panic where standard error has gone with the terminal.
+        if terminal.show_cursor().is_err() {
+            std::mem::forget(terminal);
+        }
+        done
+    });
     // It may be the terminal that went.
     let _ = ratatui::try_restore();
     done
