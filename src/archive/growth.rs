@@ -21,8 +21,8 @@ const FEWEST: usize = 2;
 /// A single save may free at most so many times the room of a checkpoint: who empties a directory once removes no
 /// checkpoint for each new one.
 const MOST_FREED: u64 = 4;
-/// A growth below this part of a checkpoint is none: a super-step goes seldom, and takes more room than those that come.
-const STEADY: u64 = 8;
+/// A growth below this part of a checkpoint is none: those that come and go differ that much in size.
+const STEADY: u64 = 4;
 /// A run that saved nothing for so many intervals, and for so long, has stopped: it has no pace.
 const MOST_INTERVALS: i64 = 4;
 const PAUSE: i64 = 3600;
@@ -34,7 +34,7 @@ const SECOND_NS: i64 = 1_000_000_000;
 /// The room for more checkpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Room {
-    /// Bytes by which the store grows with each checkpoint. 0: as many bytes go as come.
+    /// Bytes by which the store grows with each checkpoint. 0: about as many bytes go as come.
     pub bytes_per_checkpoint: u64,
     /// Checkpoints for which there is room. `None` if the store does not grow.
     pub checkpoints: Option<u64>,

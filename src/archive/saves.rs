@@ -113,9 +113,10 @@ impl Saves {
         }
     }
 
-    /// The bytes that were freed after each save.
+    /// The bytes that were freed after each save; not of the last one if they may go yet.
     pub(super) fn freed_each(&self) -> Vec<u64> {
-        self.0.iter().map(|save| save.freed).collect()
+        let all = self.0.len() - usize::from(self.0.back().is_some_and(|last| last.freed == 0));
+        self.0.iter().take(all).map(|save| save.freed).collect()
     }
 
     /// Names moved.

@@ -1,5 +1,6 @@
 //! `stepfs status`
 
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Output, Stdio};
 use std::sync::mpsc::{self, Receiver};
@@ -116,9 +117,10 @@ impl Question {
         let (sender, answer) = mpsc::channel();
         let point = mounted.point.clone();
         std::thread::spawn(move || {
-            let ask =
-                |program| Command::new(program).args(["status", "--json"]).arg(point).stdin(Stdio::null()).output();
-            sender.send(std::env::current_exe().and_then(ask))
+            // Its own program, also when the file of that was replaced meanwhile.
+            let mut program = Command::new("/proc/self/exe");
+            let program = program.arg0("stepfs").args(["status", "--json"]).arg(point);
+            sender.send(program.stdin(Stdio::null()).output())
         });
         Question { mounted, asked: Instant::now(), answer }
     }
@@ -267,7 +269,7 @@ pub(super) fn room_words(room: &Room) -> String {
         _ => format!(", full on {} at this pace", time(full)),
     });
     match room.checkpoints {
-        None => "it does not grow: as many checkpoints go as come".into(),
+        None => "it hardly grows: as many checkpoints go as come".into(),
         Some(0) => "not for another checkpoint".into(),
         Some(1) => format!("about one more checkpoint{full}"),
         Some(count) => format!("about {count} more checkpoints{full}"),

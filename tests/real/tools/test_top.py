@@ -4,6 +4,7 @@ import fcntl
 import os
 import pty
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -132,7 +133,7 @@ class Screen:
         self.resize(columns, rows)
         self.before = termios.tcgetattr(slave)
         self.slave = slave
-        self.process = subprocess.Popen([BIN, "top", *map(str, arguments)], stdin=slave, stdout=slave, stderr=slave,
+        self.process = subprocess.Popen([environment.pop("program", BIN), "top", *map(str, arguments)], stdin=slave, stdout=slave, stderr=slave,
                                         start_new_session=True, env={**os.environ, "TERM": "xterm-256color", **environment})
         os.set_blocking(self.master, False)
 
@@ -253,6 +254,17 @@ def test_a_mount_that_goes_says_so_and_comes_back(mount, screen):
     top.wait_for("it was unmounted")
     mount.mount()
     top.wait_for("nothing is wrong")
+    top.press(b"q")
+    assert top.end() == OK
+
+
+def test_it_goes_on_when_its_program_is_replaced(mount, screen):
+    program = shutil.copy(BIN, mount.base / "stepfs")
+    top = screen("--interval", 1, mount.dir, program=str(program))
+    top.wait_for("nothing is wrong")
+    os.remove(program)
+    save_walk(mount.dir, 1, name="step_{}.pt")
+    top.wait_for("step_1.pt")
     top.press(b"q")
     assert top.end() == OK
 
