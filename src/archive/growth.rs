@@ -6,6 +6,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -63,6 +64,8 @@ pub struct Run {
 #[derive(Debug)]
 pub(super) struct Part {
     pub(super) path: PathBuf,
+    /// See [`step_pattern::run`].
+    pub(super) run: Arc<Path>,
     /// Nanoseconds since 1970.
     pub(super) modified_ns: i64,
     /// Bytes that programs see.
@@ -75,32 +78,25 @@ pub(super) struct Part {
 
 /// The runs with the newest checkpoints, the newest first.
 pub(super) fn runs(parts: &[Part]) -> Vec<Run> {
-    // By directory first: it takes longer to find the run of a name.
-    let mut directories: BTreeMap<Option<&Path>, (&Part, u64)> = BTreeMap::new();
-    parts.iter().for_each(|part| add(directories.entry(part.path.parent()).or_insert((part, 0)), (part, 1)));
-    let mut found: BTreeMap<PathBuf, (&Part, u64)> = BTreeMap::new();
-    for of in directories.into_values() {
-        add(found.entry(step_pattern::run(&of.0.path)).or_insert((of.0, 0)), of);
+    let mut found: BTreeMap<&Path, (&Part, u64)> = BTreeMap::new();
+    for part in parts {
+        let (newest, files) = found.entry(&part.run).or_insert((part, 0));
+        *files += 1;
+        if part.modified_ns > newest.modified_ns {
+            *newest = part;
+        }
     }
     let mut found: Vec<_> = found.into_iter().collect();
     found.sort_by_key(|(_, (newest, _))| Reverse(newest.modified_ns));
     found.truncate(MOST_RUNS);
-    let run = |(path, (newest, files)): (PathBuf, (&Part, u64))| Run {
-        path: shown(&path),
+    let run = |(path, (newest, files)): (&Path, (&Part, u64))| Run {
+        path: shown(path),
         files,
         newest: shown(&checkpoint(&newest.path)),
         step: step_pattern::of_file(&newest.path).step,
         modified: newest.modified_ns / SECOND_NS,
     };
     found.into_iter().map(run).collect()
-}
-
-/// Adds files and their newest one.
-fn add<'a>(to: &mut (&'a Part, u64), (newest, files): (&'a Part, u64)) {
-    to.1 += files;
-    if newest.modified_ns > to.0.modified_ns {
-        to.0 = newest;
-    }
 }
 
 /// A checkpoint: a file, or all files of one.
@@ -179,6 +175,7 @@ mod tests {
     fn hourly(count: i64, now: i64) -> Vec<Part> {
         let part = |at: i64| Part {
             path: format!("run/step_{at}.pt").into(),
+            run: Path::new("run").into(),
             modified_ns: (now - (count - 1 - at) * HOUR) * SECOND_NS,
             logical: 100 * MIB,
             stored: if at == count - 1 { 100 * MIB } else { 4 * MIB },
@@ -219,6 +216,7 @@ mod tests {
     fn files_of_one_checkpoint_grow_it_together() {
         let part = |step: i64, name: &str, stored| Part {
             path: format!("run/checkpoint-{step}/{name}").into(),
+            run: Path::new("run").into(),
             modified_ns: (1_600_000_000 + step) * SECOND_NS,
             logical: 10 * MIB,
             stored,

@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
@@ -171,16 +172,19 @@ impl Archive {
             let since = catalog.steps().queued_since();
             status.backlog_seconds = since.map(|since| (now_ns.saturating_sub(since) / 1_000_000_000).max(0) as u64);
             status.saves = catalog.saves.last();
-            let entry = |(path, entry): (&Path, &Entry)| (path.to_path_buf(), entry.clone(), false);
+            let entry = |(path, entry): (&Path, &Entry)| (path.to_path_buf(), entry.clone(), None);
             let mut entries: Vec<_> = catalog.files().iter().map(entry).collect();
-            for (path, entry, shrinks) in &mut entries {
-                *shrinks = matches!(entry.state, State::Sealed(_)) && catalog.steps().is_to_be_archived(path);
+            for (path, entry, part) in &mut entries {
+                let shrinks = matches!(entry.state, State::Sealed(_)) && catalog.steps().is_to_be_archived(path);
+                if matches!(entry.state, State::Released(_)) || entry.state.sealed().is_some() {
+                    *part = catalog.files().file(path).map(|file| (Arc::clone(&file.run), shrinks));
+                }
             }
             (entries, catalog.saves.freed_each())
         };
         let mut health = Health::of(&self.shared);
         let mut parts = Vec::new();
-        for (path, entry, shrinks) in entries {
+        for (path, entry, part) in entries {
             let Ok(metadata) = fs::symlink_metadata(self.shared.store.tree().join(&path)) else {
                 continue;
             };
@@ -188,11 +192,12 @@ impl Archive {
             status.logical_bytes += metadata.len();
             status.busy += u64::from(entry.busy);
             health.look(&path, &entry, &metadata);
-            let object = if let State::Released(id) | State::Archived(_, id) = &entry.state { Some(*id) } else { None };
-            if object.is_some() || entry.state.sealed().is_some() {
+            if let Some((run, shrinks)) = part {
+                let object =
+                    if let State::Released(id) | State::Archived(_, id) = entry.state { Some(id) } else { None };
                 let stored = object.and_then(|id| self.shared.objects.get(id)).map(|(_, stored)| stored);
                 let (logical, stored) = (metadata.len(), stored.unwrap_or(metadata.blocks() * 512));
-                parts.push(Part { path, modified_ns: modified_ns(&metadata), logical, stored, shrinks });
+                parts.push(Part { path, run, modified_ns: modified_ns(&metadata), logical, stored, shrinks });
             }
             if let Some(failed) = entry.failed.filter(|failed| failed.retry.is_none()) {
                 status.failed.push(failed.why);

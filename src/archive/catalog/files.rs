@@ -435,9 +435,9 @@ impl Files {
         })
     }
 
-    /// The checkpoint of a file that waits for others.
-    pub(in crate::archive) fn checkpoint(&self, path: &Path) -> Option<Arc<Checkpoint>> {
-        self.files.get(path)?.checkpoint.clone()
+    /// A file, with its run and its checkpoint.
+    pub(in crate::archive) fn file(&self, path: &Path) -> Option<&Arc<File>> {
+        self.files.get(path)
     }
 
     /// The state before a file in its lineage, with other bytes.
