@@ -272,17 +272,15 @@ impl Catalog {
     ) -> Vec<Arc<Path>> {
         let says = names.map(|names| Arc::new(Says::new(path, names, stamp.modified_ns)));
         let targets = says.as_ref().map(|says| says.targets.clone()).unwrap_or_default();
-        let (mut written, mut closed_ns) = (None, 0);
-        if self.get(path).is_some_and(|entry| entry.written.is_some()) {
-            self.edit(path, version, |entry| (written, closed_ns) = (entry.written.take(), entry.seen_ns));
-        }
-        if let Some(times) = written {
-            self.saves.add((path, stamp.len), has_tensors, times, closed_ns);
-        }
         self.late(&targets, |catalog| {
+            let (mut written, mut closed_ns) = (None, 0);
             catalog.edit(path, version, |entry| {
                 (entry.stamp, entry.has_tensors, entry.says) = (stamp, has_tensors, says);
+                (written, closed_ns) = (entry.written.take(), entry.seen_ns);
             });
+            if let Some(times) = written {
+                catalog.saves.add((path, stamp.len), has_tensors, times, closed_ns);
+            }
         })
     }
 

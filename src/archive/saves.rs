@@ -185,6 +185,18 @@ mod tests {
     }
 
     #[test]
+    fn bytes_that_go_after_a_save_count_for_it() {
+        let (now, mut saves) = (Instant::now(), Saves::default());
+        saves.freed(7);
+        for at in 0..3 {
+            saves.add((Path::new(&format!("step_{at}.pt")), MIB), Some(true), (now, now), at);
+            assert_eq!(saves.freed_each(), [5; 2][..at as usize], "the last one may go yet");
+            (0..5).for_each(|_| saves.freed(1));
+        }
+        assert_eq!(saves.freed_each(), [5; 3]);
+    }
+
+    #[test]
     fn a_long_path_keeps_its_end() {
         let path = format!("{}/é{}", "x".repeat(9000), "/step_1.pt".repeat(19));
         assert_eq!(shown(Path::new(&path)).chars().count(), MOST_CHARACTERS + 1);
