@@ -82,14 +82,13 @@ def test_a_name_that_a_program_gives_later_and_files_of_one_checkpoint(mount):
     assert [(run["path"], run["step"], run["newest"]) for run in runs] == [("run", 3, "run/checkpoint-3")]
 
 
+@pytest.mark.slow
 def test_a_rotation_takes_no_more_room(mount):
-    names = []
-    for name in (f"step_{step}.pt" for step in range(1, 13)):
-        names.append(name)
-        torch.save(next(walk(1, seed=len(names))), mount / name)
+    for step, state in enumerate(walk(12, shapes={"w.weight": (128, 128), "b.weight": (64, 128)}), 1):
+        torch.save(state, mount / f"step_{step}.pt")
         mount.sync()
-        if len(names) > 4:
-            os.remove(mount / names.pop(0))
+        if step > 4:
+            os.remove(mount / f"step_{step - 4}.pt")
     room = mount.status()["room"]
     assert room == {"bytes_per_checkpoint": 0, "checkpoints": None, "bytes_per_day": None, "full": None}
     assert "as many checkpoints go as come" in once(mount.dir)
@@ -105,6 +104,7 @@ def test_reads_of_released_files_are_counted(mount):
     assert "reads  1 of released files" in once(mount.dir)
 
 
+@pytest.mark.waits
 def test_a_step_that_cannot_be_taken_is_a_backlog(mount):
     save_walk(mount.dir, 2, name="step_{}.pt")
     mount.sync()
@@ -133,8 +133,9 @@ class Screen:
         self.resize(columns, rows)
         self.before = termios.tcgetattr(slave)
         self.slave = slave
-        self.process = subprocess.Popen([environment.pop("program", BIN), "top", *map(str, arguments)], stdin=slave, stdout=slave, stderr=slave,
-                                        start_new_session=True, env={**os.environ, "TERM": "xterm-256color", **environment})
+        command = [environment.pop("program", BIN), "top", *map(str, arguments)]
+        self.process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+                                        env={**os.environ, "TERM": "xterm-256color", **environment})
         os.set_blocking(self.master, False)
 
     def resize(self, columns, rows):
@@ -229,6 +230,7 @@ def test_a_terminal_that_goes_ends_it(screen):
     assert top.process.wait(20) == FAILURE, "101 is a panic"
 
 
+@pytest.mark.slow
 def test_it_follows_saves_and_a_resize(mount, screen):
     top = screen("--interval", 1, mount.dir)
     top.wait_for("nothing is wrong")
