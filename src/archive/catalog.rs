@@ -18,6 +18,7 @@ use crate::store::{Id, Objects};
 use formats::{is_index, is_named_elsewhere, siblings};
 
 use super::entry::{Entry, Held, Says, Sealed, Stamp, State};
+use super::saves::Saves;
 
 use files::Files;
 use steps::{Claims, Steps};
@@ -35,6 +36,8 @@ pub(super) struct Catalog {
     unsynced: BTreeSet<PathBuf>,
     /// Files that wait until they have one name only.
     several_names: Vec<PathBuf>,
+    /// The last saves of checkpoints.
+    pub(super) saves: Saves,
     next: u64,
     /// The number that a file was last opened for writing with.
     opened: u64,
@@ -50,6 +53,7 @@ impl Catalog {
             objects,
             unsynced: BTreeSet::new(),
             several_names: Vec::new(),
+            saves: Saves::default(),
             next: 0,
             opened: 0,
         }
@@ -101,10 +105,11 @@ impl Catalog {
         number
     }
 
-    /// The file's content may change from now on.
-    pub(super) fn opened_for_writing(&mut self, path: &Path) {
+    /// The file's content may change from now on. A program opened it at `at`.
+    pub(super) fn opened_for_writing(&mut self, path: &Path, at: Instant) {
         self.opened = self.number();
-        self.succeed(path, Entry::new(State::Staged, self.opened), None);
+        let written = Some((at, at));
+        self.succeed(path, Entry { written, ..Entry::new(State::Staged, self.opened) }, None);
     }
 
     /// A released file was brought back with its bytes. `stays`: until it is written or a user asks otherwise.
@@ -121,9 +126,13 @@ impl Catalog {
             entry.turn = old.turn.next(&old.state);
             // It counts until the file is read again.
             entry.says = old.says.clone();
+            if matches!(old.state, State::Staged | State::Closed) {
+                entry.written = old.written.or(entry.written);
+            }
         }
         if let Some((len, at)) = closed {
             entry.turn = entry.turn.closed(path, len, at);
+            entry.written = entry.written.map(|(opened, _)| (opened, at));
         }
         let Some(mut old) = old else {
             self.files.insert(path, entry);
@@ -179,6 +188,8 @@ impl Catalog {
         self.unsynced.insert(directory(path));
         self.files.keep_statement(path);
         if let Some(old) = self.files.remove(path) {
+            let object = if let State::Released(id) | State::Archived(_, id) = old.state { Some(id) } else { None };
+            self.saves.freed(object.and_then(|id| self.objects.get(id)).map_or(0, |(_, stored)| stored));
             unname(&old, &self.objects);
         }
         self.a_name_went();
@@ -262,9 +273,14 @@ impl Catalog {
         let says = names.map(|names| Arc::new(Says::new(path, names, stamp.modified_ns)));
         let targets = says.as_ref().map(|says| says.targets.clone()).unwrap_or_default();
         self.late(&targets, |catalog| {
+            let (mut written, mut closed_ns) = (None, 0);
             catalog.edit(path, version, |entry| {
                 (entry.stamp, entry.has_tensors, entry.says) = (stamp, has_tensors, says);
+                (written, closed_ns) = (entry.written.take(), entry.seen_ns);
             });
+            if let Some(times) = written {
+                catalog.saves.add((path, stamp.len), has_tensors, times, closed_ns);
+            }
         })
     }
 
@@ -417,6 +433,7 @@ impl Catalog {
             unname(&old, &self.objects);
         }
         self.files.move_statements(|path| moved(path, from, to));
+        self.saves.moved(|path| moved(path, from, to));
         self.put(taken, from, to);
         self.a_name_went();
     }

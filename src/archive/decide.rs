@@ -186,6 +186,8 @@ pub(super) struct Answer {
     pub(super) settling: usize,
     /// The lowest number that a file with such a step was opened with.
     pub(super) oldest: Option<u64>,
+    /// When the first of these steps became possible: its file was closed, or the states after it were. Nanoseconds since 1970.
+    pub(super) since: Option<i64>,
     /// When a failed attempt may be repeated, and when a checkpoint is waited for no longer.
     pub(super) retry: Option<Instant>,
     pub(super) settles: Option<i64>,
@@ -268,6 +270,8 @@ pub(super) fn decide(files: &[Arc<File>], others: &Others, settle: i64, now: Now
             answer.queued += usize::from(is_later);
             let opened = files[at].entry.opened;
             answer.oldest = Some(answer.oldest.map_or(opened, |oldest| oldest.min(opened)));
+            let since = files[at].entry.seen_ns.max(places[at].since);
+            answer.since = Some(answer.since.map_or(since, |first| first.min(since)));
         }
     }
     for list in [&mut answer.archives, &mut answer.releases] {

@@ -260,6 +260,8 @@ pub(super) struct Entry {
     pub(super) unsound: bool,
     /// When it was found, or last opened or closed for writing; nanoseconds since 1970.
     pub(super) seen_ns: i64,
+    /// When a program first opened its content for writing, and when one closed it last. `None` once that is recorded.
+    pub(super) written: Option<(Instant, Instant)>,
     /// A user wanted its checkpoint released, unless something of it was modified after this time.
     pub(super) asked_ns: i64,
     pub(super) turn: Turn,
@@ -284,6 +286,7 @@ impl Entry {
             found: false,
             unsound: false,
             seen_ns,
+            written: None,
             asked_ns: i64::MIN,
             turn: Turn::new(number),
         }

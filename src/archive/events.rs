@@ -10,7 +10,8 @@ use super::mirror::touch;
 impl Archive {
     /// A handle that can write was opened (or the file was created or truncated): queued steps for the file are void.
     pub fn opened_for_writing(&self, path: &Path) {
-        self.tell(path, Catalog::opened_for_writing);
+        let now = Instant::now();
+        self.tell(path, move |catalog, path| catalog.opened_for_writing(path, now));
     }
 
     /// A released file is resident again, with its bytes. `stays`: a user wants it so; else a program opens it for writing.

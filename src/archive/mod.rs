@@ -12,6 +12,7 @@ mod checkpoints;
 mod decide;
 mod entry;
 mod events;
+mod growth;
 mod health;
 mod housekeeper;
 mod lineage;
@@ -24,6 +25,7 @@ mod reparent;
 mod resident;
 mod restores;
 mod retention;
+mod saves;
 mod scan;
 mod sealer;
 mod shared;
@@ -57,12 +59,14 @@ pub use about::{lossy_words, rounded_up, why_at_rest};
 pub use checkpoints::{
     Checkpoint, Condition, checkpoints, condition_of_plain, condition_on_disk, facts_at_rest, policy,
 };
+pub use growth::{Room, Run};
 pub use health::{FileStatus, Problem};
 pub use lineage::signature as model_signature;
 pub use namespace::{AtRest, FileId, Namespace, Outcome};
 pub(crate) use namespace::{found_at, unless_occupied};
 pub use restores::{Restored, Restores, process_of};
 pub use retention::{GcReport, Removed};
+pub use saves::Save;
 pub use status::{Queue, Serving, Status};
 
 /// Threads that wait for fsync at once: a device takes several at hardly more time than one, and the ranks of a job

@@ -56,7 +56,7 @@ impl Releaser {
     /// file of the checkpoint had a newer state by then.
     pub(super) fn release(&self, task: &Task) -> StepResult<()> {
         // Files beside other checkpoints are released one by one.
-        let checkpoint = self.shared.catalog().files().checkpoint(&task.path);
+        let checkpoint = self.shared.catalog().files().file(&task.path).and_then(|file| file.checkpoint.clone());
         let Step::Release { sealed, .. } = &task.step else { return Ok(()) };
         let Some(checkpoint) = checkpoint.filter(|checkpoint| checkpoint.is_directory() && !sealed.copy) else {
             if self.release_together(&[task]).swap_remove(0)? {

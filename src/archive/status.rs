@@ -4,21 +4,24 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
 
-use crate::clock::{doubted, is_future};
+use crate::clock::{doubted, is_future, wall_ns};
 use crate::mirror::Progress;
-use crate::recall::{Decoded, MemoryStatus};
+use crate::recall::{Decoded, MemoryStatus, Reads};
 use crate::store::durable::{CrashPoint, DeviceFile};
 use crate::store::{Id, STUB_BYTES, Stub, is_recalled, is_trash, modified_ns};
 
 use super::about::About;
 use super::catalog::Catalog;
 use super::entry::{Entry, State};
+use super::growth::{self, Part, Room, Run};
 use super::health::{FileStatus, Problem, fault};
 use super::resident::ResidentReason;
+use super::saves::Save;
 use super::shared::Shared;
 use super::{Archive, ReadError, Reader, Restored};
 
@@ -63,6 +66,9 @@ pub struct Status {
     pub memory: MemoryStatus,
     /// Steps that can be taken now or will be tried again.
     pub queued: u64,
+    /// How long the oldest of these steps could have been taken, in seconds. `None` if there is none.
+    #[serde(default)]
+    pub backlog_seconds: Option<u64>,
     /// Files that wait for the rest of their checkpoint.
     #[serde(default)]
     pub settling: u64,
@@ -81,6 +87,21 @@ pub struct Status {
     /// The mirror, if the store is mounted with one.
     #[serde(default)]
     pub mirror: Option<Progress>,
+    /// The last saves of checkpoints since the mount, the newest first.
+    #[serde(default)]
+    pub saves: Vec<Save>,
+    /// The runs with the newest checkpoints, the newest first.
+    #[serde(default)]
+    pub runs: Vec<Run>,
+    /// The room for more checkpoints, if the mount has enough of them to tell.
+    #[serde(default)]
+    pub room: Option<Room>,
+    /// Reads of released files since the mount.
+    #[serde(default)]
+    pub reads: Reads,
+    /// The profile of a file that no rule or mark names. Empty when the store is not mounted.
+    #[serde(default)]
+    pub profile: String,
     /// Process number of the daemon; none when the store is not mounted.
     pub daemon: Option<u32>,
     /// Who reads and writes the resident files, if the store is mounted.
@@ -142,19 +163,34 @@ impl Archive {
             unnamed_bytes: self.shared.objects.stored_unnamed(),
             cache_bytes: self.shared.recall.cached_bytes(),
             memory: self.shared.recall.memory().status(),
+            reads: self.shared.recall.reads(),
+            profile: self.shared.store.settings().profiles(Path::new("")).words(),
             frozen: self.shared.objects.frozen().map(String::from),
             restored: self.restores.lineages(),
             mirror: self.mirror.progress(),
             ..Status::default()
         };
-        let entries: Vec<_> = {
+        let now_ns = wall_ns();
+        let (entries, freed_each) = {
             let mut catalog = self.shared.catalog();
             (status.queued, status.stalled) = self.count_queue(&mut catalog);
             status.settling = catalog.steps().settling() as u64;
-            catalog.files().iter().map(|(path, entry)| (path.to_path_buf(), entry.clone())).collect()
+            let since = catalog.steps().queued_since();
+            status.backlog_seconds = since.map(|since| (now_ns.saturating_sub(since) / 1_000_000_000).max(0) as u64);
+            status.saves = catalog.saves.last();
+            let entry = |(path, entry): (&Path, &Entry)| (path.to_path_buf(), entry.clone(), None);
+            let mut entries: Vec<_> = catalog.files().iter().map(entry).collect();
+            for (path, entry, part) in &mut entries {
+                let shrinks = matches!(entry.state, State::Sealed(_)) && catalog.steps().is_to_be_archived(path);
+                if matches!(entry.state, State::Released(_)) || entry.state.sealed().is_some() {
+                    *part = catalog.files().file(path).map(|file| (Arc::clone(&file.run), shrinks));
+                }
+            }
+            (entries, catalog.saves.freed_each())
         };
         let mut health = Health::of(&self.shared);
-        for (path, entry) in entries {
+        let mut parts = Vec::new();
+        for (path, entry, part) in entries {
             let Ok(metadata) = fs::symlink_metadata(self.shared.store.tree().join(&path)) else {
                 continue;
             };
@@ -166,6 +202,13 @@ impl Archive {
             }
             status.busy += u64::from(entry.busy);
             health.look(&path, &entry, &metadata);
+            if let Some((run, shrinks)) = part {
+                let object =
+                    if let State::Released(id) | State::Archived(_, id) = entry.state { Some(id) } else { None };
+                let stored = object.and_then(|id| self.shared.objects.get(id)).map(|(_, stored)| stored);
+                let (logical, stored) = (metadata.len(), stored.unwrap_or(metadata.blocks() * 512));
+                parts.push(Part { path, run, modified_ns: modified_ns(&metadata), logical, stored, shrinks });
+            }
             if let Some(failed) = entry.failed.filter(|failed| failed.retry.is_none()) {
                 status.failed.push(failed.why);
             }
@@ -180,6 +223,8 @@ impl Archive {
         status.stored_bytes += status.resident_bytes + status.object_bytes;
         (status.daemon, status.version) = (Some(std::process::id()), crate::version().into());
         health.conclude(&mut status);
+        status.runs = growth::runs(&parts);
+        status.room = growth::room(&mut parts, status.free_bytes, &freed_each, now_ns / 1_000_000_000);
         status
     }
 
@@ -269,6 +314,7 @@ impl Archive {
         let open = || {
             let reader = self.shared.recall.reader_for(stub.object, owner)?;
             ReadError::unless_as_long(stub, reader.len())?;
+            self.shared.recall.was_opened();
             Ok(reader)
         };
         open().inspect_err(|error| self.shared.recall.read_failed(stub.object, error))

@@ -40,8 +40,24 @@ const GAUGES: &[Gauge] = &[
         known(status, status.free_bytes).filter(|&free| free > 0 || is_full)
     }),
     ("queued_steps", "Steps of archiving that wait.", |status| known(status, status.queued)),
+    ("backlog_seconds", "How long the oldest of these steps has waited.", |status| {
+        known(status, status.backlog_seconds.unwrap_or(0))
+    }),
     ("settling_files", "Files that wait for the rest of their checkpoint.", |status| known(status, status.settling)),
     ("busy_files", "Files that wait for a handle to be closed.", |status| known(status, status.busy)),
+    ("room_checkpoints", "Checkpoints for which there is room; absent if the store does not grow.", |status| {
+        status.room.as_ref()?.checkpoints
+    }),
+    ("growth_bytes_per_day", "Bytes by which the store grows in a day, while a run goes on.", |status| {
+        status.room.as_ref()?.bytes_per_day
+    }),
+    ("last_save_bytes", "Bytes of the last checkpoint that was saved.", |status| Some(status.saves.first()?.bytes)),
+    ("last_save_milliseconds", "From its first open for writing to its last close.", |status| {
+        Some(status.saves.first()?.milliseconds)
+    }),
+    ("last_save_timestamp_seconds", "When it was closed, in seconds since 1970.", |status| {
+        u64::try_from(status.saves.first()?.closed).ok()
+    }),
     ("mirror_missing_files", "Files that the mirror lacks.", |status| Some(status.mirror.as_ref()?.files)),
     ("mirror_missing_bytes", "Bytes that the mirror lacks.", |status| Some(status.mirror.as_ref()?.bytes)),
     ("mirror_lag_seconds", "How long the oldest file has waited for the mirror.", |status| {

@@ -29,6 +29,7 @@ mod reshard;
 mod source;
 mod status;
 mod sync;
+mod top;
 mod umount;
 mod verify;
 mod wait;
@@ -102,6 +103,7 @@ commands! {
     "Look" {
         Ls(ls::Args) => ls::run,
         Status(status::Args) => status::run,
+        Top(top::Args) => top::run,
         Metrics(metrics::Args) => metrics::run,
         Latest(latest::LatestArgs) => latest::latest,
         Best(latest::BestArgs) => latest::best,

@@ -1,20 +1,22 @@
 //! `stepfs status`
 
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
-use std::sync::mpsc;
-use std::time::Duration;
+use std::process::{Command, ExitCode, Output, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use serde::{Serialize, Serializer};
 
-use crate::archive::{Problem, Restored, Serving, Status};
+use crate::archive::{Problem, Restored, Room, Save, Serving, Status};
+use crate::clock::wall_ns;
 use crate::fs::{Mounted, all_mounts, mount_of};
 use crate::mirror::Progress;
 use crate::store::{DAEMON_LOG, Objects, Restores, STUB_BYTES, TRASH, in_parallel, is_trash, name_bytes};
 
 use super::color::{Look, paint};
-use super::format::{name, percent, size};
+use super::format::{name, percent, rate, size, span, time};
 use super::listing::survey_all;
 use super::say_json;
 use super::source::{Local, Source, mounted_at};
@@ -71,7 +73,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     let named = |path: &PathBuf| mount_of(&std::path::absolute(path).ok()?);
     let mounts = match (&args.path, args.path.as_ref().and_then(named)) {
         (None, _) => all(),
-        (Some(_), Some(mounted)) if !args.json => vec![ask(mounted)],
+        (Some(_), Some(mounted)) if !args.json => vec![Question::ask(mounted).answer()],
         (Some(path), _) => match Source::of(path)? {
             Source::Mirror(mirror) => return mirror.status(args.json),
             Source::Local(local) => vec![of(&local)?],
@@ -97,12 +99,18 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
 }
 
 impl Mount {
-    fn new(mount: PathBuf, store: PathBuf, status: Status) -> Mount {
+    pub(super) fn new(mount: PathBuf, store: PathBuf, status: Status) -> Mount {
         Mount { mount_bytes: name_bytes(&mount), store_bytes: name_bytes(&store), mount, store, status }
     }
 
+    /// A mount without an answer.
+    fn silent(of: &Mounted, why: String) -> Mount {
+        let status = Status { problems: vec![Problem::new("silent", why, "")], ..Status::default() };
+        Mount::new(of.point.clone(), of.store.clone(), status)
+    }
+
     /// True if its daemon does not answer.
-    fn is_silent(&self) -> bool {
+    pub(super) fn is_silent(&self) -> bool {
         !self.mount.as_os_str().is_empty() && self.status.daemon.is_none()
     }
 }
@@ -111,34 +119,66 @@ impl Mount {
 pub(super) fn all() -> Vec<Mount> {
     let ours: Vec<Mounted> = all_mounts().into_iter().filter(Mounted::may_be_asked).collect();
     // Each daemon may be slow to answer.
-    in_parallel(&ours, |mounted| ask(mounted.clone()))
+    in_parallel(&ours, |mounted| Question::ask(mounted.clone()).answer())
 }
 
-/// Asks the daemon of a mount, in a process of its own: the kernel keeps a process that waits for a daemon that hangs.
-fn ask(mounted: Mounted) -> Mount {
-    let answer = || -> Result<Status, String> {
-        let mut command = Command::new(std::env::current_exe().map_err(|error| error.to_string())?);
-        command.args(["status", "--json"]).arg(&mounted.point).stdin(Stdio::null());
-        let (sender, receiver) = mpsc::channel();
-        std::thread::spawn(move || sender.send(command.output()));
-        match receiver.recv_timeout(PATIENCE) {
-            Ok(Ok(output)) if output.status.success() => {
+/// A question to the daemon of a mount, in a process of its own: the kernel keeps a process that waits for a daemon that
+/// hangs.
+pub(super) struct Question {
+    mounted: Mounted,
+    pub(super) asked: Instant,
+    answer: Receiver<std::io::Result<Output>>,
+}
+
+impl Question {
+    pub(super) fn ask(mounted: Mounted) -> Question {
+        let (sender, answer) = mpsc::channel();
+        let point = mounted.point.clone();
+        std::thread::spawn(move || {
+            // Its own program, also when the file of that was replaced meanwhile.
+            let mut program = Command::new("/proc/self/exe");
+            let program = program.arg0("stepfs").args(["status", "--json"]).arg(point);
+            sender.send(program.stdin(Stdio::null()).output())
+        });
+        Question { mounted, asked: Instant::now(), answer }
+    }
+
+    /// The answer; or that there is none, once the daemon had [`PATIENCE`].
+    pub(super) fn answer(&self) -> Mount {
+        self.wait(PATIENCE.saturating_sub(self.asked.elapsed())).unwrap_or_else(|| self.unanswered())
+    }
+
+    /// Whether the daemon had [`PATIENCE`].
+    pub(super) fn has_waited(&self) -> bool {
+        self.asked.elapsed() >= PATIENCE
+    }
+
+    /// The answer, if it comes within this time. A later call may get it.
+    pub(super) fn wait(&self, time: Duration) -> Option<Mount> {
+        let (point, store) = (self.mounted.point.clone(), self.mounted.store.clone());
+        let answer = match self.answer.recv_timeout(time).ok()? {
+            Ok(output) if output.status.success() => {
                 serde_json::from_slice(&output.stdout).map_err(|error| error.to_string())
             }
-            Ok(Ok(output)) => Err(String::from_utf8_lossy(&output.stderr).trim().trim_start_matches("stepfs: ").into()),
-            Ok(Err(error)) => Err(error.to_string()),
-            Err(_) => {
-                let (point, store, seconds) = (mounted.point.display(), mounted.store.display(), PATIENCE.as_secs());
-                let log = format!("{store}/{DAEMON_LOG} may say why, and `stepfs umount --force {point}` ends it");
-                Err(format!("the daemon of the mount {point} has not answered for {seconds} s; {log}"))
-            }
-        }
-    };
-    let status = answer().unwrap_or_else(|why| {
-        let problems = vec![Problem::new("silent", why, "")];
-        Status { problems, ..Status::default() }
-    });
-    Mount::new(mounted.point, mounted.store, status)
+            Ok(output) => Err(String::from_utf8_lossy(&output.stderr).trim().trim_start_matches("stepfs: ").into()),
+            Err(error) => Err(error.to_string()),
+        };
+        Some(match answer {
+            Ok(status) => Mount::new(point, store, status),
+            Err(why) => Mount::silent(&self.mounted, why),
+        })
+    }
+
+    /// Says that nobody answers.
+    pub(super) fn unanswered(&self) -> Mount {
+        let (point, seconds) = (self.mounted.point.display(), PATIENCE.as_secs());
+        let log = format!(
+            "{}/{DAEMON_LOG} may say why, and `stepfs umount --force {point}` ends it",
+            self.mounted.store.display()
+        );
+        let why = format!("the daemon of the mount {point} has not answered for {seconds} s; {log}");
+        Mount::silent(&self.mounted, why)
+    }
 }
 
 fn of(local: &Local) -> Result<Mount> {
@@ -195,7 +235,13 @@ fn show(Mount { mount, store, status, .. }: &Mount, verbose: bool) {
         say!("trash      {files} removed files, {shown}; `rm -r {}` frees their room", name(&trash.to_string_lossy()));
     }
     if status.free_bytes > 0 {
-        say!("free       {} on its disk", size(status.free_bytes));
+        say!("free       {}", free(status));
+    }
+    if let Some(room) = &status.room {
+        say!("room       {}", room_words(room));
+    }
+    if let Some(save) = status.saves.first() {
+        say!("last save  {}, {}", name(&save.path), cost(save));
     }
     let memory = &status.memory;
     if verbose {
@@ -206,12 +252,18 @@ fn show(Mount { mount, store, status, .. }: &Mount, verbose: bool) {
         let (bytes, limit) = (size(memory.bytes), size(memory.limit));
         say!("memory     {bytes} of {limit}, {} of {tries} tiles decoded from there", percent(memory.hits, tries));
     }
+    if verbose && status.reads.opened > 0 {
+        say!("reads      {}", reads(status));
+    }
     say!("queue      {} to do, {} wait for a handle to be closed", status.queued, status.busy);
+    if let Some(seconds) = status.backlog_seconds.filter(|seconds| *seconds > 0) {
+        say!("           the oldest has waited for {}", span(Duration::from_secs(seconds)));
+    }
     if status.settling > 0 {
         say!("           {} wait for the rest of their checkpoint", status.settling);
     }
     if let Some(mirror) = &status.mirror {
-        show_mirror(mirror);
+        say!("mirror     {}", mirror_words(mirror));
     }
     for lineage in &status.restored {
         let expected = lineage.expected_restores.map_or(String::new(), |count| format!(", {count} expected"));
@@ -220,6 +272,43 @@ fn show(Mount { mount, store, status, .. }: &Mount, verbose: bool) {
         let (path, profile) = (name(&lineage.path), &lineage.profile);
         say!("restored   {path} and its lineage: {}{expected}; its next states are {profile}{moved}", lineage.restores);
     }
+}
+
+/// The room on the disk, and how it shrinks.
+pub(super) fn free(status: &Status) -> String {
+    let pace = status.room.as_ref().and_then(|room| room.bytes_per_day);
+    let pace = pace.map_or(String::new(), |bytes| format!(", {} less each day", size(bytes)));
+    format!("{} on its disk{pace}", size(status.free_bytes))
+}
+
+/// How many checkpoints there is room for, and until when.
+pub(super) fn room_words(room: &Room) -> String {
+    const YEAR: i64 = 365 * 86_400;
+    let full = room.full.map_or(String::new(), |full| match full.saturating_sub(wall_ns() / 1_000_000_000) {
+        left if left > YEAR => ", for more than a year at this pace".into(),
+        // The hour is no use for a day that is far off.
+        left if left > 2 * 86_400 => format!(", full on {} at this pace", time(full).get(..6).unwrap_or_default()),
+        _ => format!(", full on {} at this pace", time(full)),
+    });
+    match room.checkpoints {
+        None => "it hardly grows: as many checkpoints go as come".into(),
+        Some(0) => "not for another checkpoint".into(),
+        Some(1) => format!("about one more checkpoint{full}"),
+        Some(count) => format!("about {count} more checkpoints{full}"),
+    }
+}
+
+/// The size of a save, how long it took, and how fast that was.
+fn cost(save: &Save) -> String {
+    let rate = save.bytes_per_second().map_or(String::new(), |bytes| format!(", {}", rate(bytes)));
+    format!("{} in {}{rate}", size(save.bytes), span(Duration::from_millis(save.milliseconds)))
+}
+
+/// Reads of released files.
+pub(super) fn reads(status: &Status) -> String {
+    let reads = &status.reads;
+    let failed = if reads.failed > 0 { format!(", {} could not be read", reads.failed) } else { String::new() };
+    format!("{} of released files, {} decoded{failed}", reads.opened, size(reads.decoded_bytes))
 }
 
 /// The figures are those of docs/PERFORMANCE.md.
@@ -233,13 +322,13 @@ fn served(serving: &Serving) -> String {
     }
 }
 
-fn show_mirror(mirror: &Progress) {
+pub(super) fn mirror_words(mirror: &Progress) -> String {
     let lag = match mirror.lag_seconds {
         Some(lag) => format!("{} files ({}) are not there yet, one for {lag} s", mirror.files, size(mirror.bytes)),
         None if mirror.done == mirror.changes => "it has everything".into(),
         None => "the last changes are on their way".into(),
     };
-    say!("mirror     {}, {lag}", mirror.url);
+    format!("{}, {lag}", mirror.url)
 }
 
 fn at_rest(local: &Local) -> Result<Status> {

@@ -19,9 +19,12 @@ pub mod walk;
 
 use std::collections::HashMap;
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 #[cfg(not(feature = "shuttle"))]
 use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
 
 use crate::store::{Id, Objects};
 use crate::sync::{Mutex, Pool};
@@ -36,6 +39,17 @@ pub use reader::Reader;
 pub use stream::{check_hash, stream};
 pub(crate) use stream::{check_hash_on, decode_unit};
 
+/// Reads of released files since the mount.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reads {
+    /// How often programs opened one of which no reader was open.
+    pub opened: u64,
+    /// Bytes that were decoded for readers, also those read ahead.
+    pub decoded_bytes: u64,
+    /// Files that programs could not read, because they are damaged.
+    pub failed: u64,
+}
+
 /// The shared data of all readers of a store.
 #[derive(Debug)]
 pub struct Recall {
@@ -44,6 +58,9 @@ pub struct Recall {
     memory: Arc<Memory>,
     /// Decodes ahead of readers, and whole files.
     pool: Pool,
+    /// Bytes that readers have decoded, and files that programs have opened.
+    decoded: AtomicU64,
+    opened: AtomicU64,
     /// Why programs could not read files, by their objects. Taken for moments, last of all locks.
     failures: Mutex<HashMap<Id, String>>,
 }
@@ -58,7 +75,8 @@ impl Recall {
             .panic_handler(|_| log::error!("a task that read ahead panicked"));
         let pool = Pool::new(builder)?;
         let memory = Arc::new(Memory::new(memory));
-        let recall = Arc::new(Recall { objects, cache, memory, pool, failures: Mutex::default() });
+        let (decoded, opened) = Default::default();
+        let recall = Arc::new(Recall { objects, cache, memory, pool, decoded, opened, failures: Mutex::default() });
         #[cfg(not(feature = "shuttle"))]
         leave_room(&recall)?;
         Ok(recall)
@@ -103,6 +121,18 @@ impl Recall {
     pub fn copy(&self, id: Id, put: &(dyn Fn(&[u8], u64) -> io::Result<()> + Sync)) -> Result<(), ReadError> {
         let chain = self.chain(id)?;
         copy_on(Some(&self.pool), &chain, put)
+    }
+
+    /// A program opened the file of an object.
+    pub fn was_opened(&self) {
+        self.opened.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Reads of files so far.
+    pub fn reads(&self) -> Reads {
+        let failed = self.failures.lock().unwrap_or_else(PoisonError::into_inner).len() as u64;
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        Reads { opened: of(&self.opened), decoded_bytes: of(&self.decoded), failed }
     }
 
     /// Notes that a program could not read the file of an object, if its bytes are damaged.

@@ -197,7 +197,7 @@ impl Reader {
             }
         }
         let mut claim = Claim(self, unit, Progress::Missing);
-        let bytes = decode_unit(&self.chain, self.layout.units[unit])?;
+        let bytes = self.decode(unit)?;
         for segment in self.segments_of(unit) {
             let len = (segment.range.end - segment.range.start) as usize;
             let run = bytes.get(segment.at..segment.at + len).ok_or_else(|| short(&self.chain))?;
@@ -214,6 +214,12 @@ impl Reader {
         self.missing.fetch_sub(1, Ordering::AcqRel);
         claim.2 = Progress::Present;
         Ok(true)
+    }
+
+    fn decode(&self, unit: usize) -> Result<Arc<Vec<u8>>, ReadError> {
+        let bytes = decode_unit(&self.chain, self.layout.units[unit])?;
+        self.recall.decoded.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        Ok(bytes)
     }
 
     fn segments_of(&self, unit: usize) -> impl Iterator<Item = &super::layout::Segment> {
@@ -280,7 +286,7 @@ impl Reader {
             let bytes = match last {
                 Some((unit, bytes)) if unit == segment.unit => bytes,
                 _ => {
-                    let bytes = decode_unit(&self.chain, self.layout.units[segment.unit])?;
+                    let bytes = self.decode(segment.unit)?;
                     let kept = Some((segment.unit, Arc::clone(&bytes)));
                     *self.last_unit.lock().unwrap_or_else(PoisonError::into_inner) = kept;
                     bytes

@@ -30,6 +30,11 @@ pub fn decide(when: When) {
     ON.store(on, Ordering::Relaxed);
 }
 
+/// Whether text has colour.
+pub fn is_on() -> bool {
+    ON.load(Ordering::Relaxed)
+}
+
 /// The look of a text; each is readable on a light and on a dark ground.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Look {
@@ -47,7 +52,7 @@ pub enum Look {
 /// A text with its look.
 pub fn paint(look: Look, text: &str) -> String {
     let code = match look {
-        _ if !ON.load(Ordering::Relaxed) => "",
+        _ if !is_on() => "",
         Look::Plain => "",
         Look::Bad => "1;31",
         Look::Good => "32",

@@ -45,6 +45,37 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     }
 }
 
+/// A rate with a decimal unit and three digits, as disks are sold: `1.52 GB/s`.
+pub fn rate(bytes_per_second: u64) -> String {
+    const UNITS: [&str; 5] = ["B/s", "kB/s", "MB/s", "GB/s", "TB/s"];
+    let (mut value, mut unit) = (bytes_per_second as f64, 0);
+    while value >= 999.5 && unit + 1 < UNITS.len() {
+        (value, unit) = (value / 1000.0, unit + 1);
+    }
+    let digits = if unit == 0 || value >= 99.95 { 0 } else { 1 + usize::from(value < 9.995) };
+    format!("{value:.digits$} {}", UNITS[unit])
+}
+
+/// A span of time, in its largest unit: `40 ms`, `0.4 s`, `12 s`, `3 min`, `2 h`, `5 days`.
+pub fn span(time: Duration) -> String {
+    match time.as_secs() {
+        0 if time < Duration::from_millis(100) && !time.is_zero() => format!("{} ms", time.as_millis()),
+        seconds if seconds < 10 && time.subsec_nanos() > 0 => format!("{:.1} s", time.as_secs_f64()),
+        seconds if seconds < 120 => format!("{seconds} s"),
+        seconds if seconds < 7200 => format!("{} min", seconds / 60),
+        seconds if seconds < 172_800 => format!("{} h", seconds / 3600),
+        seconds => format!("{} days", seconds / 86_400),
+    }
+}
+
+/// The end of a text that is longer than so many characters.
+pub fn tail(text: &str, most: usize) -> String {
+    match text.chars().count() {
+        count if count <= most => text.into(),
+        count => std::iter::once('…').chain(text.chars().skip(count + 1 - most)).collect(),
+    }
+}
+
 /// A time for people, in seconds since 1970: the minute, or the year if that is another one than now.
 pub fn time(seconds: i64) -> String {
     const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
@@ -171,6 +202,18 @@ mod tests {
         for text in ["", "M", "-1", "1x", "nan", "inf", "1e30G", "1 G"] {
             assert!(parse_size(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn rates_and_spans_are_short() {
+        for (rate, text) in [(0, "0 B/s"), (999, "999 B/s"), (1_000, "1.00 kB/s"), (150_000_000, "150 MB/s")] {
+            assert_eq!(super::rate(rate), text);
+        }
+        assert_eq!((rate(1_520_000_000), rate(99_940_000)), ("1.52 GB/s".into(), "99.9 MB/s".into()));
+        let shown = [0, 40, 349, 5000, 12_345, 119_000, 7_199_000, 172_799_000, 432_000_000];
+        let shown = shown.map(|milliseconds| span(Duration::from_millis(milliseconds)));
+        assert_eq!(shown, ["0 s", "40 ms", "0.3 s", "5 s", "12 s", "119 s", "119 min", "47 h", "5 days"]);
+        assert_eq!((tail("run/step_1.pt", 9), tail("é.pt", 4)), ("…tep_1.pt".into(), "é.pt".into()));
     }
 
     #[test]

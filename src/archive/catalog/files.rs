@@ -106,6 +106,17 @@ pub(super) struct Offer {
     pub(super) after: Option<Arc<File>>,
 }
 
+/// Steps to take, now or after a failure has passed.
+pub(super) struct Queued {
+    pub(super) count: usize,
+    /// Files that wait for the rest of their checkpoint.
+    pub(super) settling: usize,
+    /// The lowest number that a file with a step was opened with.
+    pub(super) oldest: Option<u64>,
+    /// When the first step became possible; nanoseconds since 1970.
+    pub(super) since: Option<i64>,
+}
+
 impl Files {
     pub(super) fn new(settle: i64) -> Files {
         Files {
@@ -424,9 +435,9 @@ impl Files {
         })
     }
 
-    /// The checkpoint of a file that waits for others.
-    pub(in crate::archive) fn checkpoint(&self, path: &Path) -> Option<Arc<Checkpoint>> {
-        self.files.get(path)?.checkpoint.clone()
+    /// A file, with its run and its checkpoint.
+    pub(in crate::archive) fn file(&self, path: &Path) -> Option<&Arc<File>> {
+        self.files.get(path)
     }
 
     /// The state before a file in its lineage, with other bytes.
@@ -485,14 +496,16 @@ impl Files {
         (retry.min(), settles.min())
     }
 
-    /// Number of steps to take, of those that wait for their checkpoint, and the lowest number that a file with a step
-    /// was opened with.
-    pub(super) fn queued(&mut self) -> (usize, usize, Option<u64>) {
+    /// The steps to take.
+    pub(super) fn queued(&mut self) -> Queued {
         self.refresh();
         let answers = || self.at_work.iter().map(|key| &self.runs[key].answer);
-        let queued = answers().map(|answer| answer.queued).sum::<usize>() + self.queue.len();
-        let oldest = answers().filter_map(|answer| answer.oldest).chain(self.queue.opened()).min();
-        (queued, answers().map(|answer| answer.settling).sum(), oldest)
+        Queued {
+            count: answers().map(|answer| answer.queued).sum::<usize>() + self.queue.len(),
+            settling: answers().map(|answer| answer.settling).sum(),
+            oldest: answers().filter_map(|answer| answer.oldest).chain(self.queue.opened()).min(),
+            since: answers().filter_map(|answer| answer.since).chain(self.queue.since()).min(),
+        }
     }
 }
 
@@ -577,6 +590,11 @@ impl Queue {
     /// The lowest number that a file was opened with.
     pub(super) fn opened(&self) -> Option<u64> {
         self.all().map(|file| file.entry.opened).min()
+    }
+
+    /// When the first file was closed; nanoseconds since 1970.
+    fn since(&self) -> Option<i64> {
+        self.all().map(|file| file.entry.seen_ns).min()
     }
 
     /// When the next failed attempt may be repeated.

@@ -288,7 +288,7 @@ impl Steps<'_> {
 
     /// Number of steps that can be taken now or after a failure has passed, and why one failed.
     pub(in crate::archive) fn queued(&mut self) -> (usize, Option<String>) {
-        let (queued, ..) = self.files.queued();
+        let queued = self.files.queued().count;
         let is_tried_again = |failed: &&Failed| failed.retry.is_some() && !failed.is_passing;
         let failed = self.files.iter().filter_map(|(path, entry)| {
             entry.failed.as_ref().filter(is_tried_again).map(|failed| (path.to_path_buf(), failed.why.clone()))
@@ -301,13 +301,17 @@ impl Steps<'_> {
 
     /// The lowest number that a file with a step was opened with.
     pub(super) fn oldest(&mut self) -> Option<u64> {
-        let (.., oldest) = self.files.queued();
-        oldest.into_iter().chain(self.claims.opened()).min()
+        self.files.queued().oldest.into_iter().chain(self.claims.opened()).min()
     }
 
     /// Number of files that wait for the rest of their checkpoint.
     pub(in crate::archive) fn settling(&mut self) -> usize {
-        self.files.queued().1
+        self.files.queued().settling
+    }
+
+    /// When the first step in the queue became possible; nanoseconds since 1970.
+    pub(in crate::archive) fn queued_since(&mut self) -> Option<i64> {
+        self.files.queued().since
     }
 
     /// The link at a claimed name was read.

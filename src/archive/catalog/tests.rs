@@ -134,7 +134,7 @@ fn make(catalog: &mut Catalog, note: &Note, (start, now): (Instant, Instant)) {
     let of = |at: &usize, lineage: u64| lineage + if FILES[*at].starts_with("exp") { 3 } else { 0 };
     let version = |catalog: &Catalog, at: &usize| catalog.get(path(at)).map_or(0, |entry| entry.version);
     match note {
-        Note::Open(f) => catalog.opened_for_writing(path(f)),
+        Note::Open(f) => catalog.opened_for_writing(path(f), Instant::now()),
         Note::Close(f, len) => catalog.closed(path(f), len.map(|len| (len, now))),
         Note::Seal(f, lineage, modified, sample, step) => {
             let state = State::Sealed(sealed_at(vec![*step], of(f, *lineage), *modified, *sample));
@@ -520,7 +520,7 @@ fn a_file_that_is_closed_during_a_step_counts_as_closed() {
     let now = Instant::now();
     let task = catalog.steps().claim_step(now, 0).0.unwrap();
     assert!(matches!(task.step, Step::Compare { .. }));
-    catalog.opened_for_writing(&name(3));
+    catalog.opened_for_writing(&name(3), Instant::now());
     catalog.closed(&name(3), Some((1 << 20, now)));
     assert!(catalog.steps().claim_step(now, 0).0.is_none() && catalog.steps().may_learn());
     catalog.steps().done(&task);
@@ -562,7 +562,7 @@ fn a_file_that_is_written_again_and_again_does_not_wait_longer() {
     };
     for millis in 0..250 {
         assert!(together(&mut catalog, millis).is_none());
-        catalog.opened_for_writing(log);
+        catalog.opened_for_writing(log, Instant::now());
         catalog.closed(log, Some((100, at(millis))));
         assert!(
             !catalog.steps().has_unsealed()
@@ -571,7 +571,7 @@ fn a_file_that_is_written_again_and_again_does_not_wait_longer() {
         );
     }
     // It is open just when its turn comes.
-    catalog.opened_for_writing(log);
+    catalog.opened_for_writing(log, Instant::now());
     let task = together(&mut catalog, 250).unwrap();
     assert!(matches!(task.step, Step::Sync));
     // It is closed while it is being made durable: that is another turn, from when this one began.
@@ -584,7 +584,7 @@ fn a_file_that_is_written_again_and_again_does_not_wait_longer() {
     catalog.steps().done(&task);
     // A large file waits for nobody, but if it was no checkpoint and is written again at once.
     let mut close = |millis: u64, len: u64| {
-        catalog.opened_for_writing(log);
+        catalog.opened_for_writing(log, Instant::now());
         catalog.closed(log, Some((len, at(millis))));
         claim_seal(&mut catalog, at(millis)).inspect(|task| {
             catalog.made_durable(task, at(millis), Some(true));
@@ -602,7 +602,7 @@ fn a_file_that_may_speak_waits_for_nobody() {
     let mut catalog = catalog(Duration::ZERO);
     let now = Instant::now();
     for name in ["run/checkpoint-1/trainer_state.json", "run/last.ckpt"] {
-        catalog.opened_for_writing(Path::new("new"));
+        catalog.opened_for_writing(Path::new("new"), Instant::now());
         catalog.closed(Path::new("new"), Some((10, now)));
         assert!(claim_seal(&mut catalog, now).is_none() && !catalog.steps().may_learn());
         catalog.renamed(Path::new("new"), Path::new(name));
@@ -610,7 +610,7 @@ fn a_file_that_may_speak_waits_for_nobody() {
         let task = claim_seal(&mut catalog, now).unwrap();
         catalog.steps().done(&task);
         catalog.removed(Path::new(name));
-        catalog.opened_for_writing(Path::new(name));
+        catalog.opened_for_writing(Path::new(name), Instant::now());
         catalog.closed(Path::new(name), Some((10, now)));
         let task = claim_seal(&mut catalog, now).unwrap();
         catalog.steps().done(&task);
@@ -673,7 +673,7 @@ fn a_run_keeps_its_best_when_the_statement_goes() {
     says(&mut catalog, &state(92), Some(&["checkpoint-20"]), 1);
     assert_eq!(named(&mut catalog), second);
     // While a program writes the file again, it counts.
-    catalog.opened_for_writing(&state(92));
+    catalog.opened_for_writing(&state(92), Instant::now());
     assert_eq!(named(&mut catalog), second);
 }
 

@@ -1,0 +1,240 @@
+//! `stepfs top`: a screen that follows mounts.
+
+mod frame;
+
+use std::io::{self, IsTerminal, Read};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use ratatui::DefaultTerminal;
+use ratatui::style::{Color, Style};
+use ratatui::text::{Line, Span, Text};
+
+use crate::archive::{Problem, Status};
+use crate::fs::{Mounted, all_mounts, mount_of};
+
+use super::color::{self, Look, paint};
+use super::format::time;
+use super::interrupted;
+use super::source::Local;
+use super::status::{Mount, Question};
+
+/// Watch mounts on a live screen: the last saves, the backlog, the room, and the newest step of each run.
+///
+/// It begins with the problems. A save takes from the first open for writing to the last close; its speed is that of the
+/// whole program, which may compute meanwhile. q, Esc or Ctrl-C ends it.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  \
+stepfs top                      all mounts\n  \
+stepfs top --once /ckpts        one frame as text, for a log or a mail")]
+pub(super) struct Args {
+    /// A mount, or a path in one. Without it: all mounts that you may ask.
+    dir: Option<PathBuf>,
+    /// Print one frame as text, and end. It needs no terminal.
+    #[arg(long)]
+    once: bool,
+    /// How often to ask the daemons.
+    #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    interval: u64,
+}
+
+/// A daemon works at most this part of the time for a screen: it looks at the size of every file for an answer.
+const PART: u32 = 20;
+/// How long a key may wait for its effect, and how often ages are counted anew.
+const TICK: Duration = Duration::from_millis(200);
+
+pub(super) fn run(args: Args) -> Result<ExitCode> {
+    let mut watch = Watch::of(args.dir.as_deref(), Duration::from_secs(args.interval))?;
+    if args.once {
+        watch.look();
+        watch.followed.iter_mut().for_each(Followed::wait);
+        let mounts = watch.mounts();
+        for line in frame::of(&mounts, None) {
+            say!("{}", line.iter().map(|(look, text)| paint(*look, text)).collect::<String>().trim_end());
+        }
+        let is_silent = args.dir.is_some() && mounts.iter().any(|mount| mount.is_silent());
+        return Ok(ExitCode::from(if is_silent { super::FAILED } else { 0 }));
+    }
+    if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
+        bail!("there is no terminal for a screen; `stepfs top --once` prints one frame as text");
+    }
+    let ended = interrupted()?;
+    // It also restores the terminal when a panic unwinds.
+    let terminal = ratatui::try_init().context("the terminal cannot show a screen");
+    let done = terminal.and_then(|mut terminal| {
+        let done = follow(&mut watch, &mut terminal, &ended);
+        // It would panic where standard error has gone with the terminal.
+        if terminal.show_cursor().is_err() {
+            std::mem::forget(terminal);
+        }
+        done
+    });
+    // It may be the terminal that went.
+    let _ = ratatui::try_restore();
+    done
+}
+
+/// Shows frames until a key or a signal ends that, or the terminal goes.
+fn follow(watch: &mut Watch, terminal: &mut DefaultTerminal, ended: &AtomicBool) -> Result<ExitCode> {
+    let keys = keys();
+    while !ended.load(Ordering::Relaxed) {
+        watch.look();
+        let mounts = watch.mounts();
+        terminal.draw(|screen| {
+            let area = screen.area();
+            let lines = frame::of(&mounts, Some((area.width.into(), area.height.into())));
+            screen.render_widget(Text::from(lines.into_iter().map(styled).collect::<Vec<_>>()), area);
+        })?;
+        match keys.recv_timeout(TICK) {
+            Ok(keys) if is_end(&keys) => return Ok(ExitCode::SUCCESS),
+            Err(RecvTimeoutError::Disconnected) => break,
+            _ => {}
+        }
+    }
+    Ok(ExitCode::from(super::FAILED))
+}
+
+/// The keys that are pressed, until the terminal goes. crossterm has events for them, but reads for ever from a terminal
+/// that is gone.
+fn keys() -> Receiver<Vec<u8>> {
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut keys = [0; 256];
+        loop {
+            match io::stdin().lock().read(&mut keys) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Ok(count @ 1..) if sender.send(keys[..count].to_vec()).is_ok() => {}
+                _ => return,
+            }
+        }
+    });
+    receiver
+}
+
+/// Whether these are q, Esc or Ctrl-C. Arrows and others send Esc and more.
+fn is_end(keys: &[u8]) -> bool {
+    keys == [0x1b] || keys[0] != 0x1b && keys.iter().any(|key| [b'q', 3].contains(key))
+}
+
+/// A line of the screen, in the colours of [`paint`].
+fn styled(line: frame::Line) -> Line<'static> {
+    let style = |look| match look {
+        _ if !color::is_on() => Style::new(),
+        Look::Plain => Style::new(),
+        Look::Bad => Style::new().fg(Color::Red).bold(),
+        Look::Good => Style::new().fg(Color::Green),
+        Look::Head => Style::new().bold(),
+    };
+    line.into_iter().map(|(look, text)| Span::styled(text, style(look))).collect()
+}
+
+/// The mounts that a screen follows.
+struct Watch {
+    /// Follow this one only.
+    only: Option<PathBuf>,
+    interval: Duration,
+    followed: Vec<Followed>,
+    /// When the mounts were listed.
+    listed: Option<Instant>,
+}
+
+/// A mount, and the last answer of its daemon.
+struct Followed {
+    mounted: Mounted,
+    last: Mount,
+    /// Asked, and not answered yet. A daemon that hangs is asked once: each question is a process that it holds.
+    question: Option<Question>,
+    /// When it is asked again.
+    next: Instant,
+    is_gone: bool,
+}
+
+impl Watch {
+    /// Of the mount that holds `dir`, or of all.
+    fn of(dir: Option<&Path>, interval: Duration) -> Result<Watch> {
+        // Not through the file system: it may not answer.
+        let point = |dir: &Path| match std::path::absolute(dir).ok().and_then(|dir| mount_of(&dir)) {
+            Some(mounted) => Ok(mounted.point),
+            None => Local::in_mount(dir).map(|(mount, _)| mount.root),
+        };
+        Ok(Watch { only: dir.map(point).transpose()?, interval, followed: Vec::new(), listed: None })
+    }
+
+    fn mounts(&self) -> Vec<&Mount> {
+        self.followed.iter().map(|followed| &followed.last).collect()
+    }
+
+    /// Takes the answers that came, and asks again where it is time. Waits for nothing.
+    fn look(&mut self) {
+        if self.listed.is_none_or(|at| at.elapsed() >= self.interval) {
+            self.listed = Some(Instant::now());
+            self.list();
+        }
+        self.followed.iter_mut().for_each(|followed| followed.look(self.interval));
+    }
+
+    /// Finds the mounts that came and went.
+    fn list(&mut self) {
+        let is_followed = |mounted: &Mounted| match &self.only {
+            Some(point) => mounted.point == *point,
+            None => mounted.may_be_asked(),
+        };
+        let found: Vec<Mounted> = all_mounts().into_iter().filter(is_followed).collect();
+        self.followed.iter_mut().filter(|of| !found.contains(&of.mounted)).for_each(Followed::is_unmounted);
+        for mounted in &found {
+            match self.followed.iter_mut().find(|of| of.mounted.point == mounted.point) {
+                // The kernel gives the number of a mount that went to a new one.
+                Some(of) if !of.is_gone && found.contains(&of.mounted) => {}
+                Some(of) => *of = Followed::of(mounted),
+                None => self.followed.push(Followed::of(mounted)),
+            }
+        }
+    }
+}
+
+impl Followed {
+    fn of(mounted: &Mounted) -> Followed {
+        let last = Mount::new(mounted.point.clone(), mounted.store.clone(), Status::default());
+        Followed { mounted: mounted.clone(), last, question: None, next: Instant::now(), is_gone: false }
+    }
+
+    fn look(&mut self, interval: Duration) {
+        match &self.question {
+            _ if self.is_gone => {}
+            None if self.next <= Instant::now() => self.question = Some(Question::ask(self.mounted.clone())),
+            None => {}
+            Some(question) => match question.wait(Duration::ZERO) {
+                Some(answer) => {
+                    let took = question.asked.elapsed();
+                    self.next = question.asked + interval.max(took * PART);
+                    (self.last, self.question) = (answer, None);
+                }
+                None if question.has_waited() => self.last = question.unanswered(),
+                None => {}
+            },
+        }
+    }
+
+    /// Waits for the answer.
+    fn wait(&mut self) {
+        self.last = self.question.take().map_or_else(|| Followed::of(&self.mounted).last, |asked| asked.answer());
+    }
+
+    fn is_unmounted(&mut self) {
+        if !self.is_gone {
+            let (store, point) = (self.mounted.store.display(), self.mounted.point.display());
+            let mut last = Followed::of(&self.mounted).last;
+            let says = format!("it was unmounted at {}", time(crate::clock::wall_ns() / 1_000_000_000));
+            last.status.problems.push(Problem::new(
+                "gone",
+                says,
+                format!("`stepfs mount {store} {point}` mounts it again"),
+            ));
+            (self.last, self.question, self.is_gone) = (last, None, true);
+        }
+    }
+}
