@@ -24,6 +24,7 @@ mod reparent;
 mod resident;
 mod restores;
 mod retention;
+mod room;
 mod scan;
 mod sealer;
 mod shared;
@@ -60,6 +61,7 @@ pub use namespace::{AtRest, FileId, Namespace, Outcome};
 pub(crate) use namespace::{found_at, unless_occupied};
 pub use restores::{Restored, Restores, process_of};
 pub use retention::{GcReport, Removed};
+pub use room::{Room, Waits};
 pub use status::{Queue, Serving, Status};
 
 /// Threads that wait for fsync at once: a device takes several at hardly more time than one, and the ranks of a job
@@ -94,6 +96,8 @@ pub struct Archive {
     /// The housekeeper, which waits for all other threads at the end. Locked to start and to stop it.
     housekeeper: Mutex<Option<thread::JoinHandle<()>>>,
     mirror: Arc<Mirrored>,
+    /// Room on the disk of the store.
+    pub room: Arc<Room>,
 }
 
 impl Archive {
@@ -142,12 +146,14 @@ impl Archive {
         let twins = Arc::new(Twins::new(Arc::clone(&shared), Arc::clone(&workers)));
         let retention = Arc::new(Retention::of(Arc::clone(&shared)));
         let restores = Arc::new(Restores::load(Arc::clone(&shared)));
-        let sealer =
-            Sealer::new(Arc::clone(&shared), Arc::clone(&contents), Arc::clone(&twins), Arc::clone(&retention));
-        let encoder = Encoder::new(&shared, contents, twins, Arc::clone(&restores), Arc::clone(&workers));
+        let (its_contents, its_twins) = (Arc::clone(&contents), Arc::clone(&twins));
+        let encoder = Encoder::new(&shared, its_contents, its_twins, Arc::clone(&restores), Arc::clone(&workers));
         let encoder = Arc::new(encoder);
+        let room = Room::of(&shared, &encoder, &retention);
+        let sealer = Sealer::new(Arc::clone(&shared), contents, twins, Arc::clone(&retention), Arc::clone(&room));
         Ok(Arc::new(Archive {
             mirror: Mirrored::of(&shared, &encoder),
+            room,
             shared,
             workers,
             sealer: Arc::new(sealer),
@@ -208,6 +214,7 @@ impl Archive {
     /// Starts the threads, once what a former process left is durable.
     fn run(&self) {
         self.shared.begin();
+        self.room.look(0);
         let start = |name: &str, work: Box<dyn FnOnce() + Send>| {
             let started = thread::Builder::new().name(name.into()).spawn(work);
             started.inspect_err(|error| log::error!("no thread {name}: {error}; files stay as they are written")).ok()

@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
@@ -20,7 +21,7 @@ use super::entry::{Entry, State};
 use super::health::{FileStatus, Problem, fault};
 use super::resident::ResidentReason;
 use super::shared::Shared;
-use super::{Archive, ReadError, Reader, Restored};
+use super::{Archive, ReadError, Reader, Restored, Waits};
 
 /// Problems that a status names; an attribute holds 64 KiB. `stepfs ls` shows all.
 const MOST: usize = 32;
@@ -50,6 +51,9 @@ pub struct Status {
     /// Bytes that programs may still write to the file system of the store.
     #[serde(default)]
     pub free_bytes: u64,
+    /// How long programs waited for room since the mount.
+    #[serde(default)]
+    pub waits: Waits,
     /// Bytes of decoded files in the cache.
     pub cache_bytes: u64,
     /// Decoded states in memory.
@@ -139,6 +143,7 @@ impl Archive {
             frozen: self.shared.objects.frozen().map(String::from),
             restored: self.restores.lineages(),
             mirror: self.mirror.progress(),
+            waits: self.room.waits.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             ..Status::default()
         };
         let entries: Vec<_> = {

@@ -175,6 +175,12 @@ fn show(Mount { mount, store, status }: &Mount, verbose: bool) {
     if status.free_bytes > 0 {
         say!("free       {} on its disk", size(status.free_bytes));
     }
+    let waits = &status.waits;
+    if waits.waiting + waits.waited > 0 {
+        let seconds = |ms: u64| Duration::from_millis(ms).as_secs_f64();
+        let (waited, longest, total) = (waits.waited, seconds(waits.longest_ms), seconds(waits.total_ms));
+        say!("waits      {} for room now; {waited} did, {longest:.1} s at most, {total:.1} s in all", waits.waiting);
+    }
     let memory = &status.memory;
     if verbose {
         say!("cache      {}", size(status.cache_bytes));

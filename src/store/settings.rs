@@ -9,6 +9,7 @@ use super::Error;
 use super::object::Id;
 use super::profile::{self, Profile, Profiles};
 use super::retention::{self, RuleText};
+use crate::terminal::format::parse_size;
 
 /// Version of the store's layout and records: the only one that this program reads and writes.
 pub const FORMAT: u32 = 2;
@@ -23,6 +24,8 @@ struct Document {
     #[serde(default = "default_settle")]
     settle_seconds: u64,
     #[serde(default)]
+    reserve: Option<toml::Value>,
+    #[serde(default)]
     expected_restores: Option<u32>,
     #[serde(default, rename = "profile")]
     profiles: Vec<profile::RuleText>,
@@ -33,7 +36,8 @@ struct Document {
 }
 
 /// The keys that stand above the first table. A line at the end of the file belongs to the last table.
-const TOP: [&str; 6] = ["format", "store", "default_profile", "cache_mib", "settle_seconds", "expected_restores"];
+const TOP: [&str; 7] =
+    ["format", "store", "default_profile", "cache_mib", "settle_seconds", "reserve", "expected_restores"];
 
 fn above_tables(key: &str) -> String {
     format!("\nA line after a [table] belongs to that table: move `{key}` above the first line that begins with `[`.")
@@ -104,6 +108,9 @@ pub struct Settings {
     pub cache_bytes: u64,
     /// How long the files of a checkpoint directory wait for each other; zero: not at all.
     pub settle: Duration,
+    /// With less free room on the store's disk than so many bytes, nothing settles. `None`: a checkpoint as large as the
+    /// largest one of late.
+    pub reserve: Option<u64>,
     /// The mirror, if there is one.
     pub mirror: Option<MirrorSettings>,
     profiles: profile::Rules,
@@ -139,6 +146,10 @@ pub(super) fn template(id: Id) -> String {
          # others wait for it: without a limit if it holds weights or an optimizer's state, else this long. 0: no\n\
          # file waits.\n\
          settle_seconds = {settle}\n\
+         \n\
+         # With less free room on the disk than this, superseded files do not even wait that long. By default the size of\n\
+         # the largest checkpoint of late.\n\
+         # reserve = \"20 GB\"\n\
          \n\
          # The first matching rule decides. Its glob must match the path inside the mount (ignoring case), and its\n\
          # roles, if it has any, must include the tensor's. A rule may have its own expected_restores.\n\
@@ -211,8 +222,14 @@ impl Settings {
                 return Err(Error::Settings("bandwidth_mib is not above 0; leave it out for no limit".into()));
             }
         }
+        let reserve = match document.reserve.as_ref().map(|value| (value, value.as_str().map(parse_size))) {
+            None => None,
+            Some((_, Some(Ok(bytes)))) => Some(bytes),
+            Some((value, _)) => return Err(Error::Settings(format!("reserve = {value} is no size; write \"20 GB\""))),
+        };
         Ok(Settings {
             retention,
+            reserve,
             mirror: document.mirror,
             id,
             settle: Duration::from_secs(document.settle_seconds),

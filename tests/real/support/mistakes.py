@@ -417,6 +417,8 @@ MISTAKES = [
             "A line after a [table] belongs to that table: move `*` above the first line that begins with `[`."),
     setting("expected restores of files that stay exact", "expected_restores = 3\\n",
             "a [[profile]] that keeps files exact has `expected_restores`, which has no effect there."),
+    Mistake("a reserve that is no size", "cp st/stepfs.toml good; sed -i 's/^cache_mib/reserve = \"much\"\\n&/' st/stepfs.toml", "stepfs ls st",
+            "reserve = * is no size; write \"20 GB\"", "cp good st/stepfs.toml; stepfs ls st", needs="st"),
     setting("a rule without a role", "[[profile]]\\nrole = []\\nprofile = \"exact\"\\n",
             "role = []: the rule has no role; leave `role` out for all roles"),
     setting("a misspelled role", "[[profile]]\\nrole = [\"wight\"]\\nprofile = \"exact\"\\n", "role = * does not exist; write *"),
