@@ -253,7 +253,12 @@ impl Room {
             archive.make(wanted);
         }
         // Before they look: the room of the last step is there for them.
-        let is_being_made = archive.is_being_made();
+        let mut is_being_made = archive.is_being_made();
+        if !is_being_made {
+            // A thread may just be between two steps.
+            std::thread::sleep(PAUSE);
+            is_being_made = archive.is_being_made();
+        }
         waiters.retain_mut(|Waiter { path, thread, since, least, go_on }| {
             let (path, waited) = (path.display(), since.elapsed());
             let is_over = stopping || waited >= MOST || !is_being_made && waited >= *least;

@@ -222,11 +222,11 @@ impl Settings {
                 return Err(Error::Settings("bandwidth_mib is not above 0; leave it out for no limit".into()));
             }
         }
-        let reserve = match document.reserve.as_ref().map(|value| (value, value.as_str().map(parse_size))) {
-            None => None,
-            Some((_, Some(Ok(bytes)))) => Some(bytes),
-            Some((value, _)) => return Err(Error::Settings(format!("reserve = {value} is no size; write \"20 GB\""))),
+        let size = |value: &toml::Value| {
+            let bytes = value.as_str().and_then(|text| parse_size(&text.replace(' ', "")).ok());
+            bytes.ok_or_else(|| Error::Settings(format!("reserve = {value} is no size; write \"20 GB\"")))
         };
+        let reserve = document.reserve.as_ref().map(size).transpose()?;
         Ok(Settings {
             retention,
             reserve,
@@ -302,6 +302,16 @@ mod tests {
         for path in ["step_1.pt", "run/checkpoint-5/model.safetensors"] {
             assert_eq!(settings.profiles(Path::new(path)).words(), "balanced", "{path}");
             assert_eq!(settings.profiles(Path::new(path)).expected_restores(), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_reserve_is_a_size() {
+        let with = |value: &str| Settings::parse(&format!("reserve = {value}\n{}", template(Id([7; 16]))));
+        assert_eq!(with("\"20 GB\"").unwrap().reserve, Some(20 << 30));
+        assert_eq!(Settings::parse(&template(Id([7; 16]))).unwrap().reserve, None);
+        for wrong in ["20", "\"much\"", "\"-1 GB\"", "\"\"", "true"] {
+            assert!(with(wrong).is_err_and(|error| error.to_string().contains("is no size")), "{wrong}");
         }
     }
 

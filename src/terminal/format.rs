@@ -22,7 +22,7 @@ pub fn size(bytes: u64) -> String {
     }
 }
 
-/// Parses a size: `512M`, `2G`, `1.5GiB`, `20 GB`, `1000000`.
+/// Parses a size: `512M`, `2G`, `1.5GiB`, `1000000`.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     const WRITE: &str = "write a size such as 512M or 2G";
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -37,7 +37,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
         "t" | "tb" | "tib" => 1 << 40,
         unit => return Err(format!("{unit} is not a unit; write K, M, G or T")),
     };
-    let bytes = digits.trim_end().parse::<f64>().ok().filter(|number| number.is_finite() && *number >= 0.0);
+    let bytes = digits.parse::<f64>().ok().filter(|number| number.is_finite() && *number >= 0.0);
     match bytes.map(|number| number * unit as f64) {
         Some(bytes) if bytes < u64::MAX as f64 => Ok(bytes as u64),
         _ => Err(WRITE.into()),
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn sizes_are_read_as_people_write_them() {
-        for (text, bytes) in [("0", 0), ("512M", 512 << 20), ("1.5GiB", 3 << 29), ("2kb", 2048), ("2 kb", 2048), ("7", 7)] {
+        for (text, bytes) in [("0", 0), ("512M", 512 << 20), ("1.5GiB", 3 << 29), ("2kb", 2048), ("7", 7)] {
             assert_eq!(parse_size(text), Ok(bytes));
         }
         for text in ["", "M", "-1", "1x", "nan", "inf", "1e30G", "1 G"] {

@@ -12,6 +12,7 @@ import pytest
 import torch
 from harness import Mount, require_clean, run, wait_dead, wait_until
 from series import bits_equal, save_walk, tensors_of, walk
+from test_bad_input import fill
 
 pytestmark = [pytest.mark.stepfs, pytest.mark.slow,
               pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system of its own")]
@@ -63,7 +64,7 @@ def train(folder, count, seed=1):
 
 def times(trainer):
     out, err = trainer.communicate(timeout=600)
-    assert trainer.returncode == 0, err
+    assert trainer.returncode == 0, f"after {out.split()}: {err}"
     return [float(line) for line in out.split()]
 
 
@@ -75,7 +76,7 @@ def require_exact(path, count, seed=1):
 
 
 def test_thirty_saves_on_a_disk_for_three(disk):
-    mount = disk(3)
+    mount = disk(3.5)
     saved = times(train(mount.dir, 30))
     assert len(saved) == 30
     waits = mount.status()["waits"]
@@ -117,6 +118,27 @@ def test_nothing_to_free_is_told_at_once(disk):
     wait_until(lambda: "step_0002.pt: is cut short; the disk of the store has" in mount.log.read_text(), 5, "the log names it")
     assert "step_0002.pt: no more room comes" in mount.log.read_text()
     assert (mount / "step_0001.pt").read_bytes() == data
+
+
+@pytest.mark.parametrize("disk", [False], indirect=True, ids=["no-passthrough"])
+def test_a_write_through_the_daemon_waits(disk):
+    """A removal frees room only once it is durable. A write without room waits for that."""
+    mount = disk(4)
+    run("profile", "--set", "exact", mount.dir)
+    names = save_walk(mount.dir, 2, scale=SCALE)
+    mount.sync()
+    mount.require_released(names[0])
+    # No newer state needs the object of the first one any more.
+    (mount / names[1]).rename(mount / "other.pt")
+    mount.sync()
+    fill(mount.store.parent, 100_000)
+    with open(mount / "new", "wb", buffering=0) as f:
+        os.unlink(mount / names[0])
+        left = bytes(5 << 20)
+        while left:
+            left = left[f.write(left) :]
+    assert mount.status()["waits"]["waited"] > 0
+    assert "new: its program waited" in mount.log.read_text()
 
 
 @pytest.fixture
