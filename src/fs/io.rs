@@ -5,7 +5,6 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use fuser::{Errno, FileHandle, ReplyData, ReplyEmpty, ReplyLseek, ReplyWrite, WriteFlags};
 use rustix::fs::{FallocateFlags, SeekFrom};
@@ -111,7 +110,7 @@ impl Bytes {
         let lack = written.as_ref().err().filter(|fault| fault.lacks_room()).and_then(|_| self.lack(fh, data.len()));
         let Some(lack) = lack else { return self.conclude(offset, flags, written, reply) };
         let (bytes, data, mut reply) = (Arc::clone(self), data.to_vec(), Some(reply));
-        self.files.room.wait(lack, caller.thread, Duration::ZERO, move |turn| {
+        self.files.room.wait(lack, caller.thread, move |turn| {
             let written = match turn {
                 Turn::Killed => Err(libc::EINTR.into()),
                 Turn::Look | Turn::Last => bytes.try_write(fh, offset, &data, (how, caller)),
@@ -126,11 +125,8 @@ impl Bytes {
         });
     }
 
-    /// The file of a write for which there was no room, if some may come.
+    /// The file of a write for which there was no room.
     fn lack(&self, fh: FileHandle, len: usize) -> Option<Lack> {
-        if !self.files.tree.archive().room.is_being_made() {
-            return None;
-        }
         let node = self.files.handle(fh).ok()?.node;
         let path = self.files.tree.table().path(node).unwrap_or_default();
         Some(Lack { path, needs: len as u64 })

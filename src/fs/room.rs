@@ -36,8 +36,8 @@ use crate::terminal::format::size;
 const MOST: Duration = Duration::from_secs(300);
 /// Pause between two looks.
 const PAUSE: Duration = Duration::from_millis(20);
-/// The kernel tells of a close after the call has returned, and only then the state before is history. `stepfs sync`
-/// gives it as long.
+/// Shortest wait without room. The kernel tells of a close after the call has returned, and only then the state before is
+/// history: `stepfs sync` gives it as long. A removed object frees its room once no thread has it open.
 const CLOSING: Duration = Duration::from_millis(500);
 /// The bit of SIGKILL in a mask of signals. The kernel sends it to each thread of a program that any signal ends.
 const KILLED: u64 = 1 << (libc::SIGKILL - 1);
@@ -63,7 +63,6 @@ struct Waiter {
     path: PathBuf,
     thread: u32,
     since: Instant,
-    least: Duration,
     /// Answers whether the wait is over.
     go_on: Box<dyn FnMut(Turn) -> bool + Send>,
 }
@@ -173,7 +172,7 @@ impl Room {
         open: impl FnOnce(ReplyOpen) + Send + 'static,
     ) {
         let (room, mut opening) = (Arc::clone(self), Some((reply, open)));
-        self.wait(lack, thread, CLOSING, move |turn| {
+        self.wait(lack, thread, move |turn| {
             if turn == Turn::Look && room.lack(ino, access).is_some() {
                 return false;
             }
@@ -210,12 +209,10 @@ impl Room {
     }
 
     /// Calls `go_on` again and again until it answers that the wait is over. `thread`: the one that waits for the answer.
-    /// `least`: even if nothing can be freed.
     pub(super) fn wait(
         &self,
         Lack { path, needs }: Lack,
         thread: u32,
-        least: Duration,
         go_on: impl FnMut(Turn) -> bool + Send + 'static,
     ) {
         let archive = self.of_archive();
@@ -223,7 +220,7 @@ impl Room {
         archive.waits(None);
         let mut state = self.state();
         state.wanted = state.wanted.saturating_add(needs);
-        state.waiters.push(Waiter { path, thread, since: Instant::now(), least, go_on: Box::new(go_on) });
+        state.waiters.push(Waiter { path, thread, since: Instant::now(), go_on: Box::new(go_on) });
         self.work.notify_one();
     }
 
@@ -259,9 +256,9 @@ impl Room {
             std::thread::sleep(PAUSE);
             is_being_made = archive.is_being_made();
         }
-        waiters.retain_mut(|Waiter { path, thread, since, least, go_on }| {
+        waiters.retain_mut(|Waiter { path, thread, since, go_on }| {
             let (path, waited) = (path.display(), since.elapsed());
-            let is_over = stopping || waited >= MOST || !is_being_made && waited >= *least;
+            let is_over = stopping || waited >= MOST || !is_being_made && waited >= CLOSING;
             // A defect drops the reply, which answers EIO.
             let mut ends = |turn| catch_unwind(AssertUnwindSafe(|| go_on(turn))).unwrap_or(true);
             let killed = is_killed(*thread).then_some(Turn::Killed);
