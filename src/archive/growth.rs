@@ -34,7 +34,7 @@ const SECOND_NS: i64 = 1_000_000_000;
 
 /// The room for more checkpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Room {
+pub struct Forecast {
     /// Bytes by which the store grows with each checkpoint. 0: about as many bytes go as come.
     pub bytes_per_checkpoint: u64,
     /// Checkpoints for which there is room. `None` if the store does not grow.
@@ -134,7 +134,7 @@ fn recent(parts: &mut [Part]) -> Vec<Whole> {
 
 /// The room in `free` bytes. `freed_each`: the bytes of earlier checkpoints that went after each of the last saves. `now`:
 /// seconds since 1970. `None` if there are too few checkpoints to tell. Sorts the parts.
-pub(super) fn room(parts: &mut [Part], free: u64, freed_each: &[u64], now: i64) -> Option<Room> {
+pub(super) fn room(parts: &mut [Part], free: u64, freed_each: &[u64], now: i64) -> Option<Forecast> {
     let recent = recent(parts);
     let mut series = HashSet::new();
     let is_earlier = |whole: &&Whole| !series.insert(step_pattern::pattern(&whole.path)) && !whole.shrinks;
@@ -146,7 +146,7 @@ pub(super) fn room(parts: &mut [Part], free: u64, freed_each: &[u64], now: i64) 
     let freed = freed_each.iter().map(|&freed| freed.min(each.saturating_mul(MOST_FREED))).sum::<u64>();
     let growth = each.saturating_sub(freed.checked_div(freed_each.len() as u64).unwrap_or(0));
     if growth <= each / STEADY {
-        return Some(Room::default());
+        return Some(Forecast::default());
     }
     // The next one is whole before the one before it shrinks.
     let count = free.saturating_sub(recent[0].logical) / growth;
@@ -156,7 +156,7 @@ pub(super) fn room(parts: &mut [Part], free: u64, freed_each: &[u64], now: i64) 
     let has_pace = interval_ns > 0 && since < PAUSE.max((interval_ns / SECOND_NS).saturating_mul(MOST_INTERVALS));
     let per_day = i128::from(growth) * i128::from(DAY) * i128::from(SECOND_NS) / i128::from(interval_ns.max(1));
     let left = i128::from(count) * i128::from(interval_ns) / i128::from(SECOND_NS);
-    Some(Room {
+    Some(Forecast {
         bytes_per_checkpoint: growth,
         checkpoints: Some(count),
         bytes_per_day: u64::try_from(per_day).ok().filter(|_| has_pace),
@@ -206,7 +206,7 @@ mod tests {
     #[test]
     fn a_rotation_takes_no_more_room() {
         let room = |freed: &[u64]| room(&mut hourly(4, 1_700_000_000), 900 * MIB, freed, 1_700_000_000).unwrap();
-        assert_eq!(room(&[4 * MIB; 8]), Room::default(), "one goes for each that comes");
+        assert_eq!(room(&[4 * MIB; 8]), Forecast::default(), "one goes for each that comes");
         assert_eq!(room(&[0, 4 * MIB, 0, 4 * MIB]).bytes_per_checkpoint, 2 * MIB, "every other one stays");
         let emptied = room(&[0, 0, 0, 0, 0, 0, 0, 9000 * MIB]);
         assert_eq!(emptied.bytes_per_checkpoint, 2 * MIB, "a directory was emptied once");

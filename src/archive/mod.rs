@@ -25,6 +25,7 @@ mod reparent;
 mod resident;
 mod restores;
 mod retention;
+mod room;
 mod saves;
 mod scan;
 mod sealer;
@@ -59,13 +60,14 @@ pub use about::{lossy_words, rounded_up, why_at_rest};
 pub use checkpoints::{
     Checkpoint, Condition, checkpoints, condition_of_plain, condition_on_disk, facts_at_rest, policy,
 };
-pub use growth::{Room, Run};
+pub use growth::{Forecast, Run};
 pub use health::{FileStatus, Problem};
 pub use lineage::signature as model_signature;
 pub use namespace::{AtRest, FileId, Namespace, Outcome};
 pub(crate) use namespace::{found_at, unless_occupied};
 pub use restores::{Restored, Restores, process_of};
 pub use retention::{GcReport, Removed};
+pub use room::{Room, Waits};
 pub use saves::Save;
 pub use status::{Queue, Serving, Status};
 
@@ -101,6 +103,8 @@ pub struct Archive {
     /// The housekeeper, which waits for all other threads at the end. Locked to start and to stop it.
     housekeeper: Mutex<Option<thread::JoinHandle<()>>>,
     mirror: Arc<Mirrored>,
+    /// Room on the disk of the store.
+    pub room: Arc<Room>,
 }
 
 impl Archive {
@@ -149,12 +153,14 @@ impl Archive {
         let twins = Arc::new(Twins::new(Arc::clone(&shared), Arc::clone(&workers)));
         let retention = Arc::new(Retention::of(Arc::clone(&shared)));
         let restores = Arc::new(Restores::load(Arc::clone(&shared)));
-        let sealer =
-            Sealer::new(Arc::clone(&shared), Arc::clone(&contents), Arc::clone(&twins), Arc::clone(&retention));
-        let encoder = Encoder::new(&shared, contents, twins, Arc::clone(&restores), Arc::clone(&workers));
+        let (its_contents, its_twins) = (Arc::clone(&contents), Arc::clone(&twins));
+        let encoder = Encoder::new(&shared, its_contents, its_twins, Arc::clone(&restores), Arc::clone(&workers));
         let encoder = Arc::new(encoder);
+        let room = Room::of(&shared, &encoder, &retention);
+        let sealer = Sealer::new(Arc::clone(&shared), contents, twins, Arc::clone(&retention), Arc::clone(&room));
         Ok(Arc::new(Archive {
             mirror: Mirrored::of(&shared, &encoder),
+            room,
             shared,
             workers,
             sealer: Arc::new(sealer),
@@ -215,6 +221,7 @@ impl Archive {
     /// Starts the threads, once what a former process left is durable.
     fn run(&self) {
         self.shared.begin();
+        self.room.look(0);
         let start = |name: &str, work: Box<dyn FnOnce() + Send>| {
             let started = thread::Builder::new().name(name.into()).spawn(work);
             started.inspect_err(|error| log::error!("no thread {name}: {error}; files stay as they are written")).ok()

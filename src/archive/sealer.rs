@@ -17,12 +17,14 @@ use crate::encode::{StepError, StepResult};
 use crate::store::durable::{CrashPoint, DeviceFile};
 use crate::store::object::Id;
 use crate::store::{Stub, recalled_from, side_by_side};
+use crate::terminal::format::size;
 
 use super::catalog::{Closed, Step, Task};
 use super::entry::{Sealed, Stamp, State};
 use super::namespace::{FileId, Outcome};
 use super::resident::ResidentReason;
 use super::retention::Retention;
+use super::room::Room;
 use super::shared::{Pause, Shared};
 use super::source::Contents;
 use super::twins::Twins;
@@ -34,6 +36,7 @@ pub(super) struct Sealer {
     contents: Arc<Contents>,
     twins: Arc<Twins>,
     retention: Arc<Retention>,
+    room: Arc<Room>,
 }
 
 impl Sealer {
@@ -43,8 +46,9 @@ impl Sealer {
         contents: Arc<Contents>,
         twins: Arc<Twins>,
         retention: Arc<Retention>,
+        room: Arc<Room>,
     ) -> Sealer {
-        Sealer { shared, contents, twins, retention }
+        Sealer { shared, contents, twins, retention, room }
     }
 
     /// What each sealer does until the archive stops.
@@ -129,10 +133,15 @@ impl Sealer {
             if let State::Resident(why @ (Incompressible | NotUnderstood(_) | CutShort(_))) = &state {
                 log::info!("{}: stays as it is: {why}", path.display());
             }
+            let free = self.room.free();
+            if matches!(&state, State::Resident(CutShort(_))) && free < metadata.len() {
+                log::warn!("{}: is cut short; the disk of the store has {} left", path.display(), size(free));
+            }
             let mut catalog = self.shared.catalog();
             catalog.keep(path, version, None);
             catalog.advance(path, version, state);
             drop(catalog);
+            self.room.look(metadata.len());
             self.retention.news();
             return Ok(());
         };
@@ -148,6 +157,7 @@ impl Sealer {
         };
         self.shared.catalog().advance(path, version, state);
         log::info!("{}: sealed, {words}", path.display());
+        self.room.look(metadata.len());
         self.retention.news();
         Ok(())
     }

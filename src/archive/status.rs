@@ -4,8 +4,8 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
@@ -18,12 +18,12 @@ use crate::store::{Id, STUB_BYTES, Stub, is_recalled, is_trash, modified_ns};
 use super::about::About;
 use super::catalog::Catalog;
 use super::entry::{Entry, State};
-use super::growth::{self, Part, Room, Run};
+use super::growth::{self, Forecast, Part, Run};
 use super::health::{FileStatus, Problem, fault};
 use super::resident::ResidentReason;
 use super::saves::Save;
 use super::shared::Shared;
-use super::{Archive, ReadError, Reader, Restored};
+use super::{Archive, ReadError, Reader, Restored, Waits};
 
 /// Problems that a status names; an attribute holds 64 KiB. `stepfs ls` shows all.
 const MOST: usize = 32;
@@ -59,6 +59,9 @@ pub struct Status {
     /// See `trash_files`.
     #[serde(default)]
     pub trash_bytes: u64,
+    /// How long programs waited for room since the mount.
+    #[serde(default)]
+    pub waits: Waits,
     /// Bytes of decoded files in the cache.
     pub cache_bytes: u64,
     /// Decoded states in memory.
@@ -95,7 +98,7 @@ pub struct Status {
     pub runs: Vec<Run>,
     /// The room for more checkpoints, if the mount has enough of them to tell.
     #[serde(default)]
-    pub room: Option<Room>,
+    pub room: Option<Forecast>,
     /// Reads of released files since the mount.
     #[serde(default)]
     pub reads: Reads,
@@ -168,6 +171,7 @@ impl Archive {
             frozen: self.shared.objects.frozen().map(String::from),
             restored: self.restores.lineages(),
             mirror: self.mirror.progress(),
+            waits: self.room.waits.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             ..Status::default()
         };
         let now_ns = wall_ns();

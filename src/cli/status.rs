@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use serde::{Serialize, Serializer};
 
-use crate::archive::{Problem, Restored, Room, Save, Serving, Status};
+use crate::archive::{Forecast, Problem, Restored, Save, Serving, Status};
 use crate::clock::wall_ns;
 use crate::fs::{Mounted, all_mounts, mount_of};
 use crate::mirror::Progress;
@@ -243,6 +243,12 @@ fn show(Mount { mount, store, status, .. }: &Mount, verbose: bool) {
     if let Some(save) = status.saves.first() {
         say!("last save  {}, {}", name(&save.path), cost(save));
     }
+    let waits = &status.waits;
+    if waits.waiting + waits.waited > 0 {
+        let seconds = |ms: u64| Duration::from_millis(ms).as_secs_f64();
+        let (waited, longest, total) = (waits.waited, seconds(waits.longest_ms), seconds(waits.total_ms));
+        say!("waits      {} for room now; {waited} did, {longest:.1} s at most, {total:.1} s in all", waits.waiting);
+    }
     let memory = &status.memory;
     if verbose {
         say!("cache      {}", size(status.cache_bytes));
@@ -282,7 +288,7 @@ pub(super) fn free(status: &Status) -> String {
 }
 
 /// How many checkpoints there is room for, and until when.
-pub(super) fn room_words(room: &Room) -> String {
+pub(super) fn room_words(room: &Forecast) -> String {
     const YEAR: i64 = 365 * 86_400;
     let full = room.full.map_or(String::new(), |full| match full.saturating_sub(wall_ns() / 1_000_000_000) {
         left if left > YEAR => ", for more than a year at this pace".into(),

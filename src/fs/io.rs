@@ -10,10 +10,11 @@ use fuser::{Errno, FileHandle, ReplyData, ReplyEmpty, ReplyLseek, ReplyWrite, Wr
 use rustix::fs::{FallocateFlags, SeekFrom};
 
 use super::errno::{Fault, Result};
-use super::node::Source;
+use super::node::{Handle, Source};
 use super::open::OpenFiles;
 use super::privileges::Caller;
 use super::reply::done;
+use super::room::{Lack, Turn};
 use super::sys;
 use super::workers::Workers;
 use crate::store::beneath;
@@ -55,6 +56,9 @@ fn write_full(file: &File, data: &[u8], offset: u64) -> io::Result<usize> {
     }
     Ok(done)
 }
+
+/// A write that was done: its bytes, the file, and the handle.
+type Written = (usize, Arc<File>, Arc<Handle>);
 
 /// Reads and writes of open files.
 pub(super) struct Bytes {
@@ -102,13 +106,50 @@ impl Bytes {
         (how, flags, caller): (WriteFlags, i32, Caller),
         reply: ReplyWrite,
     ) {
-        let written = self.files.handle(fh).and_then(|handle| {
+        let written = self.try_write(fh, offset, data, (how, caller));
+        let lack = written.as_ref().err().filter(|fault| fault.lacks_room()).and_then(|_| self.lack(fh, data.len()));
+        let Some(lack) = lack else { return self.conclude(offset, flags, written, reply) };
+        let (bytes, data, mut reply) = (Arc::clone(self), data.to_vec(), Some(reply));
+        self.files.room.wait(lack, caller.thread, move |turn| {
+            let written = match turn {
+                Turn::Killed => Err(libc::EINTR.into()),
+                Turn::Look | Turn::Last => bytes.try_write(fh, offset, &data, (how, caller)),
+            };
+            if turn == Turn::Look && written.as_ref().is_err_and(Fault::lacks_room) {
+                return false;
+            }
+            if let Some(reply) = reply.take() {
+                bytes.conclude(offset, flags, written, reply);
+            }
+            true
+        });
+    }
+
+    /// The file of a write for which there was no room.
+    fn lack(&self, fh: FileHandle, len: usize) -> Option<Lack> {
+        let node = self.files.handle(fh).ok()?.node;
+        let path = self.files.tree.table().path(node).unwrap_or_default();
+        Some(Lack { path, needs: len as u64 })
+    }
+
+    fn try_write(
+        &self,
+        fh: FileHandle,
+        offset: u64,
+        data: &[u8],
+        (how, caller): (WriteFlags, Caller),
+    ) -> Result<Written> {
+        self.files.handle(fh).and_then(|handle| {
             let file = handle.file().ok_or(Fault::Code(libc::EBADF))?;
             if how.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
                 caller.drop_bits(&file)?;
             }
             Ok((write_full(&file, data, offset)?, file, handle))
-        });
+        })
+    }
+
+    /// Answers a write.
+    fn conclude(self: &Arc<Self>, offset: u64, flags: i32, written: Result<Written>, reply: ReplyWrite) {
         match written {
             // The kernel sends FSYNC after O_DSYNC writes only through the page cache. Direct I/O must sync here.
             Ok((len, file, handle)) if handle.writes_below_pages() || handle.direct && flags & libc::O_DSYNC != 0 => {

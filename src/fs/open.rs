@@ -30,6 +30,7 @@ use super::mapped::Mappings;
 use super::node::{Access, Handle, Mode, Node, Opened, Reading, Source};
 use super::passthrough::{Backing, Passthrough, Reply};
 use super::privileges::Caller;
+use super::room::Room;
 use super::sys;
 use super::transition::{Prepared, RecallGoal, Recalls, Step};
 use super::tree::{Creator, Tree};
@@ -115,6 +116,7 @@ pub(super) struct OpenFiles {
     pub(super) recalls: Recalls,
     pub(super) mappings: Arc<Mappings>,
     pub(super) early: Arc<Early>,
+    pub(super) room: Arc<Room>,
     /// By handle number. Taken for moments only.
     handles: Mutex<HashMap<u64, Arc<Handle>>>,
     /// The kernel has to send FLUSH at each close, since the store's file system may have an error to report.
@@ -130,8 +132,9 @@ impl OpenFiles {
         if !mappings.has_leases() {
             passthrough.give_up("the store's file system has no leases");
         }
-        let (recalls, early) = (Recalls::new(Arc::clone(&tree)), Arc::default());
-        Self { tree, recalls, mappings, early, handles: Mutex::default(), reports_at_close, passthrough }
+        let (recalls, early): (Recalls, _) = (Recalls::new(Arc::clone(&tree)), Arc::default());
+        let room = Room::new(Arc::clone(&tree), Arc::clone(&recalls.workers));
+        Self { tree, recalls, mappings, early, room, handles: Mutex::default(), reports_at_close, passthrough }
     }
 
     fn handles(&self) -> MutexGuard<'_, HashMap<u64, Arc<Handle>>> {
@@ -153,7 +156,11 @@ impl OpenFiles {
             false if is_stub() => process_of(request.pid()),
             false => None,
         };
-        self.open(ino, Caller::of(request), Access { by, ..access }, None, reply);
+        let (caller, access) = (Caller::of(request), Access { by, ..access });
+        let Some(lack) = self.room.lack(ino, access) else { return self.open(ino, caller, access, None, reply) };
+        let files = Arc::clone(self);
+        let open = move |reply| files.open(ino, caller, access, None, reply);
+        self.room.wait_to_open((ino, access), lack, caller.thread, reply, open);
     }
 
     /// Answers an OPEN, at once or from a worker.
@@ -189,10 +196,13 @@ impl OpenFiles {
                 let files = Arc::clone(self);
                 self.recalls.make(ino, wanted, move |made| match made {
                     Ok(made) => files.open(ino, caller, access, made, reply),
-                    Err(fault) => reply.error(fault.into()),
+                    Err(fault) => files.go_on(ino, caller, access, Err(fault), reply),
                 });
             }
-            Err(fault) => reply.error(fault.into()),
+            Err(fault) => {
+                self.room.failed(ino);
+                reply.error(fault.into());
+            }
         }
     }
 
@@ -287,6 +297,7 @@ impl OpenFiles {
             by: self.tree.archive().restores().who_read(creator.thread()),
             ..Access::of(flags)
         };
+        self.room.unless_short(parent, name, creator, access, flags)?;
         let mut table = self.tree.table();
         let mut made = None;
         let creator = creator.of_a_file(access.write);
@@ -347,9 +358,7 @@ impl OpenFiles {
             node.opened =
                 Some(Opened { mode, source, readable, writable, handles, mappable: left, wrote: left, has_pages });
         }
-        let Some(opened) = &mut node.opened else {
-            return Err(libc::EIO.into());
-        };
+        let Some(opened) = &mut node.opened else { return Err(libc::EIO.into()) };
         let fh = self.tree.number();
         let mut flags = FopenFlags::empty();
         let direct = match opened.mode {
@@ -401,6 +410,7 @@ impl OpenFiles {
             self.tree.archive().opened_for_writing(&path);
         }
         if changes {
+            self.room.enters(ino);
             self.tree.archive().restores().written_by(file_id, access.by);
         }
         read.into_iter().for_each(|(object, by)| self.tree.archive().restores().read_by(object, by));
@@ -430,6 +440,7 @@ impl OpenFiles {
         if last.as_ref().is_some_and(|opened| opened.source.is_decoded()) {
             node.decoded = Some(node.version);
         }
+        self.room.leaves(ino);
         let wrote = last.as_ref().is_some_and(|opened| opened.wrote);
         let mappable = last.as_ref().is_some_and(|opened| opened.mappable && opened.passes_through());
         let len = last.as_ref().filter(|opened| opened.wrote && !mappable).map_or(0, Opened::len);

@@ -112,6 +112,13 @@ impl Tree {
         [0, self.user].contains(&uid)
     }
 
+    /// Whether the creator of a file may open it for writing, and to read it, once it is made.
+    pub(super) fn reopens(&self, creator: Creator, to_read: bool) -> bool {
+        let wanted = libc::S_IWUSR | if to_read { libc::S_IRUSR } else { 0 };
+        let uid = creator.caller.uid;
+        uid == 0 || [0, uid].contains(&self.user) && creator.mode & wanted == wanted
+    }
+
     /// Attributes of a node whose file's metadata are at hand.
     pub(super) fn shown(&self, table: &Table, ino: u64, metadata: &Metadata) -> Attributes {
         let Ok(node) = table.node(ino) else {

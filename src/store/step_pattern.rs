@@ -4,6 +4,7 @@
 //! name a rank or shard. Everything else is taken literally. Works on bytes: two names that differ in bytes that are
 //! not UTF-8 must never become one.
 
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -41,6 +42,8 @@ const SETTING_WORDS: [&str; 20] = [
 ];
 /// Words that count training alone, and name a rank beside another such word: `tp0_pp1_ep3` is an expert-parallel rank.
 const EITHER: [&str; 2] = ["ep", "cp"];
+/// Ends of names of files that are being written.
+const TEMPORARY: [&str; 7] = [".tmp", ".temp", ".part", ".partial", ".incomplete", ".swp", "~"];
 /// Stands between the index of a shard and the number of shards.
 const OF: &str = "-of-";
 
@@ -195,8 +198,16 @@ pub fn run(path: &Path) -> PathBuf {
 /// Whether a file's name says that it is being written, or is left of a file that was: it goes, or gets another name.
 pub fn is_temporary(path: &Path) -> bool {
     let name = fold(path.file_name().unwrap_or_default().as_bytes());
-    let ends = [".tmp", ".temp", ".part", ".partial", ".incomplete", ".swp", "~"];
-    name.starts_with('.') || ends.iter().any(|end| name.ends_with(end))
+    name.starts_with('.') || TEMPORARY.iter().any(|end| name.ends_with(end))
+}
+
+/// The name that a file gets once it is written, as far as a temporary name shows it.
+pub fn finished(path: &Path) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().as_bytes();
+    let folded = fold(name);
+    let end = TEMPORARY.iter().find(|end| folded.ends_with(**end)).map_or(0, |end| end.len());
+    let name = &name[..name.len().saturating_sub(end)];
+    path.with_file_name(OsStr::from_bytes(name.strip_prefix(b".").unwrap_or(name)))
 }
 
 /// True if the last name of a path shows by itself that its number counts training: `checkpoint-10`, `global_step5` or

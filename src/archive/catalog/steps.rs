@@ -153,7 +153,8 @@ impl Steps<'_> {
 
     /// Whether a thread may take a step of a file now, as far as its own attempts go.
     fn is_offered(&self, file: &File) -> bool {
-        let waits = file.entry.failed.as_ref().and_then(|failed| failed.retry).is_some_and(|at| at > self.files.now());
+        let waits =
+            file.entry.failed.as_ref().and_then(|failed| failed.retry).is_some_and(|at| at > self.files.now.instant);
         !waits && !self.claims.has(file)
     }
 
@@ -266,7 +267,7 @@ impl Steps<'_> {
 
     /// After which time a failed attempt to seal or compare may be repeated.
     fn retry_of_queue(&self) -> Option<Duration> {
-        let now = self.files.now();
+        let now = self.files.now.instant;
         self.files.queue().retry(now).map(|at| at - now)
     }
 

@@ -1,0 +1,230 @@
+"""A disk without room for the next save: programs wait while stepfs frees room, and whatever has a promise stays."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from harness import Mount, require_clean, run, wait_dead, wait_until
+from series import bits_equal, save_walk, tensors_of, walk
+from test_bad_input import fill
+
+pytestmark = [pytest.mark.stepfs, pytest.mark.slow,
+              pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system of its own")]
+
+# Its archiving takes long enough to wait for.
+SCALE = 10
+STATE = 17_712_730
+# Saves a walk, and says how long each save took.
+TRAIN = """
+import sys, time, torch
+sys.path.insert(0, sys.argv[1])
+from series import walk
+folder, count, seed, scale = sys.argv[2], *map(int, sys.argv[3:])
+for step, state in enumerate(walk(count, seed=seed, scale=scale), 1):
+    began = time.monotonic()
+    torch.save(state, f"{folder}/step_{step:04d}.pt")
+    print(time.monotonic() - began, flush=True)
+"""
+
+
+@pytest.fixture(params=[True, False], ids=["passthrough", "no-passthrough"])
+def disk(plain, request):
+    """Makes a store on a file system of its own, as large as so many states: an ext4, or a tmpfs."""
+    made = []
+
+    def make(states, kind="ext4"):
+        image, folder = plain / "image", plain / "disk"
+        folder.mkdir()
+        with open(image, "wb") as f:
+            # The journal and the inodes take 5 MB.
+            f.truncate(int(states * STATE) + (5 << 20))
+        subprocess.run(["mkfs.ext4", "-q", "-m", "0", "-J", "size=4", "-N", "2048", image], check=True)
+        how = ["-o", "loop", image] if kind == "ext4" else ["-t", "tmpfs", "-o", f"size={states * STATE}", "tmpfs"]
+        subprocess.run(["mount", *how, folder], check=True)
+        mount = Mount(plain / "base", passthrough=request.param, store=folder / "store")
+        made.append((mount, folder))
+        return mount.mount()
+
+    yield make
+    for mount, folder in made:
+        mount.close()
+        subprocess.run(["umount", folder], check=True)
+
+
+def train(folder, count, seed=1):
+    support = Path(__file__).parents[1] / "support"
+    return subprocess.Popen([sys.executable, "-c", TRAIN, *map(str, (support, folder, count, seed, SCALE))],
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def times(trainer):
+    out, err = trainer.communicate(timeout=600)
+    assert trainer.returncode == 0, f"after {out.split()}: {err}"
+    return [float(line) for line in out.split()]
+
+
+def require_exact(path, count, seed=1):
+    """A file has exactly the last state of a walk."""
+    *_, last = walk(count, seed=seed, scale=SCALE)
+    exact, read = tensors_of(last), tensors_of(torch.load(path))
+    assert exact.keys() == read.keys() and all(bits_equal(exact[name], read[name]) for name in exact)
+
+
+def test_thirty_saves_on_a_disk_for_three(disk):
+    mount = disk(3.5)
+    saved = times(train(mount.dir, 30))
+    assert len(saved) == 30
+    waits = mount.status()["waits"]
+    print(f"longest save {max(saved):.1f} s, {waits}")
+    assert waits["waited"] > 0 and waits["waiting"] == 0, waits
+    assert waits["longest_ms"] <= 1000 * max(saved) < 60_000 and waits["total_ms"] >= waits["longest_ms"], (waits, max(saved))
+    assert f"waits      0 for room now; {waits['waited']} did" in run("status", mount.dir).stdout
+    assert "its program waited" in mount.log.read_text()
+    require_exact(mount / "step_0030.pt", 30)
+    mount.sync()
+    mount.require_released(*(f"step_{step:04d}.pt" for step in range(1, 30)))
+    mount.umount()
+    require_exact(mount.store / "tree/step_0030.pt", 30)
+    require_clean(mount.store)
+
+
+def test_two_writers_at_once(disk):
+    mount = disk(5)
+    for name in "ab":
+        (mount / name).mkdir()
+    trainers = [train(mount / name, 6, seed) for seed, name in enumerate("ab", 2)]
+    assert [len(times(trainer)) for trainer in trainers] == [6, 6]
+    assert mount.status()["waits"]["waited"] > 0
+    for seed, name in enumerate("ab", 2):
+        require_exact(mount / name / "step_0006.pt", 6, seed)
+
+
+def test_nothing_to_free_is_told_at_once(disk):
+    mount = disk(1.7)
+    save_walk(mount.dir, 1, scale=SCALE)
+    data = (mount / "step_0001.pt").read_bytes()
+    mount.sync()
+    began = time.monotonic()
+    with pytest.raises(OSError) as error, open(mount / "step_0002.pt", "wb") as f:
+        f.write(data)
+    assert error.value.errno == errno.ENOSPC and time.monotonic() - began < 10
+    named = lambda: [problem["says"] for problem in mount.status()["problems"] if problem["kind"] == "cut-short"]
+    wait_until(lambda: any("step_0002.pt is cut short" in says for says in named()), 10, f"the status names the file: {named()}")
+    wait_until(lambda: "step_0002.pt: is cut short; the disk of the store has" in mount.log.read_text(), 5, "the log names it")
+    assert "step_0002.pt: no more room comes" in mount.log.read_text()
+    assert (mount / "step_0001.pt").read_bytes() == data
+
+
+@pytest.mark.parametrize("disk", [False], indirect=True, ids=["no-passthrough"])
+def test_a_write_through_the_daemon_waits(disk):
+    """A removal frees room only once it is durable. A write without room waits for that."""
+    # An ext4 waits itself for room that its journal gives back.
+    mount = disk(4, "tmpfs")
+    run("profile", "--set", "exact", mount.dir)
+    # A removal may be quicker than the write after it, but not each time.
+    folders = [mount / f"run_{name}" for name in "abcd"]
+    for seed, folder in enumerate(folders):
+        folder.mkdir()
+        old, new = save_walk(folder, 2, scale=2, seed=seed)
+        mount.sync()
+        mount.require_released(f"{folder.name}/{old}")
+        # No newer state needs the object of the first one any more.
+        (folder / new).rename(folder / "other.pt")
+    mount.sync()
+    data = bytes(1 << 20)
+    # The later objects may be differences to the earlier ones.
+    for folder in reversed(folders):
+        (mount.store.parent / "filler").unlink(missing_ok=True)
+        with open(folder / "new", "wb", buffering=0) as f:
+            time.sleep(0.1)
+            fill(mount.store.parent, 100_000)
+            os.unlink(folder / "step_0001.pt")
+            left = data
+            while left:
+                left = left[f.write(left) :]
+    wait_until(lambda: mount.status()["waits"]["waited"] > 0, 5, "a write has waited")
+    assert "/new: its program waited" in mount.log.read_text()
+
+
+@pytest.fixture
+def waiting(disk):
+    """A program that waits to open a new file. Its wait lasts: the disk is frozen while the archive is at work."""
+    mount = disk(4.2)
+    folder = mount / "run"
+    folder.mkdir()
+    run("pin", folder)
+    save_walk(folder, 3, scale=SCALE)
+    mount.sync()
+    assert not mount.released()
+    mount.newest = (folder / "step_0003.pt").read_bytes()
+    run("unpin", folder)
+    program = subprocess.Popen(["dd", "if=/dev/zero", f"of={folder}/step_0004.pt", "bs=1M", "count=20"], stderr=subprocess.DEVNULL)
+    wait_until(lambda: "run/step_0004.pt: waits for room" in mount.log.read_text(), 10, "it waits")
+    subprocess.run(["fsfreeze", "-f", mount.store.parent], check=True)
+    mount.thaw = lambda: subprocess.run(["fsfreeze", "-u", mount.store.parent], capture_output=True)
+    try:
+        yield mount, program
+    finally:
+        mount.thaw()
+        program.kill()
+        program.wait()
+
+
+def test_a_program_that_is_killed_while_it_waits(waiting):
+    mount, program = waiting
+    # The others go on in this directory.
+    assert sorted(os.listdir(mount / "run")) == [f"step_{step:04d}.pt" for step in (1, 2, 3, 4)]
+    assert (mount / "run/step_0003.pt").read_bytes() == mount.newest
+    assert program.poll() is None
+    program.kill()
+    program.wait(timeout=20)
+    wait_until(lambda: "its program was killed while it waited" in mount.log.read_text(), 10, "the log says so")
+    mount.thaw()
+    mount.sync()
+    mount.require_released("run/step_0001.pt", "run/step_0002.pt")
+    assert mount.status()["waits"]["waiting"] == 0
+    # Nobody is left who waits for the others.
+    save_walk(mount / "run", 5, scale=SCALE)
+
+
+def test_a_killed_daemon_leaves_the_newest(waiting):
+    mount, program = waiting
+    os.kill(mount.pid, signal.SIGKILL)
+    mount.thaw()
+    program.wait(timeout=20)
+    assert program.returncode != 0
+    wait_dead(mount.pid)
+    mount.mount()
+    assert (mount / "run/step_0003.pt").read_bytes() == mount.newest == (mount.store / "tree/run/step_0003.pt").read_bytes()
+    mount.sync()
+    mount.require_released("run/step_0001.pt", "run/step_0002.pt")
+    mount.umount()
+    require_clean(mount.store)
+
+
+@pytest.mark.parametrize("reserve", [None, "1 KB", "1000 TB"])
+def test_the_reserve_ends_the_wait_of_a_checkpoint(mount, reserve):
+    mount.umount()
+    settings = mount.store / "stepfs.toml"
+    settings.write_text((f'reserve = "{reserve}"\n' if reserve else "") + settings.read_text())
+    mount.mount()
+    for step, state in zip((10, 20), walk(2), strict=False):
+        folder = mount / f"checkpoint-{step}"
+        folder.mkdir()
+        torch.save(state, folder / "model.pt")
+        # Without a newer state, and needed by no run.
+        (folder / f"report_{'ab'[step == 20]}.txt").write_text("\n".join(map(str, range(40_000))))
+    # The kernel tells of a close after it has returned.
+    released = lambda: mount.released() == ["checkpoint-10/model.pt"]
+    if reserve == "1000 TB":
+        wait_until(released, 20, "it is released at once")
+    else:
+        wait_until(lambda: mount.status()["settling"] == 1, 20, "it waits for the report")
+        mount.sync()
+        assert not mount.released()
