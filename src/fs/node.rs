@@ -230,9 +230,9 @@ pub(super) enum Source {
 }
 
 impl Source {
-    /// Every byte of a released file is decoded.
-    pub(super) fn is_decoded(&self) -> bool {
-        matches!(self, Source::Reader(reader) if reader.whole().is_some())
+    /// The version of a released file, if each of its bytes is decoded.
+    pub(super) fn decoded(&self, version: u64) -> Option<u64> {
+        matches!(self, Source::Reader(reader) if reader.whole().is_some()).then_some(version)
     }
 }
 

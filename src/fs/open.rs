@@ -199,10 +199,7 @@ impl OpenFiles {
                     Err(fault) => files.go_on(ino, caller, access, Err(fault), reply),
                 });
             }
-            Err(fault) => {
-                self.room.failed(ino);
-                reply.error(fault.into());
-            }
+            Err(fault) => self.room.refuse(ino, fault, reply),
         }
     }
 
@@ -379,9 +376,7 @@ impl OpenFiles {
         if let (true, Source::File(file)) = (changes, &source) {
             self.early.add(ino, file);
         }
-        if source.is_decoded() {
-            node.decoded = Some(node.version);
-        }
+        node.decoded = source.decoded(node.version).or(node.decoded);
         let reading = node.stub.as_ref().filter(|_| !changes).zip(access.by);
         let reading = reading.map(|(stub, by)| Reading::new(stub, by));
         let handle = Arc::new(Handle::new(ino, direct, &opened.has_pages, source, reading));
@@ -394,8 +389,7 @@ impl OpenFiles {
             flags |= FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
         }
         // The daemon sees no read that the kernel answers: opening a file that was decoded as a whole counts as reading it.
-        let of_all = |version: Option<u64>| version == Some(node.version);
-        let unseen = backing.is_some() || (of_all(node.decoded) && of_all(node.cached));
+        let unseen = backing.is_some() || [node.decoded, node.cached] == [Some(node.version); 2];
         let read = handle.reading.as_ref().filter(|_| unseen).and_then(Reading::all_read);
         if direct || (changes && backing.is_some()) {
             node.version += 1;
@@ -437,9 +431,7 @@ impl OpenFiles {
         }
         let last = node.opened.take();
         // The decoded file may go before the kernel's pages do.
-        if last.as_ref().is_some_and(|opened| opened.source.is_decoded()) {
-            node.decoded = Some(node.version);
-        }
+        node.decoded = last.as_ref().and_then(|opened| opened.source.decoded(node.version)).or(node.decoded);
         self.room.leaves(ino);
         let wrote = last.as_ref().is_some_and(|opened| opened.wrote);
         let mappable = last.as_ref().is_some_and(|opened| opened.mappable && opened.passes_through());

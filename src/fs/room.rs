@@ -114,11 +114,12 @@ impl Room {
         self.writers().remove(&ino);
     }
 
-    /// An open of a node failed.
-    pub(super) fn failed(&self, ino: u64) {
+    /// Answers that an open of a node failed.
+    pub(super) fn refuse(&self, ino: u64, fault: Fault, reply: ReplyOpen) {
         if self.tree.table().node(ino).is_ok_and(|node| node.opened.is_none()) {
             self.leaves(ino);
         }
+        reply.error(fault.into());
     }
 
     /// The room that the first open of a node for writing lacks.

@@ -342,11 +342,8 @@ impl Files {
     /// The disk has less room than the reserve, or no longer has.
     pub(in crate::archive) fn hurry(&mut self, is_low: bool) {
         self.is_low = is_low;
-        for key in &self.at_work {
-            if self.runs.get_mut(key).is_some_and(Run::change) {
-                self.changed.insert(Arc::clone(key));
-            }
-        }
+        let changed = self.at_work.iter().filter(|key| self.runs.get_mut(*key).is_some_and(Run::change));
+        self.changed.extend(changed.cloned());
     }
 
     /// The decision about a file.
@@ -510,11 +507,12 @@ impl Files {
     pub(super) fn queued(&mut self) -> Queued {
         self.refresh();
         let answers = || self.at_work.iter().map(|key| &self.runs[key].answer);
+        let closed = self.queue.all().map(|file| file.entry.seen_ns);
         Queued {
             count: answers().map(|answer| answer.queued).sum::<usize>() + self.queue.len(),
             settling: answers().map(|answer| answer.settling).sum(),
             oldest: answers().filter_map(|answer| answer.oldest).chain(self.queue.opened()).min(),
-            since: answers().filter_map(|answer| answer.since).chain(self.queue.since()).min(),
+            since: answers().filter_map(|answer| answer.since).chain(closed).min(),
         }
     }
 }
@@ -600,11 +598,6 @@ impl Queue {
     /// The lowest number that a file was opened with.
     pub(super) fn opened(&self) -> Option<u64> {
         self.all().map(|file| file.entry.opened).min()
-    }
-
-    /// When the first file was closed; nanoseconds since 1970.
-    fn since(&self) -> Option<i64> {
-        self.all().map(|file| file.entry.seen_ns).min()
     }
 
     /// When the next failed attempt may be repeated.
