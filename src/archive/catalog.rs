@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::store::{Id, Objects};
+use crate::store::{Id, Objects, is_trash};
 use formats::{is_index, is_named_elsewhere, siblings};
 
 use super::entry::{Entry, Held, Says, Sealed, Stamp, State};
@@ -428,12 +428,18 @@ impl Catalog {
         self.unsynced.extend([from, to].map(directory));
         // It may be a link, contain links, or be a link's target.
         self.link_changed(to);
+        let is_removal = is_trash(to) && !is_trash(from);
+        if is_removal {
+            self.files.keep_statement(from);
+        }
         let taken = self.files.take(from);
         for (_, old) in self.files.take(to) {
             unname(&old, &self.objects);
         }
-        self.files.move_statements(|path| moved(path, from, to));
-        self.saves.moved(|path| moved(path, from, to));
+        if !is_removal {
+            self.files.move_statements(|path| moved(path, from, to));
+            self.saves.moved(|path| moved(path, from, to));
+        }
         self.put(taken, from, to);
         self.a_name_went();
     }

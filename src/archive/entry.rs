@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::clock::wall_ns;
 use crate::encode::Facts;
-use crate::store::{Id, MIN_RELEASE_BYTES, modified_ns, step_pattern};
+use crate::store::{Id, MIN_RELEASE_BYTES, is_trash, modified_ns, step_pattern};
 use formats::may_name_best;
 
 use super::FileId;
@@ -321,7 +321,8 @@ impl Entry {
             self.forget_failure();
         }
         self.turn = self.turn.renamed(path, was_small);
-        self.says = self.says.take().map(|says| Arc::new(says.under(path)));
+        // A statement in the trash is of no run any more. A file that comes back is read again.
+        self.says = self.says.take().filter(|_| !is_trash(path)).map(|says| Arc::new(says.under(path)));
         // That was of another checkpoint.
         self.asked_ns = i64::MIN;
         object

@@ -72,14 +72,14 @@ pub(super) fn touch(catalog: &mut Catalog, path: &Path) {
 }
 
 fn shape(entry: &Entry) -> Shape {
-    use ResidentReason::{CutShort, Empty, Incompressible, NotUnderstood, Small};
+    use ResidentReason::{CutShort, Empty, Incompressible, NotUnderstood, Small, Trash};
     match (&entry.state, entry.held) {
         (State::Closed | State::Durable(_), _) if entry.is_given_up() => Shape::Stuck,
         (State::Staged | State::Closed | State::Durable(_), _) => Shape::Unsettled,
         (State::Sealed(_), Some(Held::Pinned | Held::Best)) => Shape::Whole,
         (State::Sealed(_), _) => Shape::Newest,
         (State::Archived(_, id) | State::Released(id), _) => Shape::Object(*id),
-        (State::Resident(Small | Empty | CutShort(_) | Incompressible | NotUnderstood(_)), _) => Shape::Whole,
+        (State::Resident(Small | Empty | CutShort(_) | Incompressible | NotUnderstood(_) | Trash), _) => Shape::Whole,
         // Its bytes are not known, or not known to be durable.
         (State::Resident(_), _) => Shape::Stuck,
     }

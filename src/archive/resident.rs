@@ -14,6 +14,8 @@ pub(super) enum ResidentReason {
     Empty,
     /// It ends before its format says, as these words show, and counts as no file of its checkpoint.
     CutShort(Arc<str>),
+    /// A user removed it. Rules and marks of its former place hold no longer, so nothing is made of it there.
+    Trash,
     /// No object of it would be smaller.
     Incompressible,
     /// No object of it would be smaller, for a reason that these words name.
@@ -58,6 +60,7 @@ impl fmt::Display for ResidentReason {
         f.write_str(match self {
             ResidentReason::Small => "it is small: stepfs keeps files below 64 KiB as they are",
             ResidentReason::Empty => "it is empty",
+            ResidentReason::Trash => "it was removed, and stays in the trash as it was then",
             ResidentReason::Incompressible => "it would not become smaller",
             ResidentReason::NotUnderstood(words) | ResidentReason::CutShort(words) => words,
             ResidentReason::NotDurable => "its bytes could not be made durable; save it again",

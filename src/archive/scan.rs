@@ -9,8 +9,8 @@ use std::sync::Arc;
 use crate::encode::{fingerprint, runs};
 use crate::store::object::path_of;
 use crate::store::{
-    Id, MIN_RELEASE_BYTES, Objects, STUB_BYTES, Store, Stub, beneath, in_parallel, modified_ns, recalled_from,
-    step_pattern,
+    Id, MIN_RELEASE_BYTES, Objects, STUB_BYTES, Store, Stub, beneath, in_parallel, is_trash, modified_ns,
+    recalled_from, step_pattern,
 };
 use codec::hash::{Xxh3Of128, xxh3_64};
 use formats::{Description, InOrder, Kind, ReadAt, cut_short, describe, may_name_best};
@@ -135,7 +135,7 @@ fn found(store: &Store, path: &Path) -> io::Result<FoundFile> {
         // Others count nowhere, and are not read here.
         let counts =
             may_name_best(path) || step_pattern::group(path).is_some() || !store.settings().retention().is_empty();
-        if len == 0 || !counts {
+        if len == 0 || !counts || is_trash(path) {
             return Ok(file(State::Resident(ResidentReason::small(len))));
         }
         let small = store.io().open_beneath(&tree, path, 0).and_then(|small| examine_small(&small, path));
@@ -191,6 +191,10 @@ pub(super) fn examine(
     siblings: Option<Arc<Siblings>>,
     describe: impl FnOnce() -> io::Result<Description>,
 ) -> io::Result<Examined> {
+    if is_trash(path) {
+        let state = State::Resident(ResidentReason::Trash);
+        return Ok(Examined { state, words: String::new(), names: None, is_opaque: true, has_tensors: None });
+    }
     if metadata.len() < MIN_RELEASE_BYTES {
         let (why, has_tensors, names) = examine_small(file, path)?;
         let state = State::Resident(why);

@@ -206,7 +206,7 @@ impl Archive {
             }
             status.busy += u64::from(entry.busy);
             health.look(&path, &entry, &metadata);
-            if let Some((run, shrinks)) = part {
+            if let Some((run, shrinks)) = part.filter(|_| !is_trash(&path)) {
                 let object =
                     if let State::Released(id) | State::Archived(_, id) = entry.state { Some(id) } else { None };
                 let stored = object.and_then(|id| self.shared.objects.get(id)).map(|(_, stored)| stored);

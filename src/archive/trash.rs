@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -48,7 +49,8 @@ impl Trash {
         self.at = Instant::now() + INTERVAL.min(keep.max(Duration::from_secs(1)));
         let look = || -> io::Result<()> {
             for user in self.directories(Path::new(TRASH))? {
-                for minute in self.directories(&user)? {
+                // A directory with another name is a user's own.
+                for minute in self.directories(&user)?.into_iter().filter(|path| is_minute(path)) {
                     let Some(found) = found_at(&self.shared.store.tree(), &minute)? else { continue };
                     let age = Duration::from_nanos(age_ns().saturating_sub(modified_ns(&found)).max(0).unsigned_abs());
                     if is_over(age) {
@@ -113,4 +115,12 @@ impl Trash {
             _ => Ok(()),
         }
     }
+}
+
+/// Whether a directory has the name that `src/fs/trash.rs` gives, such as `2026-11-28_15-26`.
+fn is_minute(path: &Path) -> bool {
+    const PATTERN: &[u8] = b"0000-00-00_00-00";
+    let name = path.file_name().unwrap_or_default().as_bytes();
+    let fits = |(byte, pattern): (&u8, &u8)| if *pattern == b'0' { byte.is_ascii_digit() } else { byte == pattern };
+    name.len() == PATTERN.len() && name.iter().zip(PATTERN).all(fits)
 }

@@ -5,8 +5,8 @@
 //! user may enter, since the file may come from a directory that others may not enter either.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::Metadata;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::fs::{Metadata, Permissions};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 
 use fuser::RenameFlags;
@@ -20,8 +20,8 @@ use crate::archive::Archive;
 use crate::clock::{local, wall_ns};
 use crate::store::{TRASH, is_trash};
 
-/// Files of one name that a minute takes. A program that removes more of them in a minute does not want them back.
-const MOST_OF_A_NAME: u32 = 100;
+/// Files of one name that a minute takes. A program that removes more of them, such as a lock file, does not want them back.
+const MOST_OF_A_NAME: u32 = 8;
 
 /// Removes a name of anything but a directory.
 pub(super) fn unlink(tree: &Tree, parent: u64, name: &OsStr, caller: Caller) -> Result<()> {
@@ -33,7 +33,8 @@ pub(super) fn unlink(tree: &Tree, parent: u64, name: &OsStr, caller: Caller) -> 
     }
     if takes(tree.archive(), &path, &metadata) {
         match (Trash { tree, table: &mut table, caller }).take((parent, name), &path) {
-            Ok(()) => return Ok(()),
+            Ok(true) => return Ok(()),
+            Ok(false) => {}
             // On a full disk the trash has no room for a directory, and the remover may need the file's.
             Err(fault) => log::warn!("{}: removed, since the trash cannot take it: {fault:?}", path.display()),
         }
@@ -57,23 +58,26 @@ struct Trash<'a> {
 }
 
 impl Trash<'_> {
-    /// Moves a file to the trash.
+    /// Moves a file to the trash, and answers whether that took it.
     ///
     /// # Errors
     /// Those of the file system, and EEXIST if another user made the directory. Then the file is where it was.
-    fn take(mut self, from: (u64, &OsStr), path: &Path) -> Result<()> {
+    fn take(mut self, from: (u64, &OsStr), path: &Path) -> Result<bool> {
         // A daemon that is not root can give nothing away, so all removals are its user's.
         let owner = if self.tree.user == 0 { self.caller.uid } else { self.tree.user };
         let now = local(wall_ns() / 1_000_000_000);
         let date = format!("{}-{:02}-{:02}", 1900 + now.tm_year, now.tm_mon + 1, now.tm_mday);
         let minute = format!("{date}_{:02}-{:02}", now.tm_hour, now.tm_min);
-        let mut directory = self.enter(ROOT, OsStr::new(TRASH), 0o755, self.tree.user)?;
-        for part in
-            [OsStr::new(&owner.to_string()), OsStr::new(&minute)].into_iter().chain(path.parent().unwrap_or(path))
-        {
-            directory = self.enter(directory, part, 0o700, owner)?;
-        }
-        let moved = self.put(from, directory);
+        let owner_name = owner.to_string();
+        let own = [OsStr::new(&owner_name), OsStr::new(&minute)].into_iter().chain(path.parent().unwrap_or(path));
+        let own = own.map(|part| (part, 0o700, owner));
+        let mut directory = ROOT;
+        let mut parts = std::iter::once((OsStr::new(TRASH), 0o755, self.tree.user)).chain(own);
+        let entered = parts.try_for_each(|(part, mode, owner)| {
+            directory = self.enter(directory, part, mode, owner)?;
+            Ok(())
+        });
+        let moved = entered.and_then(|()| self.put(from, directory));
         self.table.reap(directory);
         moved
     }
@@ -83,13 +87,16 @@ impl Trash<'_> {
         let path = self.table.child(parent, name)?;
         let reached = self.table.reach(&path)?;
         match std::fs::DirBuilder::new().mode(mode).create(&*reached) {
-            Ok(()) if owner != self.tree.user => {
-                let gid = Some(self.caller.gid);
-                let given = std::os::unix::fs::lchown(&*reached, Some(owner), gid);
-                given.inspect_err(|_| drop(std::fs::remove_dir(&*reached)))?;
+            Ok(()) => {
+                // Whatever the daemon's own umask is.
+                let made = std::fs::set_permissions(&*reached, Permissions::from_mode(mode)).and_then(|()| {
+                    let other = (owner != self.tree.user).then_some(owner);
+                    std::os::unix::fs::lchown(&*reached, other, other.map(|_| self.caller.gid))
+                });
+                made.inspect_err(|_| drop(std::fs::remove_dir(&*reached)))?;
             }
-            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(error.into()),
-            _ => {}
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error.into()),
         }
         let metadata = reached.symlink_metadata()?;
         // A link would lead out of the trash, and the owner of a directory may read the names in it.
@@ -100,20 +107,19 @@ impl Trash<'_> {
         self.table.admit(self.tree.archive(), parent, name, &metadata)
     }
 
-    /// Moves the file into a directory, under its own name or with a number after it.
-    fn put(&mut self, from: (u64, &OsStr), directory: u64) -> Result<()> {
+    /// Moves the file into a directory, under its own name or with a number after it. False: all those are taken.
+    fn put(&mut self, from: (u64, &OsStr), directory: u64) -> Result<bool> {
         let names = (1..MOST_OF_A_NAME).map(|number| {
             let mut name = OsString::from(from.1);
             name.push(format!(".{number}"));
             name
         });
-        let mut last = Fault::Code(libc::EEXIST);
         for name in std::iter::once(from.1.to_owned()).chain(names) {
             match self.tree.rename_in(self.table, from, (directory, &name), RenameFlags::RENAME_NOREPLACE) {
-                Err(fault @ Fault::Code(libc::EEXIST)) => last = fault,
-                moved => return moved,
+                Err(Fault::Code(libc::EEXIST)) => {}
+                moved => return moved.map(|()| true),
             }
         }
-        Err(last)
+        Ok(false)
     }
 }

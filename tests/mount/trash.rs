@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
+use super::series::{Dtype, Random, Tensor, safetensors, train};
 use super::support::{Mounted, state, wait_until};
 use stepfs::store::{Store, TRASH};
 
@@ -152,6 +153,30 @@ both! {
         assert_eq!(fs::read_to_string(&trashed(&m)[0].1).unwrap(), "before after");
         // It is archived like any other closed file.
         wait_until("nothing is open", || m.archive.queue().open == 0);
+    }
+
+    fn a_removed_file_loses_nothing_that_its_former_place_promised(passthrough) {
+        let m = mounted(passthrough, "1h");
+        let mut random = Random(5);
+        let mut model = vec![Tensor::new("w.weight", Dtype::F32, &[256, 256], &mut random)];
+        // By the first rule of a new store.
+        fs::create_dir(m.mnt().join("final")).unwrap();
+        let mut written = Vec::new();
+        for step in 1..=3 {
+            train(&mut model, 1e-3, &mut random);
+            written.push(safetensors(&model));
+            let path = m.mnt().join(format!("final/step_{step}.safetensors"));
+            fs::write(&path, &written[step - 1]).unwrap();
+            wait_until("it is durable", || state(&path) == "sealed");
+            fs::remove_file(&path).unwrap();
+        }
+        // Under the default profile, each would be a newer state of the one before.
+        wait_until("nothing is left to do", || m.archive.queue().queued == 0);
+        for ((_, path), bytes) in trashed(&m).iter().zip(&written) {
+            assert_ne!(state(path), "released");
+            assert!(fs::read(path).unwrap() == *bytes);
+        }
+        assert_eq!(m.archive.status().runs, [], "the trash is no run");
     }
 
     fn files_go_once_their_time_is_over(passthrough) {

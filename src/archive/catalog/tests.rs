@@ -10,6 +10,7 @@ use crate::archive::FileId;
 use crate::archive::decide::{Decision, Mark, rank};
 use crate::archive::entry::{Failed, MOMENT, Part, Siblings};
 use crate::archive::resident::ResidentReason;
+use crate::store::TRASH;
 use crate::store::step_pattern;
 
 /// Longer than any test, so that groups wait until they are told not to.
@@ -675,6 +676,20 @@ fn a_run_keeps_its_best_when_the_statement_goes() {
     // While a program writes the file again, it counts.
     catalog.opened_for_writing(&state(92), Instant::now());
     assert_eq!(named(&mut catalog), second);
+}
+
+#[test]
+fn a_statement_in_the_trash_is_one_that_went() {
+    let mut catalog = with_files(&["run/checkpoint-10/a", "run/checkpoint-20/a"]);
+    let trashed = |step| Path::new(TRASH).join("0/2026-11-28_15-26").join(state(step));
+    says(&mut catalog, &state(90), Some(&["checkpoint-10"]), 1);
+    says(&mut catalog, &state(91), Some(&["checkpoint-20"]), 2);
+    catalog.renamed(&state(91), &trashed(91));
+    assert_eq!(named(&mut catalog), ["run/checkpoint-10/a"]);
+    catalog.renamed(&state(90), &trashed(90));
+    assert_eq!(named(&mut catalog), ["run/checkpoint-10/a"], "the last one stays");
+    catalog.removed(&trashed(90));
+    assert_eq!(named(&mut catalog), ["run/checkpoint-10/a"]);
 }
 
 #[test]
