@@ -77,7 +77,7 @@ def require_exact(path, count, seed=1, scale=SCALE):
     assert exact.keys() == read.keys() and all(bits_equal(exact[name], read[name]) for name in exact)
 
 
-@pytest.mark.parametrize("count, scale", [(10, 4), pytest.param(30, SCALE, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("count, scale", [(8, 3), pytest.param(30, SCALE, marks=pytest.mark.nightly)])
 def test_thirty_saves_on_a_disk_for_three(disk, count, scale):
     mount = disk(3.5, scale=scale)
     saved = times(train(mount.dir, count, scale=scale))
