@@ -17,12 +17,14 @@ use super::merge::{Merger, Merges};
 use super::namespace::found_at;
 use super::restores::Restores;
 use super::retention::Retention;
+use super::room::Room;
 use super::shared::{LONGEST_PAUSE, Shared};
 use super::trash::Trash;
 
 /// The housekeeper's own data. No other thread sees it.
 pub(super) struct Housekeeper {
     shared: Arc<Shared>,
+    room: Arc<Room>,
     retention: Arc<Retention>,
     restores: Arc<Restores>,
     merges: Arc<Merges>,
@@ -39,6 +41,7 @@ impl Housekeeper {
     /// One that has looked at nothing yet.
     pub(super) fn new(
         shared: &Arc<Shared>,
+        room: &Arc<Room>,
         retention: &Arc<Retention>,
         restores: &Arc<Restores>,
         merges: &Arc<Merges>,
@@ -46,6 +49,7 @@ impl Housekeeper {
     ) -> Housekeeper {
         Housekeeper {
             shared: Arc::clone(shared),
+            room: Arc::clone(room),
             retention: Arc::clone(retention),
             restores: Arc::clone(restores),
             merges: Arc::clone(merges),
@@ -68,6 +72,8 @@ impl Housekeeper {
             if self.sweep_at.is_none_or(|at| at <= Instant::now()) {
                 self.sweep_at = if self.sweep() { None } else { Some(Instant::now() + LONGEST_PAUSE) };
             }
+            // After a release or a removal: the haste may be over.
+            self.room.look(0);
             if self.wait() {
                 self.merge_at = Instant::now() + self.merger.step();
             }

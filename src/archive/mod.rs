@@ -239,8 +239,8 @@ impl Archive {
         let together = start("seal-together", Box::new(move || waiting.seal_together()));
         let notes = start("notes", Box::new(move || shared.read_notes()));
         let threads: Vec<_> = sealers.chain(encoders).chain(together).chain(notes).collect();
-        let (retention, restores) = (&self.retention, &self.restores);
-        Housekeeper::new(&self.shared, retention, restores, &self.merges, &self.workers).run();
+        let (room, retention, restores) = (&self.room, &self.retention, &self.restores);
+        Housekeeper::new(&self.shared, room, retention, restores, &self.merges, &self.workers).run();
         for thread in threads {
             if thread.join().is_err() {
                 log::error!("a thread of the archive had panicked");

@@ -3,8 +3,8 @@
 //! Below the reserve no superseded file waits for the sake of quietness or speed. All waits with a promise behind them
 //! stay. An open for writing that may lack room waits while the archive is at work (`fs/room.rs`).
 
-use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::{BinaryHeap, HashMap};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -80,20 +80,18 @@ impl Room {
         expected(&self.shared.catalog(), path)
     }
 
-    /// A file of this length is durable. Looks at the free room, and begins or ends the haste.
+    /// A file of this length is durable, or room may have become free. Looks at it, and begins or ends the haste.
     pub(super) fn look(&self, len: u64) {
         self.largest.fetch_max(len, Ordering::Relaxed);
-        let whole = {
-            let mut looked = self.looked.lock().unwrap_or_else(PoisonError::into_inner);
-            if looked.1.is_none_or(|at| at.elapsed() >= LOOK_EVERY) {
-                let (file, whole) = largest(&self.shared.catalog());
-                self.largest.store(file.max(len), Ordering::Relaxed);
-                *looked = (whole, Some(Instant::now()));
-            }
-            looked.0
-        };
+        // Held to the end: of two looks the later one decides.
+        let mut looked = self.looked.lock().unwrap_or_else(PoisonError::into_inner);
+        if looked.1.is_none_or(|at| at.elapsed() >= LOOK_EVERY) {
+            let (file, whole) = largest(&self.shared.catalog());
+            self.largest.store(file.max(len), Ordering::Relaxed);
+            *looked = (whole, Some(Instant::now()));
+        }
         let (free, settings) = (self.free(), self.shared.store.settings());
-        let reserve = settings.reserve.unwrap_or(whole);
+        let reserve = settings.reserve.unwrap_or(looked.0);
         let is_low = free < reserve;
         if self.shared.is_low.swap(is_low, Ordering::Relaxed) != is_low {
             let settles =
@@ -166,10 +164,19 @@ fn largest(catalog: &Catalog) -> (u64, u64) {
 fn expected(catalog: &Catalog, path: &Path) -> u64 {
     let path = step_pattern::finished(path);
     let (run, pattern) = (step_pattern::run(&path), step_pattern::pattern(&path));
+    // A pattern takes longer than a look at the letters, and without these it is another one.
+    let may_be = |other: &Path| letters(other).eq(letters(&path));
     let large = catalog.files().below(&run).filter(|(_, entry)| entry.stamp.len >= MIN_RELEASE_BYTES);
-    let mut known: Vec<_> = large.map(|(path, entry)| (Reverse(entry.sequence), path, entry.stamp.len)).collect();
-    known.sort_unstable();
-    known.iter().find(|(_, other, _)| step_pattern::pattern(other) == pattern).map_or(0, |(.., len)| *len)
+    let large = large.filter(|(other, _)| may_be(other));
+    let mut known: BinaryHeap<_> = large.map(|(path, entry)| (entry.sequence, path, entry.stamp.len)).collect();
+    let mut newest_first = std::iter::from_fn(|| known.pop());
+    newest_first.find(|(_, other, _)| step_pattern::pattern(other) == pattern).map_or(0, |(.., len)| len)
+}
+
+/// All bytes of a path but its digits, in lower case.
+fn letters(path: &Path) -> impl Iterator<Item = u8> {
+    let bytes = path.as_os_str().as_bytes().iter();
+    bytes.filter(|byte| !byte.is_ascii_digit()).map(u8::to_ascii_lowercase)
 }
 
 #[cfg(test)]

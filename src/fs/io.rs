@@ -113,10 +113,14 @@ impl Bytes {
         self.files.room.wait(lack, caller.thread, move |turn| {
             let written = match turn {
                 Turn::Killed => Err(libc::EINTR.into()),
-                Turn::Look | Turn::Last => bytes.try_write(fh, offset, &data, (how, caller)),
+                Turn::Look | Turn::Once | Turn::Last => bytes.try_write(fh, offset, &data, (how, caller)),
             };
-            if turn == Turn::Look && written.as_ref().is_err_and(Fault::lacks_room) {
-                return false;
+            if written.as_ref().is_err_and(Fault::lacks_room) {
+                match (turn, bytes.files.handle(fh)) {
+                    (Turn::Last, Ok(handle)) => bytes.files.room.in_vain(handle.node),
+                    (Turn::Last, Err(_)) => {}
+                    _ => return false,
+                }
             }
             if let Some(reply) = reply.take() {
                 bytes.conclude(offset, flags, written, reply);
@@ -125,9 +129,10 @@ impl Bytes {
         });
     }
 
-    /// The file of a write for which there was no room.
+    /// The file of a write for which there was no room, if the write is to wait.
     fn lack(&self, fh: FileHandle, len: usize) -> Option<Lack> {
         let node = self.files.handle(fh).ok()?.node;
+        self.files.room.may_wait(node).then_some(())?;
         let path = self.files.tree.table().path(node).unwrap_or_default();
         Some(Lack { path, needs: len as u64 })
     }

@@ -160,7 +160,7 @@ impl OpenFiles {
         let Some(lack) = self.room.lack(ino, access) else { return self.open(ino, caller, access, None, reply) };
         let files = Arc::clone(self);
         let open = move |reply| files.open(ino, caller, access, None, reply);
-        self.room.wait_to_open((ino, access), lack, caller.thread, reply, open);
+        self.room.wait_to_open(ino, lack, caller.thread, reply, open);
     }
 
     /// Answers an OPEN, at once or from a worker.
@@ -404,7 +404,7 @@ impl OpenFiles {
             self.tree.archive().opened_for_writing(&path);
         }
         if changes {
-            self.room.enters(ino);
+            self.room.enters(table, ino);
             self.tree.archive().restores().written_by(file_id, access.by);
         }
         read.into_iter().for_each(|(object, by)| self.tree.archive().restores().read_by(object, by));

@@ -64,6 +64,22 @@ fn what_an_open_does_not_need_is_left_to_the_caller() {
     assert!(core.files.install(&mut table, ino, access, &mut second).is_ok() && second.is_some());
 }
 
+/// CREATE without room makes a file, and nobody has made its name durable when OPEN comes.
+#[test]
+fn an_fsync_of_a_file_that_was_empty_sees_to_its_name() {
+    let (_dir, core, ino) = fixture();
+    for (bytes, unsynced) in [("bytes", 0), ("", 1)] {
+        std::fs::write(core.tree.archive().store().tree().join("file"), bytes).unwrap();
+        let access = Access::of(libc::O_WRONLY);
+        let mut opening = registered(&core, ino, access);
+        let Tried::Done(answer) = core.files.try_open(ino, USER, access, None, &mut opening).unwrap() else {
+            panic!("it is not open");
+        };
+        assert_eq!(core.tree.table().node(ino).unwrap().unsynced_names, unsynced);
+        core.files.release(ino, answer.fh);
+    }
+}
+
 #[test]
 fn what_a_failed_open_has_registered_is_left_to_the_caller() {
     let (_dir, core, ino) = fixture();
