@@ -265,7 +265,11 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             for (at, weights) in states.iter().enumerate() {
                 let entry = |(at, (name, _)): (usize, &(&str, [f32; 2]))| {
-                    format!("\"{name}\":{{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[{},{}]}}", 8 * at, 8 * at + 8)
+                    format!(
+                        "\"{name}\":{{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[{},{}]}}",
+                        8 * at,
+                        8 * at + 8
+                    )
                 };
                 let head = format!("{{{}}}", weights.iter().enumerate().map(entry).collect::<Vec<_>>().join(","));
                 let mut bytes = (head.len() as u64).to_le_bytes().to_vec();

@@ -76,11 +76,13 @@ pub fn losses_of_trainer(src: &dyn ReadAt) -> io::Result<Vec<Logged>> {
     let state: State = serde_json::from_slice(&json).map_err(invalid)?;
     let log = state.log_history.map_or("[]", RawValue::get);
     // The log is valid JSON, so an error says that it is no array.
-    Ok(serde_json::Deserializer::from_str(log).deserialize_seq(Log).unwrap_or_default())
+    Ok(serde_json::Deserializer::from_str(log).deserialize_seq(Log { most: MAX_LOSSES }).unwrap_or_default())
 }
 
 /// Reads entry by entry, and values as their text: a value in memory takes many times the room of its text.
-struct Log;
+struct Log {
+    most: usize,
+}
 
 impl<'de> serde::de::Visitor<'de> for Log {
     type Value = Vec<Logged>;
@@ -92,7 +94,7 @@ impl<'de> serde::de::Visitor<'de> for Log {
     fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut entries: A) -> Result<Vec<Logged>, A::Error> {
         let mut losses = Vec::new();
         while let Some(entry) = entries.next_element::<&RawValue>()? {
-            losses.extend(logged(entry.get()).into_iter().flatten().take(MAX_LOSSES - losses.len()));
+            losses.extend(logged(entry.get()).into_iter().flatten().take(self.most - losses.len()));
         }
         Ok(losses)
     }
@@ -180,9 +182,12 @@ mod tests {
             assert_eq!(log(both), [("loss", 10, 2.0)], "{other}");
         }
         let many = "[],".repeat(100_000);
-        let deep = format!("[{{\"loss\": [{many}[]], \"step\": 1}}, {{\"x\": [{many}[]], \"eval_loss\": 3, \"step\": 2}}]");
+        let deep =
+            format!("[{{\"loss\": [{many}[]], \"step\": 1}}, {{\"x\": [{many}[]], \"eval_loss\": 3, \"step\": 2}}]");
         assert_eq!(log(deep), [("eval_loss", 2, 3.0)]);
-        let entries = vec!["{\"loss\":1,\"step\":1}"; MAX_LOSSES + 10].join(",");
-        assert_eq!(log(format!("[{entries}]")).len(), MAX_LOSSES);
+        let entries =
+            "[{\"loss\": 1, \"eval_loss\": 2, \"step\": 1}, {\"loss\": 3, \"step\": 4}, {\"loss\": 5, \"step\": 6}]";
+        let kept = serde_json::Deserializer::from_str(entries).deserialize_seq(Log { most: 3 }).unwrap();
+        assert_eq!(kept, [("loss", 1, 1.0), ("eval_loss", 1, 2.0), ("loss", 4, 3.0)]);
     }
 }

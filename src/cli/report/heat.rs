@@ -31,8 +31,7 @@ struct Scale {
 impl Scale {
     /// `None` if there is no update but zero.
     fn of(rows: &[Row]) -> Option<Scale> {
-        let values =
-            || rows.iter().flat_map(|row| &row.updates).filter_map(Update::share).filter(|value| *value > 0.0);
+        let values = || rows.iter().flat_map(|row| &row.updates).filter_map(Update::share).filter(|value| *value > 0.0);
         let least = values().min_by(f64::total_cmp)?;
         Some(Scale { least, most: values().max_by(f64::total_cmp)? })
     }

@@ -14,9 +14,8 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 import torch
-from harness import BIN, FAILURE, empty_cache, run, run_json, wait_until
+from harness import BIN, FAILURE, empty_cache, objects, run, run_json, wait_until
 from series import save_walk, walk
-from test_bad_input import flip, object_of
 from test_diff_merge import PEAK
 
 pytestmark = pytest.mark.stepfs
@@ -222,14 +221,14 @@ def test_a_run_that_diverged_shows_it(tmp_path):
     part[1:] = torch.nan
     weights = [(zero, zero, torch.ones(8, 8)), (zero, torch.ones(8, 8), 2 * torch.ones(8, 8)), (zero, 2 * torch.ones(8, 8), part), (zero, nan, nan)]
     for at, (frozen, lora, w) in enumerate(weights, 1):
-        torch.save({"frozen.weight": frozen, "lora_B.weight": lora, "w.weight": w}, tmp_path / f"step_{at}.pt")
+        torch.save({"frozen.weight": frozen.clone(), "lora_B.weight": lora.clone(), "w.weight": w.clone()}, tmp_path / f"step_{at}.pt")
     page = report(tmp_path, tmp_path / "run.html")
     assert page.updates() == {
         **{("frozen.weight", at, at + 1): "same" for at in (1, 2, 3)},
         ("lora_B.weight", 1, 2): "changed from zero", ("lora_B.weight", 2, 3): "100%", ("lora_B.weight", 3, 4): "not finite: 0 before, 64 after",
         ("w.weight", 1, 2): "100%", ("w.weight", 2, 3): "not finite: 0 before, 56 after", ("w.weight", 3, 4): "not finite: 56 before, 64 after"}
     assert {mark: len(texts) for (figure, mark), texts in page.marks.items() if figure == "updates"} == {
-        "same": 3 * 5, "zero": 5, "h6": 2 * 5, "nan": 3 * 5}
+        "same": 3, "zero": 1, "h6": 2, "nan": 3}
     for words in ("NaN or infinity before or after", "changed from zero", "no change"):
         assert words in page.texts["updates"], words
     assert "not in both" not in page.text
@@ -246,10 +245,14 @@ def test_a_damaged_checkpoint_costs_its_own_cells(mount):
     mount.sync()
     mount.require_released(*names[:-1])
     whole = report(mount.dir, mount.base / "whole.html").updates()
-    path = object_of(mount, names[-2])
+    number = mount.entry(names[-2])["object"]
+    [path] = [path for path in objects(mount.store) if path.name.split(".")[0].endswith(number[2:])]
     mount.umount()
     empty_cache(mount.store)
-    flip(path)
+    os.chmod(path, 0o600)
+    with open(path, "r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        file.write(bytes(64))
     in_store = report(mount.store, mount.base / "store.html")
     mount.mount()
     for page in (report(mount.dir, mount.base / "mount.html"), in_store):
