@@ -60,19 +60,21 @@ pub(super) fn sizes(dtype: Dtype, a: &Place, b: &Place) -> io::Result<(Size, Siz
                 (false, false) => difference.add(f64::INFINITY),
             }
         });
-    })?;
+    })
+    .map_err(|(_, error)| error)?;
     Ok((value, difference))
 }
 
-/// Passes each tensor, but the first, with the one before it, in pieces of whole elements. Reads each once.
-fn in_pieces(tensors: &[&Place], mut both: impl FnMut(usize, &[u8], &[u8])) -> io::Result<()> {
+/// Passes each tensor, but the first, with the one before it, in pieces of whole elements. Reads each once. An error has the
+/// place of the tensor that could not be read.
+fn in_pieces(tensors: &[&Place], mut both: impl FnMut(usize, &[u8], &[u8])) -> Result<(), (usize, io::Error)> {
     let (mut left, mut right) = (Vec::new(), Vec::new());
     let (mut at, len) = (0, tensors.first().map_or(0, |first| first.extent.end - first.extent.start));
     while at < len {
         let count = CHUNK.min(len - at) as usize;
         for (number, tensor) in tensors.iter().enumerate() {
             right.resize(count, 0);
-            tensor.file.read_exact_at(&mut right, tensor.extent.start + at)?;
+            tensor.file.read_exact_at(&mut right, tensor.extent.start + at).map_err(|error| (number, error))?;
             if number > 0 {
                 both(number - 1, &left, &right);
             }
@@ -109,11 +111,14 @@ impl Change {
 /// # Errors
 /// Those of the files.
 pub(super) fn change(dtype: Dtype, a: &Place, b: &Place, read: &dyn Fn(u64)) -> io::Result<Change> {
-    Ok(changes(dtype, &[a, b], read)?.pop().unwrap_or_default())
+    Ok(changes(dtype, &[a, b], read).map_err(|(_, error)| error)?.pop().unwrap_or_default())
 }
 
 /// The same for each of several states of a tensor and the one after it. Reads each state once.
-pub(super) fn changes(dtype: Dtype, states: &[&Place], read: &dyn Fn(u64)) -> io::Result<Vec<Change>> {
+///
+/// # Errors
+/// That of the first state that cannot be read, with its place among them.
+pub(super) fn changes(dtype: Dtype, states: &[&Place], read: &dyn Fn(u64)) -> Result<Vec<Change>, (usize, io::Error)> {
     let mut changes = vec![Change::default(); states.len().saturating_sub(1)];
     in_pieces(states, |number, left, right| {
         let change = &mut changes[number];

@@ -7,6 +7,9 @@
 use std::io;
 use std::path::Path;
 
+use serde::Deserializer;
+use serde_json::value::RawValue;
+
 use super::ReadAt;
 use super::pickle::{Graph, Item};
 
@@ -18,6 +21,8 @@ const LIGHTNING: [&str; 3] = ["ckpt", "pt", "pth"];
 
 /// Callbacks looked at: a job has some dozens.
 const MAX_CALLBACKS: usize = 1 << 10;
+/// Losses handed out. The largest log has half a million entries, and few of them two losses.
+const MAX_LOSSES: usize = 1 << 20;
 /// Names handed out: a job has a few callbacks that save checkpoints.
 const MAX_NAMES: usize = 64;
 
@@ -49,53 +54,80 @@ pub fn best_of_trainer(src: &dyn ReadAt) -> io::Result<Option<String>> {
     struct State {
         best_model_checkpoint: Option<String>,
     }
-    let state: State = parsed(src)?;
+    let state: State = serde_json::from_slice(&json(src)?).map_err(invalid)?;
     Ok(state.best_model_checkpoint)
 }
 
 /// A loss that Trainer has logged: its word, the step, and the value.
 pub type Logged = (&'static str, u64, f64);
 
-/// The losses in the log of Trainer's state, in its order. All of the file is read.
+/// The losses in the log of Trainer's state, in its order, at most about a million. An entry of another form is left out. All of
+/// the file is read.
 ///
 /// # Errors
 /// As of [`best_of_trainer`].
 pub fn losses_of_trainer(src: &dyn ReadAt) -> io::Result<Vec<Logged>> {
     #[derive(serde::Deserialize)]
-    struct State {
-        #[serde(default)]
-        log_history: Vec<Entry>,
+    struct State<'a> {
+        #[serde(borrow)]
+        log_history: Option<&'a RawValue>,
     }
-    #[derive(serde::Deserialize)]
-    struct Entry {
-        step: Option<Value>,
-        loss: Option<Value>,
-        eval_loss: Option<Value>,
-    }
-    #[derive(serde::Deserialize)]
-    #[serde(untagged)]
-    enum Value {
-        Number(f64),
-        Other(serde::de::IgnoredAny),
-    }
-    let number = |value: &Option<Value>| match value {
-        Some(Value::Number(number)) => Some(*number),
-        _ => None,
-    };
-    let state: State = parsed(src)?;
-    let logged = |entry: &Entry| {
-        let step = number(&entry.step).filter(|step| *step >= 0.0)? as u64;
-        let of = |word, value: &Option<Value>| number(value).map(|value| (word, step, value));
-        Some([of("loss", &entry.loss), of("eval_loss", &entry.eval_loss)].into_iter().flatten())
-    };
-    Ok(state.log_history.iter().filter_map(logged).flatten().collect())
+    let json = json(src)?;
+    let state: State = serde_json::from_slice(&json).map_err(invalid)?;
+    let log = state.log_history.map_or("[]", RawValue::get);
+    // The log is valid JSON, so an error says that it is no array.
+    Ok(serde_json::Deserializer::from_str(log).deserialize_seq(Log { most: MAX_LOSSES }).unwrap_or_default())
 }
 
-fn parsed<T: serde::de::DeserializeOwned>(src: &dyn ReadAt) -> io::Result<T> {
+/// Reads entry by entry, and values as their text: a value in memory takes many times the room of its text.
+struct Log {
+    most: usize,
+}
+
+impl<'de> serde::de::Visitor<'de> for Log {
+    type Value = Vec<Logged>;
+
+    fn expecting(&self, out: &mut std::fmt::Formatter) -> std::fmt::Result {
+        out.write_str("a log")
+    }
+
+    fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut entries: A) -> Result<Vec<Logged>, A::Error> {
+        let mut losses = Vec::new();
+        while let Some(entry) = entries.next_element::<&RawValue>()? {
+            losses.extend(logged(entry.get()).into_iter().flatten().take(self.most - losses.len()));
+        }
+        Ok(losses)
+    }
+}
+
+/// The losses of an entry of the log.
+fn logged(entry: &str) -> Option<impl Iterator<Item = Logged>> {
+    #[derive(serde::Deserialize)]
+    struct Entry<'a> {
+        #[serde(borrow)]
+        step: Option<&'a RawValue>,
+        #[serde(borrow)]
+        loss: Option<&'a RawValue>,
+        #[serde(borrow)]
+        eval_loss: Option<&'a RawValue>,
+    }
+    // serde reads an array as an entry too.
+    let entry: Entry = entry.starts_with('{').then(|| serde_json::from_str(entry).ok())??;
+    let number = |value: Option<&RawValue>| value?.get().parse::<f64>().ok().filter(|number| number.is_finite());
+    let step = number(entry.step).filter(|step| *step >= 0.0)? as u64;
+    let of = |word, value| number(value).map(|value| (word, step, value));
+    Some([of("loss", entry.loss), of("eval_loss", entry.eval_loss)].into_iter().flatten())
+}
+
+/// The bytes of a state of Trainer, as JSON.
+fn json(src: &dyn ReadAt) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; src.size() as usize];
     src.read_exact_at(&mut bytes, 0)?;
-    let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);
-    serde_json::from_slice(&with_plain_values(bytes)).map_err(invalid)
+    Ok(with_plain_values(bytes))
+}
+
+fn invalid(error: serde_json::Error) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
 /// The same JSON, with plain values in place of `NaN`, `Infinity` and `-Infinity`. Python writes these for a loss or a
@@ -139,5 +171,23 @@ mod tests {
             {"loss": NaN, "step": 20}, {"loss": "2.0", "step": 20}, {"loss": 1.0, "step": -1}, {"step": 30}]}"#;
         assert_eq!(losses_of_trainer(&state.to_vec()).unwrap(), [("loss", 10, 2.5), ("eval_loss", 10, 2.0)]);
         assert_eq!(losses_of_trainer(&b"{}".to_vec()).unwrap(), []);
+    }
+
+    #[test]
+    fn an_entry_of_another_form_hides_no_other() {
+        let log = |log: String| losses_of_trainer(&format!("{{\"log_history\": {log}}}").into_bytes()).unwrap();
+        for other in ["null", "{}", "7", "\"[]\"", "[]"] {
+            assert_eq!(log(other.into()), [], "{other}");
+            let both = format!("[{other}, [1, 2.0], {{\"loss\": 1e999, \"step\": 1}}, {{\"loss\": 2, \"step\": 10}}]");
+            assert_eq!(log(both), [("loss", 10, 2.0)], "{other}");
+        }
+        let many = "[],".repeat(100_000);
+        let deep =
+            format!("[{{\"loss\": [{many}[]], \"step\": 1}}, {{\"x\": [{many}[]], \"eval_loss\": 3, \"step\": 2}}]");
+        assert_eq!(log(deep), [("eval_loss", 2, 3.0)]);
+        let entries =
+            "[{\"loss\": 1, \"eval_loss\": 2, \"step\": 1}, {\"loss\": 3, \"step\": 4}, {\"loss\": 5, \"step\": 6}]";
+        let kept = serde_json::Deserializer::from_str(entries).deserialize_seq(Log { most: 3 }).unwrap();
+        assert_eq!(kept, [("loss", 1, 1.0), ("eval_loss", 1, 2.0), ("loss", 4, 3.0)]);
     }
 }

@@ -4,7 +4,7 @@ use maud::{Markup, html};
 
 use crate::terminal::format::name;
 use crate::tools::diff::share;
-use crate::tools::updates::Row;
+use crate::tools::updates::{Row, Update};
 
 /// Colours of the scale, `h0` to `h6` in `style.css`.
 const COLOURS: usize = 7;
@@ -31,8 +31,7 @@ struct Scale {
 impl Scale {
     /// `None` if there is no update but zero.
     fn of(rows: &[Row]) -> Option<Scale> {
-        let values =
-            || rows.iter().flat_map(|row| &row.relative).filter_map(|value| value.filter(|value| *value > 0.0));
+        let values = || rows.iter().flat_map(|row| &row.updates).filter_map(Update::share).filter(|value| *value > 0.0);
         let least = values().min_by(f64::total_cmp)?;
         Some(Scale { least, most: values().max_by(f64::total_cmp)? })
     }
@@ -80,43 +79,83 @@ pub(super) fn map(rows: &[Row], columns: &[(String, String)], text: &str) -> Mar
                         }
                     }
                     @for (number, row) in rows.iter().enumerate() {
-                        @for ((at, value), (before, after)) in row.relative.iter().enumerate().zip(columns) {
-                            @let class = match (value, &scale) {
-                                (Some(value), Some(scale)) if *value > 0.0 => format!("h{}", scale.colour(*value)),
-                                (Some(_), _) => "same".into(),
-                                (None, _) => "none".into(),
+                        @for ((at, value), (before, after)) in row.updates.iter().enumerate().zip(columns) {
+                            @let class = match (value.share(), &scale) {
+                                (Some(value), Some(scale)) if value > 0.0 => format!("h{}", scale.colour(value)),
+                                _ => value.class().into(),
                             };
-                            @let size = value.map_or("not in both".into(), share);
-                            path class=(class) d=(cell(MARGIN + at * width, top + number * ROW, width)) {
-                                title { (name(&row.name)) ", " (before) " to " (after) ": " (size) }
+                            path class=(class) d=(cell(value, MARGIN + at * width, top + number * ROW, width - 1, ROW - 1)) {
+                                title { (name(&row.name)) ", " (before) " to " (after) ": " (value.words()) }
                             }
                         }
                     }
                 }
             }
         }
-        @if let Some(scale) = &scale {
-            ul.legend {
+        ul.legend {
+            @if let Some(scale) = &scale {
                 li { "from" }
                 @for colour in 0..COLOURS {
-                    li { (swatch(&format!("h{colour}"))) (share(scale.from(colour))) @if colour + 1 == COLOURS { " to " (share(scale.most)) } }
+                    li { (swatch(&Update::Same, &format!("h{colour}"))) (share(scale.from(colour))) @if colour + 1 == COLOURS { " to " (share(scale.most)) } }
                 }
-                @for (class, words) in [("same", "no change"), ("none", "not in both")] {
-                    @let is = |value: &Option<f64>| if class == "none" { value.is_none() } else { *value == Some(0.0) };
-                    @if rows.iter().flat_map(|row| &row.relative).any(is) { li { (swatch(class)) (words) } }
+            }
+            @for (like, words) in LEGEND {
+                @if rows.iter().flat_map(|row| &row.updates).any(|update| update.class() == like.class()) {
+                    li { (swatch(&like, like.class())) (words) }
                 }
             }
         }
     }
 }
 
-fn cell(x: usize, y: usize, width: usize) -> String {
-    let (width, height) = (width - 1, ROW - 1);
-    format!("M{x} {y}h{width}v{height}h-{width}z")
+/// The cells without a colour of the scale.
+const LEGEND: [(Update, &str); 4] = [
+    (Update::NotFinite([1, 1]), "NaN or infinity before or after"),
+    (Update::FromZero, "changed from zero"),
+    (Update::Same, "no change"),
+    (Update::Missing, "not in both, or not read"),
+];
+
+impl Update {
+    fn share(&self) -> Option<f64> {
+        if let Update::Share(value) = self { Some(*value) } else { None }
+    }
+
+    /// The class of a cell that has no colour of the scale.
+    fn class(&self) -> &'static str {
+        match self {
+            Update::Missing => "none",
+            Update::NotFinite(_) => "nan",
+            Update::FromZero => "zero",
+            // Of a share of 0 only the signs of zeros changed.
+            Update::Same | Update::Share(0.0) => "same",
+            Update::Share(_) => "",
+        }
+    }
+
+    fn words(&self) -> String {
+        match self {
+            Update::Missing => "not in both, or not read".into(),
+            Update::NotFinite([before, after]) => format!("not finite: {before} before, {after} after"),
+            Update::FromZero => "changed from zero".into(),
+            Update::Same => "same".into(),
+            Update::Share(value) => share(*value),
+        }
+    }
 }
 
-fn swatch(class: &str) -> Markup {
-    html! { svg.swatch viewBox="0 0 15 15" aria-hidden="true" { path class=(class) d="M0 0h15v15h-15z" {} } }
+/// A box. A cross or a line in it tells some apart without their colours.
+fn cell(update: &Update, x: usize, y: usize, width: usize, height: usize) -> String {
+    let inside = match update {
+        Update::NotFinite(_) => format!("M{x} {y}l{width} {height}m0-{height}l-{width} {height}"),
+        Update::FromZero => format!("M{x} {}l{width}-{height}", y + height),
+        _ => String::new(),
+    };
+    format!("M{x} {y}h{width}v{height}h-{width}z{inside}")
+}
+
+fn swatch(update: &Update, class: &str) -> Markup {
+    html! { svg.swatch viewBox="0 0 15 15" aria-hidden="true" { path class=(class) d=(cell(update, 0, 0, 15, 15)) {} } }
 }
 
 /// Bytes that all names begin with and end with. Something of each name is left.
@@ -153,19 +192,21 @@ fn shortened(name: &str) -> String {
 mod tests {
     use super::*;
 
-    fn row(name: &str, relative: &[Option<f64>]) -> Row {
-        Row { name: name.into(), bytes: 4, relative: relative.to_vec() }
+    fn row(name: &str, updates: &[Update]) -> Row {
+        Row { name: name.into(), bytes: 4, updates: updates.to_vec() }
     }
 
     #[test]
     fn colours_follow_the_logarithm() {
-        let scale =
-            Scale::of(&[row("a", &[Some(1e-3), None, Some(0.0)]), row("b", &[Some(1e-2), Some(1e-1)])]).unwrap();
+        use Update::{FromZero, Missing, NotFinite, Same, Share};
+        let others = [Missing, NotFinite([0, 1]), FromZero, Same, Share(0.0)];
+        let some = [Share(1e-3), Share(1e-2), Share(1e-1)];
+        let scale = Scale::of(&[row("a", &others), row("b", &some)]).unwrap();
         assert_eq!([1e-3, 1e-2, 1e-1].map(|value| scale.colour(value)), [0, 3, 6]);
         assert!((scale.from(7) - 0.1).abs() < 1e-12);
-        let one = Scale::of(&[row("a", &[Some(0.5)])]).unwrap();
+        let one = Scale::of(&[row("a", &[Share(0.5)])]).unwrap();
         assert_eq!(one.colour(0.5), COLOURS - 1);
-        assert!(Scale::of(&[row("a", &[Some(0.0), None])]).is_none());
+        assert!(Scale::of(&[row("a", &others)]).is_none());
     }
 
     #[test]

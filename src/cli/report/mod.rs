@@ -191,7 +191,7 @@ impl<'a> Report<'a> {
         if let By::Step = by {
             states.sort_by_key(|state| (state.step, state.modified_ns));
         }
-        let heat = Heat::of(place, survey, &states)?;
+        let heat = Heat::of(place, survey, &states);
         let losses = losses(place, survey, &states, &heat, by);
         Ok(Report { name: place.name(), survey, all, states, by, heat, losses, now_ns: wall_ns() })
     }
@@ -199,7 +199,7 @@ impl<'a> Report<'a> {
 
 impl<'a> Heat<'a> {
     /// Of the series with the most whole checkpoints that has weights.
-    fn of(place: &Place, survey: &Survey, states: &[&'a Checkpoint<'a>]) -> Result<Heat<'a>> {
+    fn of(place: &Place, survey: &Survey, states: &[&'a Checkpoint<'a>]) -> Heat<'a> {
         let mut series: BTreeMap<Vec<u8>, Vec<&Checkpoint>> = BTreeMap::new();
         let whole = || states.iter().copied().filter(|state| state.is_state());
         for state in whole() {
@@ -218,13 +218,13 @@ impl<'a> Heat<'a> {
             let bar = progress(0, true);
             bar.set_message("updates");
             let updates =
-                updates(place, &shown.iter().map(|state| survey.state(state)).collect::<Vec<_>>(), most_open, &bar)?;
+                updates(place, &shown.iter().map(|state| survey.state(state)).collect::<Vec<_>>(), most_open, &bar);
             bar.finish_and_clear();
             if !updates.rows.is_empty() {
-                return Ok(Heat { states: shown, of: of.len(), others: whole().count() - of.len(), updates });
+                return Heat { states: shown, of: of.len(), others: whole().count() - of.len(), updates };
             }
         }
-        Ok(Heat::default())
+        Heat::default()
     }
 }
 

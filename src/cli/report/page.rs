@@ -121,7 +121,7 @@ impl Report<'_> {
                         dd id="best" {
                             @match best[..] {
                                 [] if self.survey.is_mounted => { "-" small { "no file, link or name tells it" } }
-                                [] => { "-" small { "only a mount tells it" } }
+                                [] => { "-" small { "only a mount tells it: `stepfs mount` the run, and report there" } }
                                 [best] => (tile(best)),
                                 ref several => { (several.len()) small { "of several runs" } }
                             }
@@ -304,7 +304,7 @@ fn since(axis: Axis, first_ns: i64) -> Axis {
 
 impl Heat<'_> {
     fn figure(&self, by: By) -> Markup {
-        if self.updates.pairs.is_empty() {
+        if self.updates.pairs.is_empty() && self.updates.unread.is_empty() {
             return html! {};
         }
         let of = |at: usize| match by {
@@ -335,7 +335,7 @@ impl Heat<'_> {
                 @for (at, why) in &self.updates.unread {
                     p.note { "Not read: " (name(&self.states[*at].path.to_string_lossy())) ": " (name(why)) }
                 }
-                (heat::map(&self.updates.rows, &columns, &text))
+                @if !columns.is_empty() { (heat::map(&self.updates.rows, &columns, &text)) }
             }
         }
     }

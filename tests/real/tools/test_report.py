@@ -14,7 +14,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 import torch
-from harness import BIN, FAILURE, run, run_json, wait_until
+from harness import BIN, FAILURE, empty_cache, objects, run, run_json, wait_until
 from series import save_walk, walk
 from test_diff_merge import PEAK
 
@@ -201,7 +201,7 @@ def test_a_loss_comes_from_names_and_from_trainers_log(tmp_path):
     page = report(tmp_path, tmp_path / "run.html")
     assert page.all_marks("losses") == ["eval_loss in Trainer's log: 1.5000"] + [
         f"loss in Trainer's log: {4.0 - n:.4f}" for n in range(1, 7) if n != 4]
-    assert all(words == "0.0e0%" or words == "0%" or words for words in page.updates().values()) and len(page.updates()) == 2
+    assert [*page.updates().values()] == ["same"] * 2
     named = tmp_path / "named"
     named.mkdir()
     for at in (1, 2):
@@ -212,6 +212,53 @@ def test_a_loss_comes_from_names_and_from_trainers_log(tmp_path):
     torch.save({"w.weight": torch.ones(8, 8)}, plain / "step_1.pt")
     page = report(plain, tmp_path / "plain.html")
     assert 'id="losses"' not in page.text and 'id="updates"' not in page.text and 'id="errors"' not in page.text
+
+
+def test_a_run_that_diverged_shows_it(tmp_path):
+    """The words are those of `stepfs diff`: no cell says less than it."""
+    zero, nan = torch.zeros(8, 8), torch.full((8, 8), torch.nan)
+    part = torch.ones(8, 8)
+    part[1:] = torch.nan
+    weights = [(zero, zero, torch.ones(8, 8)), (zero, torch.ones(8, 8), 2 * torch.ones(8, 8)), (zero, 2 * torch.ones(8, 8), part), (zero, nan, nan)]
+    for at, (frozen, lora, w) in enumerate(weights, 1):
+        torch.save({"frozen.weight": frozen.clone(), "lora_B.weight": lora.clone(), "w.weight": w.clone()}, tmp_path / f"step_{at}.pt")
+    page = report(tmp_path, tmp_path / "run.html")
+    assert page.updates() == {
+        **{("frozen.weight", at, at + 1): "same" for at in (1, 2, 3)},
+        ("lora_B.weight", 1, 2): "changed from zero", ("lora_B.weight", 2, 3): "100%", ("lora_B.weight", 3, 4): "not finite: 0 before, 64 after",
+        ("w.weight", 1, 2): "100%", ("w.weight", 2, 3): "not finite: 0 before, 56 after", ("w.weight", 3, 4): "not finite: 56 before, 64 after"}
+    assert {mark: len(texts) for (figure, mark), texts in page.marks.items() if figure == "updates"} == {
+        "same": 3, "zero": 1, "h6": 2, "nan": 3}
+    for words in ("NaN or infinity before or after", "changed from zero", "no change"):
+        assert words in page.texts["updates"], words
+    assert "not in both" not in page.text
+    for at in (1, 2, 3):
+        for row in run_json("diff", tmp_path / f"step_{at}.pt", tmp_path / f"step_{at + 1}.pt", "--json")["tensors"]:
+            words = page.updates()[row["tensor"], at, at + 1]
+            counts = "not finite: {} before, {} after".format(*row["not_finite"])
+            told = counts if any(row["not_finite"]) else "same" if row["changed"] == 0 else share(row["relative"]) if row["rms"] else "changed from zero"
+            assert words == told, row
+
+
+def test_a_damaged_checkpoint_costs_its_own_cells(mount):
+    names = save_walk(mount.dir, 5)
+    mount.sync()
+    mount.require_released(*names[:-1])
+    whole = report(mount.dir, mount.base / "whole.html").updates()
+    number = mount.entry(names[-2])["object"]
+    [path] = [path for path in objects(mount.store) if path.name.split(".")[0].endswith(number[2:])]
+    mount.umount()
+    empty_cache(mount.store)
+    os.chmod(path, 0o600)
+    with open(path, "r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        file.write(bytes(64))
+    in_store = report(mount.store, mount.base / "store.html")
+    mount.mount()
+    for page in (report(mount.dir, mount.base / "mount.html"), in_store):
+        assert f"Not read: {names[-2]}: " in page.texts["updates"]
+        others = {cell: words for cell, words in whole.items() if 4 not in cell[1:]}
+        assert {cell: words for cell, words in page.updates().items() if cell in whole and 4 not in cell[1:]} == others
 
 
 def test_nothing_is_overwritten_and_nothing_is_left(saved):
@@ -243,6 +290,17 @@ def test_memory_stays_small(tmp_path, files, count, tensors, most):
         sparse(tmp_path / f"step_{at}.safetensors", count, tensors)
     done = subprocess.run([sys.executable, "-c", PEAK, BIN, "report", ".", "-o", "run.html"], cwd=tmp_path, capture_output=True, text=True)
     assert int(done.stdout.split()[-1]) < most, done.stdout + done.stderr
+
+
+def test_a_large_log_of_trainer_takes_no_more_than_its_text(tmp_path):
+    """Values that are no losses take many times the room of their text, if they are kept."""
+    (tmp_path / "checkpoint-1").mkdir()
+    torch.save({"w.weight": torch.ones(8, 8)}, tmp_path / "checkpoint-1/pytorch_model.bin")
+    log = f'{{"log_history": [{{"loss": [{"[]," * (5 << 20)}[]], "step": 1}}, null, {{"loss": 2.5, "step": 1}}]}}'
+    (tmp_path / "checkpoint-1/trainer_state.json").write_text(log)
+    done = subprocess.run([sys.executable, "-c", PEAK, BIN, "report", ".", "-o", "run.html"], cwd=tmp_path, capture_output=True, text=True)
+    assert int(done.stdout.split()[-1]) < 80_000, done.stdout + done.stderr
+    assert Page(tmp_path / "run.html").all_marks("losses") == ["loss in Trainer's log: 2.5000"]
 
 
 def test_an_interrupt_leaves_nothing(tmp_path):
