@@ -4,6 +4,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$ROOT"
+scripts/setup.sh nightly
 build --bin stepfs --example published_figures
 "$PYTHON" -c 'import matplotlib' 2>/dev/null || "$PYTHON" -m pip install --quiet --disable-pip-version-check matplotlib
 PROPTEST_CASES=2048 cargo test --release --locked --quiet --lib -p stepfs-codec -p stepfs-formats -p stepfs-papers

@@ -3,11 +3,12 @@
 #   scripts/setup.sh            all that the tests and benchmarks need: forty Python packages
 #   scripts/setup.sh demo       the needs of the demo: torch and numpy
 #   scripts/setup.sh machine    Debian's packages alone, for building stepfs
+#   scripts/setup.sh nightly    Chromium as well, which lays out the page of `stepfs report`
 #   STEPFS_VENV=DIR             use this Python environment as it is instead of making .venv/
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 tier=${1:-tests}
-case $tier in machine | demo | tests) ;; *) die "no tier $tier; there are: machine demo tests" ;; esac
+case $tier in machine | demo | tests | nightly) ;; *) die "no tier $tier; there are: machine demo tests nightly" ;; esac
 
 [ "$(uname -s)" = Linux ] || die "stepfs needs Linux (FUSE)"
 
@@ -30,6 +31,7 @@ need cc gcc libc6-dev
 need make make
 # tests/attacks of crates/passthrough give the helper its capability.
 need setcap libcap2-bin
+[ "$tier" != nightly ] || need chromium chromium
 
 python=''
 for name in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do

@@ -345,8 +345,8 @@ def measured(page, width, scheme, folder):
     return json.loads(found[1])
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed")
+@pytest.mark.nightly
+@pytest.mark.skipif(not CHROMIUM, reason="`scripts/setup.sh nightly` installs chromium")
 def test_a_page_fits_every_screen(saved):
     mount, folder, _, _ = saved
     page = report(folder, mount.base / "run.html")
