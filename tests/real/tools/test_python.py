@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import stepfs
 import torch
-from harness import BIN, FAILURE, LET_GO, ROOT, USAGE, is_mounted, run, run_json, wait_until
+from harness import BIN, FAILURE, LET_GO, ROOT, USAGE, is_mounted, run, run_json
 from series import save_walk, torch_bytes, walk
 
 pytestmark = pytest.mark.stepfs
@@ -310,16 +310,13 @@ def test_lightning_logs_the_status(mount, caplog):
     assert numbers(Kept.rows) == [] and caplog.text.count("logs no numbers") == 1
 
 
-def test_the_backlog_is_logged(mount):
-    backlog = lambda: stepfs.callbacks.Numbers().of(mount.dir)["stepfs/queued"]
-    # Without this directory nothing is archived.
-    tmp, aside = mount.store / "tmp", mount.store / "aside"
-    tmp.rename(aside)
+def test_callbacks_log_the_numbers_of_status(mount):
     save_walk(mount.dir, 8)
-    wait_until(lambda: backlog() > 0, 10, "files wait")
-    aside.rename(tmp)
     mount.sync()
-    assert backlog() == mount.status()["queued"] == 0
+    status = mount.status()
+    numbers = stepfs.callbacks.Numbers().of(mount.dir)
+    assert numbers == {f"stepfs/{name}": status[name] for name in ("queued", "logical_bytes", "stored_bytes")}
+    assert numbers["stepfs/logical_bytes"] > numbers["stepfs/stored_bytes"] > 0
 
 
 # --- the package
