@@ -166,7 +166,7 @@ enum Grade {
 }
 
 impl Entry {
-    /// A file as it was written, of which nothing but its metadata and its condition is known.
+    /// A file as it was written. Only its metadata and its condition are known.
     fn resident(path: &Path, metadata: &Metadata, condition: Condition) -> Entry {
         Entry {
             path: path.to_string_lossy().into_owned(),

@@ -25,8 +25,8 @@ use super::status::{Mount, Question};
 
 /// Watch mounts on a live screen: the last saves, the backlog, the room, and the newest step of each run.
 ///
-/// It begins with the problems. A save takes from the first open for writing to the last close; its speed is that of the
-/// whole program, which may compute meanwhile. q, Esc or Ctrl-C ends it.
+/// It begins with the problems. A save takes from the first open for writing to the last close. The program may compute
+/// meanwhile, so its writes may be faster than the speed shown. q, Esc or Ctrl-C ends it.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
 stepfs top                      all mounts\n  \

@@ -42,7 +42,7 @@ pub(crate) use stream::{check_hash_on, decode_unit};
 /// Reads of released files since the mount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reads {
-    /// How often programs opened one of which no reader was open.
+    /// How often programs opened a file that no reader had open.
     pub opened: u64,
     /// Bytes that were decoded for readers, also those read ahead.
     pub decoded_bytes: u64,

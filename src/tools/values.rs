@@ -117,7 +117,7 @@ pub(super) fn change(dtype: Dtype, a: &Place, b: &Place, read: &dyn Fn(u64)) -> 
 /// The same for each of several states of a tensor and the one after it. Reads each state once.
 ///
 /// # Errors
-/// That of the first state that cannot be read, with its place among them.
+/// The error of the first state that cannot be read, with that state's place among them.
 pub(super) fn changes(dtype: Dtype, states: &[&Place], read: &dyn Fn(u64)) -> Result<Vec<Change>, (usize, io::Error)> {
     let mut changes = vec![Change::default(); states.len().saturating_sub(1)];
     in_pieces(states, |number, left, right| {

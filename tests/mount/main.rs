@@ -7,6 +7,15 @@ mod series;
 #[path = "../support/mod.rs"]
 mod support;
 
+/// Each test with passthrough and without.
+macro_rules! both {
+    ($(fn $name:ident($passthrough:ident) $body:block)*) => {
+        mod passthrough { $( #[test] fn $name() { super::$name(true); } )* }
+        mod daemon { $( #[test] fn $name() { super::$name(false); } )* }
+        $( fn $name($passthrough: bool) $body )*
+    };
+}
+
 mod durable;
 mod lifetime;
 mod posix;

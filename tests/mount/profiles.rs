@@ -72,15 +72,6 @@ fn restores(m: &Mounted) -> u32 {
     m.archive.status().restored.iter().map(|lineage| lineage.restores).sum()
 }
 
-/// In both modes.
-macro_rules! both {
-    ($(fn $name:ident($passthrough:ident) $body:block)*) => {
-        mod passthrough { $( #[test] fn $name() { super::$name(true); } )* }
-        mod daemon { $( #[test] fn $name() { super::$name(false); } )* }
-        $( fn $name($passthrough: bool) $body )*
-    };
-}
-
 both! {
     fn reading_is_not_restoring(passthrough) {
         let mut run = Run::new(passthrough, EXPECTING, 4);

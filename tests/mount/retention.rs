@@ -13,7 +13,7 @@ use stepfs::store::Store;
 const PIN: &str = "user.stepfs.pin";
 
 /// Text that compresses and is long enough to be released.
-fn text(seed: u64) -> Vec<u8> {
+pub(super) fn text(seed: u64) -> Vec<u8> {
     (0..).flat_map(|i: usize| format!("line {i} of {seed}\n").into_bytes()).take(100_001).collect()
 }
 
@@ -52,15 +52,6 @@ fn gc(m: &Mounted) -> GcReport {
 /// Pins something by its file in the store.
 fn pin(m: &Mounted, path: &str) {
     xattr::set(m.tree().join(path), PIN, b"1").unwrap();
-}
-
-/// In both modes.
-macro_rules! both {
-    ($(fn $name:ident($passthrough:ident) $body:block)*) => {
-        mod passthrough { $( #[test] fn $name() { super::$name(true); } )* }
-        mod daemon { $( #[test] fn $name() { super::$name(false); } )* }
-        $( fn $name($passthrough: bool) $body )*
-    };
 }
 
 both! {

@@ -4,14 +4,10 @@ use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
+use super::retention::text;
 use super::series::{Dtype, Random, Tensor, safetensors, train};
 use super::support::{Mounted, state, wait_until};
 use stepfs::store::{Store, TRASH};
-
-/// Text that compresses and is long enough to be released.
-fn text(seed: u64) -> Vec<u8> {
-    (0..).flat_map(|i: usize| format!("line {i} of {seed}\n").into_bytes()).take(100_001).collect()
-}
 
 /// A new store whose removed files stay this long.
 pub(super) fn store(trash_for: &str) -> tempfile::TempDir {
@@ -50,15 +46,6 @@ fn trashed(m: &Mounted) -> Vec<(String, PathBuf)> {
 
 fn names(m: &Mounted) -> Vec<String> {
     trashed(m).into_iter().map(|(name, _)| name).collect()
-}
-
-/// In both modes.
-macro_rules! both {
-    ($(fn $name:ident($passthrough:ident) $body:block)*) => {
-        mod passthrough { $( #[test] fn $name() { super::$name(true); } )* }
-        mod daemon { $( #[test] fn $name() { super::$name(false); } )* }
-        $( fn $name($passthrough: bool) $body )*
-    };
 }
 
 both! {

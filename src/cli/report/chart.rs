@@ -61,7 +61,7 @@ impl Axis {
             Numbers::Seconds => &SECONDS,
             Numbers::Any | Numbers::Whole => &[(1.0, "")],
         };
-        // The largest unit of which there are two.
+        // The largest unit that fits in twice.
         let fits = units.iter().rev().find(|(unit, _)| high >= 2.0 * unit);
         let &(unit, name) = fits.unwrap_or(&units[0]);
         if low == high {

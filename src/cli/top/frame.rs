@@ -44,7 +44,7 @@ fn plain(text: String) -> Line {
     vec![(Look::Plain, text)]
 }
 
-/// The lines of a mount, of which lists are cut so that all fit into `rows` where they can.
+/// The lines of a mount. Lists are cut, so that all lines fit into `rows` where they can.
 fn block(mount: &Mount, columns: usize, rows: usize, now: i64) -> Vec<Line> {
     let status = &mount.status;
     let (point, store) = (name(&mount.mount.to_string_lossy()), name(&mount.store.to_string_lossy()));
