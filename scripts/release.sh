@@ -67,8 +67,9 @@ cd "$copy/stepfs"
 section "version $version"
 sed -i "0,/^version = \"$former\"/s//version = \"$version\"/" Cargo.toml
 sed -i "s/^## Unreleased\$/## Unreleased\n\n## $version - $(date +%F)/" CHANGELOG.md
-cargo update --workspace --offline --quiet
-(cd fuzz && cargo update --workspace --offline --quiet)
+# Only the members' own versions change. A machine that never built the fuzzer asks the registry for its dependencies.
+cargo update --workspace --quiet
+(cd fuzz && cargo update --workspace --quiet)
 [ "$(version_here)" = "$version" ] || die "Cargo.toml has no version of its own in [workspace.package]"
 git --no-pager diff --stat
 notes_of "$version" | sed -n 1,8p
