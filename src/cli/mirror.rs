@@ -81,13 +81,15 @@ pub(super) struct At(pub(super) u64);
 impl std::str::FromStr for At {
     type Err = String;
 
-    /// An age such as `3h`, or seconds since 1970 after an `@`, as date(1) takes and `date +@%s` prints them.
+    /// An age such as `3h`, or seconds since 1970 after an `@`, as date(1) takes and `date +@%s` prints them. That command
+    /// prints a second that is not over yet, so a second counts to its end.
     fn from_str(text: &str) -> Result<At, String> {
         let wrong = |_| "write an age such as 3h or 2d, or @ and seconds since 1970".to_string();
         match text.strip_prefix('@') {
-            Some(seconds) => {
-                seconds.parse::<u32>().map(|seconds| At(u64::from(seconds) * 1000)).map_err(|_| wrong(String::new()))
-            }
+            Some(seconds) => seconds
+                .parse::<u32>()
+                .map(|seconds| At(u64::from(seconds) * 1000 + 999))
+                .map_err(|_| wrong(String::new())),
             None => {
                 let ns = duration(text).map_err(wrong)?;
                 Ok(At((wall_ns() as u64).saturating_sub(ns) / 1_000_000))
@@ -260,7 +262,7 @@ mod tests {
             (1_798_761_599, "2026-12-31 23:59:59 UTC"),
         ];
         known.into_iter().for_each(|(seconds, text)| assert_eq!(utc(seconds), text));
-        assert_eq!("@951782400".parse(), Ok(At(951_782_400_000)));
+        assert_eq!("@951782400".parse(), Ok(At(951_782_400_999)));
         let now_ms = wall_ns() as u64 / 1_000_000;
         let At(hour) = "1h".parse().unwrap();
         assert!((3_599_000..3_700_000).contains(&(now_ms - hour)));
