@@ -266,7 +266,7 @@ fn watch_signals(point: PathBuf) -> io::Result<(SignalHandle, JoinHandle<()>)> {
             match mounts::take_down(&point, Detach::IfIdle) {
                 Ok(()) => detached = true,
                 Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
-                    let holders = mounted.as_ref().map(mounts::Mounted::users).unwrap_or_default();
+                    let holders = mounted.as_ref().map(mounts::Mounted::users_in_words).unwrap_or_default();
                     log::warn!(
                         "{} is in use by: {holders}. It is detached now and ends when they have left it; \
                          signal again to end at once",

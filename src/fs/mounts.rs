@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
@@ -18,6 +19,10 @@ const KIND: &str = "fuse.stepfs";
 
 /// Most programs to name when a mount is busy; enough to find the culprit.
 const HOLDERS_MOST: usize = 8;
+
+/// How long an unmount waits for a user that is gone before /proc shows it: `df` or `stepfs status` in a lookup, or a file
+/// that is just being closed. A person hardly notices it.
+const GLANCE: Duration = Duration::from_secs(1);
 
 /// A mount, as a line of `/proc/PID/mountinfo` describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,17 +98,32 @@ impl Mounted {
     pub fn unmount(&self, force: bool) -> Result<(), MountError> {
         let how = if force { Detach::Lazily } else { Detach::IfIdle };
         let taken = match all().contains(self) {
-            true => take_down(&self.point, how),
+            true => self.once_idle(|| take_down(&self.point, how)),
             false if force => Ok(()),
             false => return Err(self.held()),
         };
         match taken {
             Ok(()) if force => self.abort().map_err(MountError::Abort),
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
-                Err(MountError::Busy(self.point.clone(), self.users()))
+                Err(MountError::Busy(self.point.clone(), self.users_in_words()))
             }
             Err(_) if !self.is_ours() => Err(MountError::Foreign(self.point.clone(), self.user.unwrap_or_default())),
             taken => taken.map_err(MountError::Mount),
+        }
+    }
+
+    /// Tries again while the mount is busy and nobody is seen to use it, for up to [`GLANCE`].
+    fn once_idle(&self, take: impl Fn() -> io::Result<()>) -> io::Result<()> {
+        let end = Instant::now() + GLANCE;
+        loop {
+            match take() {
+                Err(error)
+                    if error.raw_os_error() == Some(libc::EBUSY) && self.users().is_empty() && Instant::now() < end =>
+                {
+                    std::thread::sleep(GLANCE / 20);
+                }
+                taken => return taken,
+            }
         }
     }
 
@@ -356,18 +376,24 @@ fn named(pid: &str, process: &Path) -> String {
 }
 
 impl Mounted {
-    /// Programs that keep the mount busy, and mounts inside it, for people. As far as we may look.
-    pub(super) fn users(&self) -> String {
+    /// Programs that keep the mount busy, and mounts inside it. As far as we may look.
+    fn users(&self) -> Vec<String> {
         let own = std::process::id().to_string();
         let busy = processes().filter(|(pid, process)| *pid != own && holds(process, &self.device));
         let inside =
             all().into_iter().filter(|other| other.point != self.point && other.point.starts_with(&self.point));
         let inside = inside.map(|other| format!("a mount at {}", other.point.display()));
-        let found: Vec<String> =
-            inside.chain(busy.map(|(pid, process)| named(&pid, &process))).take(HOLDERS_MOST).collect();
-        match found.is_empty() {
-            true => "a program of another user; root can see which".into(),
-            false => found.join(", "),
+        inside.chain(busy.map(|(pid, process)| named(&pid, &process))).take(HOLDERS_MOST).collect()
+    }
+
+    /// The users for people.
+    pub(super) fn users_in_words(&self) -> String {
+        match self.users() {
+            none if none.is_empty() && rustix::process::geteuid().is_root() => {
+                "something that no process has open, such as a loop device".into()
+            }
+            none if none.is_empty() => "a program of another user; root can see which".into(),
+            users => users.join(", "),
         }
     }
 }
