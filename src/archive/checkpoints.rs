@@ -1,7 +1,7 @@
 //! Finds the checkpoints in the tree for the rules of retention. Reads the store's directories only.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ffi::OsStr;
 use std::fs::{self, Metadata};
 use std::io;
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::clock::age_ns;
 use crate::store::durable::DeviceFile;
 use crate::store::object::Object;
-use crate::store::retention::{Kind, Rule, Unit, Verdict, complete, plan};
+use crate::store::retention::{Kind, Own, Rule, Unit, Verdict, complete, plan};
 use crate::store::step_pattern::{self, Counted, Shard};
 use crate::store::{Objects, Store, Stub, beneath, found_at, has_pin, in_parallel, is_trash, modified_ns, open_aside};
 use formats::{Model, ReadAt, Siblings, cut_short, describe_at, siblings};
@@ -159,7 +159,7 @@ impl Checkpoint {
             Kind::File => step_pattern::of_file(&path),
             Kind::Directory => step_pattern::of_directory(&path),
         };
-        let (modified_ns, files, with_tensors, bytes) = (i64::MIN, 0, 0, 0);
+        let (modified_ns, files, with_tensors, bytes, own) = (i64::MIN, 0, 0, 0, Own::default());
         let (being_written, lacks, is_version, best) = (false, false, false, false);
         let unit = Unit {
             path,
@@ -172,6 +172,7 @@ impl Checkpoint {
             files,
             with_tensors,
             bytes,
+            own,
             being_written,
             lacks,
             is_version,
@@ -190,45 +191,61 @@ impl Member {
 }
 
 /// The verdict on each checkpoint of a store, by path. `condition` describes a regular file inside the tree, `is_best` says
-/// whether the run names it as its best.
+/// whether the run names it as its best. Checkpoints that no rule matches are among them, and stay: a file of a rule may
+/// belong to one.
 pub fn policy(
     store: &Store,
     condition: &dyn Fn(&Path) -> Condition,
     is_best: &dyn Fn(&Path) -> bool,
 ) -> io::Result<Vec<(Checkpoint, Verdict)>> {
-    let rules = store.settings().retention();
-    let found = find(&store.tree(), rules, condition, is_best)?;
+    if store.settings().retention().is_empty() {
+        return Ok(Vec::new());
+    }
+    let rules = and_all(store.settings().retention())?;
+    let found = find(&store.tree(), (&rules, 0), condition, is_best)?;
     let units: Vec<Unit> = found.iter().map(|checkpoint| checkpoint.unit.clone()).collect();
-    Ok(found.into_iter().zip(plan(&units, rules, age_ns())).collect())
+    Ok(found.into_iter().zip(plan(&units, &rules, age_ns())).collect())
 }
 
-/// All checkpoints in a store's tree or in any directory, whatever rules say, and whether each is whole. Arguments as of
-/// [`policy`].
+/// Whether a path goes with a directory that goes. It is no checkpoint of its own then.
+pub fn goes_with_directory(planned: &[(Checkpoint, Verdict)]) -> impl Fn(&Path) -> bool + use<> {
+    let going = planned.iter().filter(|(found, verdict)| verdict.removes() && found.unit.kind == Kind::Directory);
+    let going: HashSet<PathBuf> = going.map(|(found, _)| found.unit.path.clone()).collect();
+    move |path| path.ancestors().skip(1).any(|above| going.contains(above))
+}
+
+/// All checkpoints in a store's tree or in any directory, and whether each is whole. `rules` say only which files may be
+/// missing in older ones. Other arguments as of [`policy`].
 ///
 /// # Errors
 /// Device errors.
 pub fn checkpoints(
     tree: &Path,
-    condition: &dyn Fn(&Path) -> Condition,
-    is_best: &dyn Fn(&Path) -> bool,
-) -> io::Result<Vec<(Unit, bool)>> {
-    let rules = [Rule::all().map_err(io::Error::other)?];
-    let units: Vec<Unit> = find(tree, &rules, condition, is_best)?.into_iter().map(|found| found.unit).collect();
-    let complete = complete(&units, &rules, age_ns());
-    Ok(units.into_iter().zip(complete).collect())
-}
-
-/// The checkpoints that rules match, by path.
-fn find(
-    tree: &Path,
     rules: &[Rule],
     condition: &dyn Fn(&Path) -> Condition,
     is_best: &dyn Fn(&Path) -> bool,
+) -> io::Result<Vec<(Unit, bool)>> {
+    let all = and_all(rules)?;
+    let found = find(tree, (&all, rules.len()), condition, is_best)?;
+    let units: Vec<Unit> = found.into_iter().map(|found| found.unit).collect();
+    let complete = complete(&units, &all, age_ns());
+    Ok(units.into_iter().zip(complete).collect())
+}
+
+/// The rules, and one that keeps all that they do not match.
+fn and_all(rules: &[Rule]) -> io::Result<Vec<Rule>> {
+    Ok(rules.iter().cloned().chain([Rule::all().map_err(io::Error::other)?]).collect())
+}
+
+/// The checkpoints that rules match, those from the given one on, by path.
+fn find(
+    tree: &Path,
+    (rules, from): (&[Rule], usize),
+    condition: &dyn Fn(&Path) -> Condition,
+    is_best: &dyn Fn(&Path) -> bool,
 ) -> io::Result<Vec<Checkpoint>> {
-    let mut walk = Walk { tree, rules, condition, is_best, found: Vec::new() };
-    if !rules.is_empty() {
-        walk.directory(PathBuf::new(), is_pinned(tree))?;
-    }
+    let mut walk = Walk { tree, rules, from, condition, is_best, found: Vec::new() };
+    walk.directory(is_pinned(tree))?;
     let mut found = walk.found;
     found.sort_by(|a, b| {
         (&a.unit.series, &a.unit.steps, &a.unit.path).cmp(&(&b.unit.series, &b.unit.steps, &b.unit.path))
@@ -247,6 +264,8 @@ type Part = (Member, Metadata, Option<Shard>);
 struct Walk<'a> {
     tree: &'a Path,
     rules: &'a [Rule],
+    /// The first rule that makes checkpoints. Those before it only tell which files have a rule of their own.
+    from: usize,
     condition: &'a dyn Fn(&Path) -> Condition,
     is_best: &'a dyn Fn(&Path) -> bool,
     found: Vec<Checkpoint>,
@@ -277,25 +296,29 @@ fn siblings_at_rest(
 }
 
 impl Walk<'_> {
-    /// Everything in a directory and below it. A path has at most `PATH_MAX` bytes, so the recursion is bounded.
-    fn directory(&mut self, root: PathBuf, pinned: bool) -> io::Result<()> {
-        let mut rest = vec![(root, pinned)];
-        while let Some((directory, pinned)) = rest.pop() {
+    /// Everything in the tree. Rules before the one that matches a directory also match in it.
+    fn directory(&mut self, pinned: bool) -> io::Result<()> {
+        let mut rest = vec![(PathBuf::new(), pinned, self.rules.len())];
+        while let Some((directory, pinned, end)) = rest.pop() {
             // Shards of one name, by rule.
             let mut shards: BTreeMap<(usize, PathBuf), Vec<Part>> = BTreeMap::new();
             for (path, file_type) in self.list(&directory)?.into_iter().filter(|(path, _)| !is_trash(path)) {
                 let is_dir = file_type.is_dir();
-                let rule = self.rules.iter().position(|rule| rule.matches(&path, is_dir));
+                let rule = (self.from..end).find(|rule| self.rules[*rule].matches(&path, is_dir));
                 match rule {
                     // `exp1` and `exp2` are different runs unless the glob says otherwise.
                     Some(rule) if is_dir && (!self.rules[rule].is_wild() || step_pattern::counts_training(&path)) => {
-                        let mut found = Checkpoint::new(rule, Kind::Directory, path, pinned);
+                        let mut found = Checkpoint::new(rule, Kind::Directory, path.clone(), pinned);
                         self.gather(&mut found)?;
                         self.found.push(found);
+                        if rule > self.from {
+                            let pinned = pinned || is_pinned(&self.tree.join(&path));
+                            rest.push((path, pinned, rule));
+                        }
                     }
                     _ if is_dir => {
                         let pinned = pinned || is_pinned(&self.tree.join(&path));
-                        rest.push((path, pinned));
+                        rest.push((path, pinned, end));
                     }
                     Some(rule) if file_type.is_file() => {
                         let Some(metadata) = found_at(self.tree, &path)? else { continue };
@@ -396,6 +419,13 @@ impl Walk<'_> {
         unit.modified_ns = unit.modified_ns.max(member.modified_ns);
         unit.files += u64::from(counts);
         unit.bytes += metadata.len();
+        let is_own = |rule: &Rule| unit.kind == Kind::Directory && rule.matches(&member.path, false);
+        if self.rules[..unit.rule].iter().any(is_own) {
+            let has_tensors = counts && matches!(condition, Condition::Whole { has_tensors: true });
+            unit.own.with_tensors += u64::from(has_tensors);
+            unit.own.files += u64::from(counts);
+            unit.own.bytes += metadata.len();
+        }
         members.push(Member { counts, ..member });
     }
 }

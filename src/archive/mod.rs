@@ -57,7 +57,8 @@ use twins::Twins;
 pub use crate::recall::{ReadError, Reader};
 pub use about::{lossy_words, rounded_up, why_at_rest};
 pub use checkpoints::{
-    Checkpoint, Condition, checkpoints, condition_of_plain, condition_on_disk, facts_at_rest, policy,
+    Checkpoint, Condition, checkpoints, condition_of_plain, condition_on_disk, facts_at_rest, goes_with_directory,
+    policy,
 };
 pub use growth::{Room, Run};
 pub use health::{FileStatus, Problem};

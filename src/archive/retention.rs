@@ -13,7 +13,7 @@ use crate::store::{beneath, is_pinned, modified_ns};
 use crate::sync::{Mutex, MutexGuard};
 
 use super::catalog::Catalog;
-use super::checkpoints::{Checkpoint, Condition, Member, policy};
+use super::checkpoints::{Checkpoint, Condition, Member, goes_with_directory, policy};
 use super::namespace::{FileId, Namespace, Outcome, found_at};
 use super::shared::Shared;
 
@@ -184,12 +184,16 @@ impl Retention {
                 return (removed, vec![error.to_string()]);
             }
         };
+        let goes_with_directory = goes_with_directory(&planned);
         for (checkpoint, verdict) in &planned {
+            let path = &checkpoint.unit.path;
             let Verdict::Remove { why, newest } = verdict else { continue };
+            if goes_with_directory(path) {
+                continue;
+            }
             if self.shared.is_stopping() {
                 break;
             }
-            let path = &checkpoint.unit.path;
             match self.remove_checkpoint(namespace, checkpoint, &planned[*newest].0) {
                 Ok(None) => {
                     log::info!("{}: removed by retention: {why}", path.display());

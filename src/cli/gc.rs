@@ -9,7 +9,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use crate::archive::{Archive, AtRest, Condition, GcReport, Queue, Removed, Status, facts_at_rest, policy};
+use crate::archive::{
+    Archive, AtRest, Checkpoint, Condition, GcReport, Queue, Removed, Status, facts_at_rest, goes_with_directory,
+    policy,
+};
 use crate::store::retention::Verdict;
 use crate::store::{Store, name_bytes};
 
@@ -114,9 +117,14 @@ fn planned(local: &Local) -> Result<Report> {
     let rules = store.settings().retention();
     let mut matched = vec![false; rules.len()];
     let mut checkpoints = Vec::with_capacity(planned.len());
-    for (checkpoint, verdict) in planned {
-        let unit = checkpoint.unit;
+    let goes_with_directory = goes_with_directory(&planned);
+    for (Checkpoint { unit, .. }, verdict) in planned {
+        // No rule matches it.
+        let Some(rule) = rules.get(unit.rule) else { continue };
         matched[unit.rule] = true;
+        if goes_with_directory(&unit.path) {
+            continue;
+        }
         let (verdict, why) = match verdict {
             Verdict::Keep(why) => ("keep", why.into_owned()),
             Verdict::Remove { why, .. } => ("remove", why),
@@ -129,7 +137,7 @@ fn planned(local: &Local) -> Result<Report> {
             why,
             bytes: unit.bytes,
             step: unit.step,
-            glob: rules[unit.rule].glob.clone(),
+            glob: rule.glob.clone(),
         });
     }
     let unmatched = rules.iter().zip(matched).filter(|(_, matched)| !matched);

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::archive::{self, Condition, FileStatus, condition_of_plain, condition_on_disk, lossy_words};
 use crate::store::object::{Id, Object};
-use crate::store::retention::Kind;
+use crate::store::retention::{Kind, Rule};
 use crate::store::{
     MAX_CHAIN, STUB_BYTES, Store, files_below, is_pinned, is_trash, modified_ns, name_bytes, natural, recalled_from,
     step_pattern,
@@ -361,15 +361,21 @@ impl Checkpoint<'_> {
 /// The checkpoints and other files among the entries at and below a place, in their order. A place inside a checkpoint
 /// shows its files.
 pub(super) fn checkpoints<'a>(local: &Local, entries: &'a [Entry]) -> Result<Vec<Checkpoint<'a>>> {
-    grouped(&local.tree()?.store.tree(), &local.path, entries)
+    let store = &local.tree()?.store;
+    grouped(&store.tree(), store.settings().retention(), &local.path, entries)
 }
 
-/// The same of the entries at and below a path in a tree, or in any directory.
-pub(super) fn grouped<'a>(tree: &Path, place: &Path, entries: &'a [Entry]) -> Result<Vec<Checkpoint<'a>>> {
+/// The same of the entries at and below a path in a tree with these rules, or in any directory.
+pub(super) fn grouped<'a>(
+    tree: &Path,
+    rules: &[Rule],
+    place: &Path,
+    entries: &'a [Entry],
+) -> Result<Vec<Checkpoint<'a>>> {
     let known: HashMap<&Path, &Entry> = entries.iter().map(|entry| (entry.at.as_path(), entry)).collect();
     let condition = |path: &Path| known.get(path).map_or(Condition::BeingWritten, |entry| entry.condition);
     let is_best = |path: &Path| known.get(path).is_some_and(|entry| entry.best.is_some());
-    let units = archive::checkpoints(tree, &condition, &is_best)?;
+    let units = archive::checkpoints(tree, rules, &condition, &is_best)?;
     let at: HashMap<&Path, usize> = units.iter().enumerate().map(|(at, (unit, _))| (unit.path.as_path(), at)).collect();
     let unit_of = |entry: &Entry| {
         let file = entry.at.file_name().unwrap_or_default();

@@ -220,6 +220,56 @@ fn directories_go_as_a_whole_and_pinned_ones_stay() {
     assert_eq!(fs::read(rest.path("b/checkpoint-50/model.safetensors")).unwrap(), states[5]);
 }
 
+/// Directories of a model and an optimizer each, under a rule for the optimizers' files and one for the directories.
+fn with_optimizers(keep: &str, directories: &str) -> Rest {
+    let mut rest =
+        with(&(rule("run/checkpoint-*/optimizer.safetensors", keep) + &rule("run/checkpoint-*", directories)));
+    for (at, state) in states(8).iter().enumerate() {
+        for file in ["model", "optimizer"] {
+            rest.write(&format!("run/checkpoint-{}/{file}.safetensors", at + 1), state);
+        }
+    }
+    rest
+}
+
+#[test]
+fn only_the_last_checkpoints_keep_their_optimizers_state() {
+    let rest = with_optimizers("keep_last = 2", "keep_last = 5");
+    let optimizer = |number: usize| format!("run/checkpoint-{number}/optimizer.safetensors");
+    xattr::set(rest.path("run/checkpoint-5"), PIN, b"1").unwrap();
+    let all = going(&report(&rest, &["--dry-run"]));
+    // A file that goes with its directory is not named.
+    assert_eq!(all, ["run/checkpoint-1", "run/checkpoint-2", "run/checkpoint-3", &optimizer(4), &optimizer(6)]);
+    assert_eq!(going(&report(&rest, &[])), all);
+    assert_eq!(names(&rest, "run").len(), 5);
+    for (number, files) in [(4, 1), (5, 2), (6, 1), (7, 2), (8, 2)] {
+        assert_eq!(names(&rest, &format!("run/checkpoint-{number}")).len(), files, "{number}");
+        assert!(rest.path(&format!("run/checkpoint-{number}/model.safetensors")).exists());
+    }
+    assert_eq!(going(&report(&rest, &["--dry-run"])), [""; 0]);
+}
+
+#[test]
+fn saves_that_died_do_not_take_the_optimizer_of_the_newest_whole_one() {
+    for directories in [true, false] {
+        let rest = with_optimizers("keep_last = 1", "keep_last = 8");
+        if !directories {
+            let settings = rest.root().join("stepfs.toml");
+            let text = fs::read_to_string(&settings).unwrap();
+            fs::write(&settings, &text[..text.rfind("[[retention]]").unwrap()]).unwrap();
+        }
+        // Three saves in a row died after the optimizer's file and before the model's.
+        for number in 6..=8 {
+            fs::remove_file(rest.path(&format!("run/checkpoint-{number}/model.safetensors"))).unwrap();
+        }
+        let gone = going(&report(&rest, &[]));
+        let kept: Vec<usize> = (1..=8)
+            .filter(|number| rest.path(&format!("run/checkpoint-{number}/optimizer.safetensors")).exists())
+            .collect();
+        assert_eq!((kept, gone.len()), (vec![5, 8], 6), "{directories}");
+    }
+}
+
 #[test]
 fn a_policy_that_wants_nothing_leaves_the_newest_of_each_series() {
     let mut rest = with(&rule("**", "keep_for = \"0s\""));

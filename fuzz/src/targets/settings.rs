@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use formats::Role;
 use papers::registry::SystemId;
-use stepfs::store::retention::{Kind, Unit, plan};
+use stepfs::store::retention::{Kind, Own, Unit, plan};
 use stepfs::store::{Profile, Settings};
 
 use super::input::Input;
@@ -76,6 +76,7 @@ pub(crate) fn retention(data: &[u8]) {
     let unit = |input: &mut Input, at: usize| {
         let step = input.flag().then(|| u64::from(input.byte()));
         let marks = input.byte();
+        let files = u64::from(input.byte() & 3);
         Unit {
             path: PathBuf::from(format!("u{at}")),
             rule: input.upto(rules.len() - 1),
@@ -88,9 +89,10 @@ pub(crate) fn retention(data: &[u8]) {
                 1 => i64::MAX,
                 minutes => now - i64::from(minutes) * 60_000_000_000,
             },
-            files: u64::from(input.byte() & 3),
+            files,
             with_tensors: u64::from(input.byte() & 1),
             bytes: 1,
+            own: Own { files: files.min(u64::from(marks >> 5 & 1)), ..Own::default() },
             being_written: input.byte() > 240,
             lacks: input.byte() > 200,
             is_version: input.flag(),

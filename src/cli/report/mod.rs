@@ -13,6 +13,7 @@ use anyhow::{Result, bail};
 
 use crate::clock::wall_ns;
 use crate::fs::mount_of;
+use crate::store::retention::Rule;
 use crate::store::step_pattern;
 use crate::tools::updates::{State, Updates, updates};
 use crate::tools::{Place as _, new_file};
@@ -61,7 +62,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     new_file(&args.out, || {
         let place = Place::of_run(&args.run)?;
         let survey = Survey::of(&place)?;
-        let all = grouped(&survey.tree, &survey.inside, &survey.entries)?;
+        let all = grouped(&survey.tree, &survey.rules, &survey.inside, &survey.entries)?;
         let report = Report::of(&place, &survey, &all)?;
         let page = page::page(&report).into_string();
         let count = report.states.len();
@@ -75,6 +76,8 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
 /// The files of a run.
 struct Survey {
     entries: Vec<Entry>,
+    /// Of retention.
+    rules: Vec<Rule>,
     /// Their directory on disk as it is, as programs read it, and the path of the run below it.
     tree: PathBuf,
     root: PathBuf,
@@ -161,6 +164,7 @@ impl Survey {
             let (tree, root, inside) = (at.to_path_buf(), at.to_path_buf(), PathBuf::new());
             return Ok(Survey {
                 entries: survey_plain(at)?,
+                rules: Vec::new(),
                 tree,
                 root,
                 inside,
@@ -169,11 +173,13 @@ impl Survey {
                 is_plain: true,
             });
         };
-        let tree = local.tree()?.store.tree();
+        let store = &local.tree()?.store;
+        let (tree, rules) = (store.tree(), store.settings().retention().to_vec());
         let root = local.mount.as_ref().map_or_else(|| tree.clone(), |mount| mount.root.clone());
         // The copy of a mirror grows nowhere.
         let free = free(&local.store).filter(|_| !place.is_brought());
-        Ok(Survey { entries: survey(&local)?, tree, root, inside: local.path, free, is_mounted, is_plain: false })
+        let entries = survey(&local)?;
+        Ok(Survey { entries, rules, tree, root, inside: local.path, free, is_mounted, is_plain: false })
     }
 }
 

@@ -6,6 +6,6 @@
 mod plan;
 mod rules;
 
-pub use plan::{Kind, SETTLED_NS, Unit, Verdict, complete, plan};
+pub use plan::{Kind, Own, SETTLED_NS, Unit, Verdict, complete, plan};
 pub use rules::{Rule, duration};
 pub(super) use rules::{RuleText, parse};

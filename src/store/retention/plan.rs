@@ -10,7 +10,8 @@
 //! - the last one with so many files, with tensors in so many, or with about so many bytes: a run may die at the same
 //!   place again and again, or save weights alone;
 //! - the first one with less that counts as complete, as long as fuller ones are there;
-//! - a file beside the newest complete file of another series with the same step: together they may be a checkpoint.
+//! - a file beside the newest complete file of another series with the same step: together they may be a checkpoint;
+//! - a file in the newest complete directory of a series, or in the last one with so many files, whatever rule the file has.
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
@@ -73,6 +74,8 @@ pub struct Unit {
     pub with_tensors: u64,
     /// Size that programs see.
     pub bytes: u64,
+    /// Of these, files that a rule of their own may remove.
+    pub own: Own,
     /// A file of it is open for writing, or not durable yet.
     pub being_written: bool,
     /// A shard or the bytes of a released file are missing.
@@ -83,6 +86,17 @@ pub struct Unit {
     pub pinned: bool,
     /// A file of the run, or a link, names it or something in it as the best.
     pub best: bool,
+}
+
+/// The files in a directory that a rule of their own may remove, as [`Unit`] counts all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Own {
+    /// Files that count.
+    pub files: u64,
+    /// Those with tensors.
+    pub with_tensors: u64,
+    /// Size that programs see.
+    pub bytes: u64,
 }
 
 /// The decision about a checkpoint.
@@ -120,6 +134,7 @@ pub fn plan(units: &[Unit], rules: &[Rule], now_ns: i64) -> Vec<Verdict> {
         }
     }
     keep_beside_newest(units, &newer, &mut verdicts);
+    keep_in_newest(units, &mut verdicts);
     verdicts
 }
 
@@ -163,6 +178,20 @@ fn keep_beside_newest(units: &[Unit], newer: &[Option<u64>], verdicts: &mut [Ver
         let goes = verdict.removes() && newer.is_some();
         if goes && key(unit).and_then(|key| series.get(&key)).is_some_and(|of| is_other(of, unit)) {
             *verdict = Verdict::Keep("beside the newest complete one of another series, with its step".into());
+        }
+    }
+}
+
+/// Keeps the files in a directory that a run may go on from, whatever rule they have of their own. A run that dies in a
+/// save, however often, may leave whole files in newer directories that are not complete.
+fn keep_in_newest(units: &[Unit], verdicts: &mut [Verdict]) {
+    let goes_on = |verdict: &Verdict| matches!(verdict, Verdict::Keep(why) if [NEWEST, FULLEST].contains(why));
+    let directories = units.iter().zip(&*verdicts).filter(|(unit, _)| unit.kind == Kind::Directory);
+    let kept: HashSet<&Path> =
+        directories.filter(|(_, verdict)| goes_on(verdict)).map(|(unit, _)| unit.path.as_path()).collect();
+    for (unit, verdict) in units.iter().zip(verdicts) {
+        if verdict.removes() && unit.path.ancestors().skip(1).any(|above| kept.contains(above)) {
+            *verdict = Verdict::Keep("in a checkpoint that the run may go on from".into());
         }
     }
 }
@@ -300,21 +329,27 @@ struct Judged {
 /// A program that writes several files closes each before it opens the next. Between two, a checkpoint only has fewer
 /// files than the one before. If the program dies within one, stepfs finds no tensors in that. A save of weights alone
 /// has far fewer bytes. Less than before is complete if two checkpoints in a row have the same and the first has
-/// settled. The first stays, to show it to those after it.
+/// settled. The first stays, to show it to those after it. It is also complete if it lacks nothing but files with a rule
+/// of their own, and a later one has such files: the rule took them, not a writer's death.
 fn judge(units: &[Unit], rule: &Rule, now_ns: i64, members: &[usize]) -> Vec<Judged> {
     let mut judged = vec![Judged::default(); members.len()];
-    let mut last_complete: Option<Fullness> = None;
+    let mut last_complete: Option<&Unit> = None;
+    let last_with_own = members.iter().rposition(|&at| units[at].own.files > 0);
     for (place, &at) in members.iter().enumerate() {
         let (unit, own) = (&units[at], Fullness::of(&units[at], rule));
         let is_sound = unit.files > 0 && unit.bytes > 0 && !unit.lacks && !unit.being_written;
         let is_version = rule.keep_checkpoint_max.is_none() || unit.is_version;
-        let as_full = last_complete.is_none_or(|last| own.lack(last).is_none());
+        let as_full = last_complete.is_none_or(|last| own.lack(Fullness::of(last, rule)).is_none());
+        let rule_took_own = unit.own.files == 0 && last_with_own > Some(place);
+        let is_stripped =
+            rule_took_own && last_complete.is_some_and(|last| own.lack(Fullness::without_own(last, rule)).is_none());
         let settled = now_ns.saturating_sub(unit.modified_ns) >= SETTLED_NS;
         let agrees = || members.get(place + 1).is_some_and(|&next| Fullness::of(&units[next], rule).is_like(own));
-        judged[place].witness = is_sound && is_version && !as_full && settled && agrees();
-        judged[place].complete = is_sound && is_version && (as_full || judged[place].witness);
-        if judged[place].complete {
-            last_complete = Some(own);
+        judged[place].witness = is_sound && is_version && !as_full && !is_stripped && settled && agrees();
+        judged[place].complete = is_sound && is_version && (as_full || is_stripped || judged[place].witness);
+        // A stripped one says nothing about the files of the next.
+        if judged[place].complete && (as_full || !is_stripped) {
+            last_complete = Some(unit);
         }
     }
     let mut later: Vec<Fullness> = Vec::new();
@@ -354,6 +389,16 @@ impl Fullness {
             _ => (unit.with_tensors, 0),
         };
         Fullness { files, bytes: if rule.keep_checkpoint_max.is_none() { unit.bytes } else { 0 } }
+    }
+
+    /// Without the files that a rule of their own may remove.
+    fn without_own(unit: &Unit, rule: &Rule) -> Fullness {
+        let Own { files, with_tensors, bytes } = unit.own;
+        let (files, with_tensors) = (unit.files - files, unit.with_tensors - with_tensors);
+        Fullness::of(
+            &Unit { files, with_tensors, bytes: unit.bytes - bytes, own: Own::default(), ..unit.clone() },
+            rule,
+        )
     }
 
     /// What this one lacks that the other has. Files with tensors count before files, and more of them before bytes:

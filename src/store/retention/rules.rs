@@ -46,8 +46,8 @@ impl Rule {
     pub fn all() -> Result<Rule, String> {
         rule(&RuleText {
             glob: "**".into(),
-            keep_last: None,
-            keep_every: Some(1),
+            keep_last: Some(u64::MAX),
+            keep_every: None,
             keep_for: None,
             keep_checkpoint_max: None,
         })

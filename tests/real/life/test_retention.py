@@ -185,3 +185,31 @@ def test_checkpoint_directories_under_load(mount):
     mount.umount()
     require_clean(mount.store)
     assert run("gc", "--dry-run", mount.store).returncode == OK
+
+
+@pytest.mark.slow
+def test_older_checkpoints_of_the_trainer_lose_the_optimizers_state(mount, plain):
+    import trainer_jobs as jobs
+
+    set_rules(mount, ("checkpoint-*/optimizer.pt", "keep_last = 2"), ("checkpoint-*", "keep_last = 5"))
+
+    def train(steps, **options):
+        job = jobs.trainer(mount.dir, jobs.model(64, 2, 2), jobs.noise(32, 1), jobs.Copy(mount, plain), jobs.noise(32, 2), learning_rate=1e-2,
+                           per_device_train_batch_size=8, max_steps=steps, save_steps=5, eval_strategy="steps", eval_steps=5,
+                           load_best_model_at_end=True, metric_for_best_model="eval_loss", greater_is_better=False)
+        job.train(**options)
+        return int(job.state.best_model_checkpoint.rsplit("-", 1)[1])
+
+    def kept(pattern):
+        mount.sync()
+        assert gc(mount.dir)["failed"] == []
+        return {int(path.relative_to(mount.dir).parts[0].split("-")[1]) for path in mount.dir.glob(pattern)}
+
+    best = train(40)
+    assert best < 20
+    assert kept("checkpoint-*/optimizer.pt") == {best, 35, 40} and kept("checkpoint-*/model.safetensors") == {best, 20, 25, 30, 35, 40}
+    for step in (20, 25, 30):
+        jobs.GPT2LMHeadModel.from_pretrained(mount / f"checkpoint-{step}")
+    # A run goes on from a checkpoint that has it.
+    assert train(50, resume_from_checkpoint=str(mount / "checkpoint-35")) == best
+    assert kept("checkpoint-*/optimizer.pt") == {best, 45, 50} and kept("checkpoint-*") >= {best, 30, 35, 40, 45, 50}

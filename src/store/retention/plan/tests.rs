@@ -23,6 +23,7 @@ fn unit(step: u64) -> Unit {
         files: 3,
         with_tensors: 2,
         bytes: 1000,
+        own: Own::default(),
         being_written: false,
         lacks: false,
         is_version: true,
@@ -194,6 +195,21 @@ fn a_cut_file_in_a_directory_takes_no_whole_one_with_it() {
     let full = |step, with_tensors, files| Unit { with_tensors, files, ..unit(step) };
     assert_eq!(gone(&[full(1, 2, 8), full(2, 4, 5)], "keep_last = 1"), [0; 0]);
     assert_eq!(gone(&[full(1, 2, 8), full(2, 1, 9)], "keep_last = 1"), [0; 0]);
+}
+
+#[test]
+fn what_a_rule_took_from_the_middle_of_a_series_makes_it_no_less_complete() {
+    let full = |step| Unit { own: Own { files: 1, with_tensors: 1, bytes: 600 }, ..unit(step) };
+    let stripped = |step| Unit { files: 2, with_tensors: 1, bytes: 400, ..unit(step) };
+    let (keys, best) = ("keep_last = 3", Unit { best: true, ..full(1) });
+    let mut some = vec![best, stripped(2), stripped(3), stripped(4), full(5)];
+    assert_eq!(gone(&some, keys), [2]);
+    // The newest one that lacks its own files may be in the making, and a file without a rule of its own is missed anywhere.
+    some.push(stripped(6));
+    assert_eq!(gone(&some, keys), [2]);
+    assert!(!complete(&some, &[rule(keys)], NOW)[5]);
+    some[2].files = 1;
+    assert_eq!(complete(&some, &[rule(keys)], NOW), [true, true, false, true, true, false]);
 }
 
 /// A save of weights alone among whole states.
