@@ -1,6 +1,5 @@
 //! Tensors as numbers: how large they are, and how far apart.
 
-use std::cmp::Ordering;
 use std::io;
 use std::ops::Range;
 
@@ -229,51 +228,9 @@ pub(super) fn changes(dtype: Dtype, states: &[&Place], read: &dyn Fn(u64)) -> Re
     Ok(changes)
 }
 
-/// Adds the nearest value of a type.
-pub(super) fn put(dtype: Dtype, value: f64, out: &mut Vec<u8>) {
-    match dtype {
-        Dtype::F16 => out.extend(half::f16::from_f32(odd(value)).to_le_bytes()),
-        Dtype::Bf16 => out.extend(half::bf16::from_f32(odd(value)).to_le_bytes()),
-        Dtype::F32 => out.extend((value as f32).to_le_bytes()),
-        _ => out.extend(value.to_le_bytes()),
-    }
-}
-
-/// The value if it is a float, else the odd one of the two floats around it: then a type of 16 bits is rounded to once.
-/// `from_f64` of `half` looks at the upper 32 bits alone.
-fn odd(value: f64) -> f32 {
-    let near = value as f32;
-    let bits = near.to_bits();
-    match f64::from(near).abs().partial_cmp(&value.abs()) {
-        Some(Ordering::Less) if bits & 1 == 0 => f32::from_bits(bits + 1),
-        Some(Ordering::Greater) if bits & 1 == 0 && near.is_finite() => f32::from_bits(bits - 1),
-        _ => near,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn values_are_rounded_once_to_the_nearest() {
-        let put = |dtype, value: f64| {
-            let mut out = Vec::new();
-            super::put(dtype, value, &mut out);
-            u16::from_le_bytes([out[0], out[1]])
-        };
-        let between = |low: f32, dtype| {
-            let step = if dtype == Dtype::Bf16 { 2f64.powi(-7) } else { 2f64.powi(-10) };
-            let half = f64::from(low) + step / 2.0;
-            [half - 1e-15, half, half + 1e-15].map(|value| put(dtype, value))
-        };
-        // The even one has the lower bits at 1, and the higher ones at the next value.
-        assert_eq!(between(1.0, Dtype::Bf16), [0x3f80, 0x3f80, 0x3f81]);
-        assert_eq!(between(1.0 + 1.0 / 128.0, Dtype::Bf16), [0x3f81, 0x3f82, 0x3f82]);
-        assert_eq!(between(1.0, Dtype::F16), [0x3c00, 0x3c00, 0x3c01]);
-        assert_eq!([1e300, f64::NEG_INFINITY, -0.0].map(|value| put(Dtype::F16, value)), [0x7c00, 0xfc00, 0x8000]);
-        assert_eq!([1e-300, -1e-300].map(|value| put(Dtype::Bf16, value)), [0, 0x8000]);
-    }
 
     #[test]
     fn sizes_are_of_finite_values_and_of_what_became_of_them() {
