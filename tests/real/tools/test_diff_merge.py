@@ -1,8 +1,10 @@
 """`stepfs diff` and `stepfs merge`, against torch's own arithmetic."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 import zipfile
 
 import pytest
@@ -249,6 +251,18 @@ def test_memory_stays_small(tmp_path):
     for command in (["diff", "0.pt", "1.pt"], ["merge", "0.pt", "1.pt", "-o", "out.pt"]):
         done = subprocess.run([sys.executable, "-c", PEAK, BIN, *command], cwd=tmp_path, capture_output=True, text=True)
         assert int(done.stdout.split()[-1]) < 60_000, done.stdout + done.stderr
+
+
+def test_a_signal_leaves_no_half_written_mean(tmp_path):
+    paths = [tmp_path / f"{at}.pt" for at in range(2)]
+    for at, path in enumerate(paths):
+        torch.save({"w": torch.full((5_000, 5_000), float(at))}, path)
+    process = subprocess.Popen([BIN, "merge", *paths, "-o", tmp_path / "out.pt"])
+    while len(list(tmp_path.iterdir())) == 2:
+        time.sleep(0.001)
+    process.send_signal(signal.SIGINT)
+    assert process.wait() == 130
+    assert sorted(tmp_path.iterdir()) == paths
 
 
 # Runs a command, and prints its largest resident memory in KiB.
