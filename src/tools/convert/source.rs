@@ -16,8 +16,10 @@ use crate::tools::output::NewFile;
 use crate::tools::values::CHUNK;
 use formats::{Checksum, Content, Elements, Key, Kind, Model, ReadAt, Role, dotted};
 
-/// Elements that are read at once.
-const ELEMENTS: u64 = 1 << 20;
+/// Elements without gaps that are read at once: they fit a core's second-level cache.
+const ELEMENTS: u64 = 1 << 16;
+/// The same with gaps, or in another order: the more, the longer are the runs that lie together in the file.
+const SCATTERED: u64 = 1 << 20;
 /// Gaps between elements, in elements, that are read and dropped.
 const GAPS: u64 = 4;
 /// What the index of a model in safetensors is called.
@@ -219,6 +221,13 @@ impl Source<'_> {
         }
     }
 
+    /// Elements that are read at once.
+    fn at_once(&self) -> u64 {
+        let has_gaps =
+            |Piece { elements: of, .. }: &Piece| *of != Elements::contiguous(of.dtype, of.shape.clone(), of.at);
+        if self.pieces.iter().any(has_gaps) { SCATTERED } else { ELEMENTS }
+    }
+
     /// Writes the values of a block to a file in which the tensor is at `at`; answers their CRC-32.
     fn write(
         &self,
@@ -229,6 +238,10 @@ impl Source<'_> {
     ) -> Result<Checksum> {
         let mut crc = Checksum::new(false);
         let Some(of) = self.pieces.first().map(|piece| piece.elements.dtype) else { return Ok(crc) };
+        if self.pieces.len() > 1 {
+            // A damaged index may leave gaps between them.
+            buf.clear();
+        }
         buf.resize(count(&len) as usize * of.size(), 0);
         for piece in &self.pieces {
             let read = piece.read(&start, &len, buf);
@@ -245,7 +258,8 @@ impl Source<'_> {
 /// Writes the values of tensors, each at a place of a file, in order and without gaps; answers their CRC-32s.
 pub(super) fn write(to: &NewFile, sources: &[(&Source, u64)], bar: &ProgressBar) -> Result<Vec<u32>> {
     let all = sources.iter().enumerate().filter(|(_, (source, _))| source.bytes() > 0);
-    let all = all.flat_map(|(number, (source, _))| blocks(&source.shape).map(move |block| (number, block)));
+    let all =
+        all.flat_map(|(number, (source, _))| blocks(&source.shape, source.at_once()).map(move |block| (number, block)));
     let made = in_order(all, |room, (number, block)| {
         let (source, at) = sources[number];
         bar.inc(count(&block.1) * source.dtype.size() as u64);
@@ -259,11 +273,11 @@ pub(super) fn write(to: &NewFile, sources: &[(&Source, u64)], bar: &ProgressBar)
 /// A part of a tensor: where it begins, and its shape.
 type Block = (Vec<u64>, Vec<u64>);
 
-/// Parts of a tensor that follow one another in the order of its elements.
-fn blocks(shape: &[u64]) -> impl Iterator<Item = Block> {
+/// Parts of a tensor, of at most so many elements, that follow one another in the order of its elements.
+fn blocks(shape: &[u64], most: u64) -> impl Iterator<Item = Block> {
     let inner = |dim: usize| count(&shape[dim..]);
-    let split = (0..shape.len()).find(|dim| inner(dim + 1) <= ELEMENTS).unwrap_or(0);
-    let rows = if shape.is_empty() { 1 } else { (ELEMENTS / inner(split + 1)).clamp(1, shape[split]) };
+    let split = (0..shape.len()).find(|dim| inner(dim + 1) <= most).unwrap_or(0);
+    let rows = if shape.is_empty() { 1 } else { (most / inner(split + 1)).clamp(1, shape[split]) };
     let steps = shape.get(split).map_or(1, |len| len.div_ceil(rows));
     (0..count(&shape[..split]) * steps).map(move |number| {
         let (mut start, mut len, mut rest) = (vec![0; shape.len()], shape.to_vec(), number / steps);
