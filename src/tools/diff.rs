@@ -1,20 +1,20 @@
 //! `stepfs diff`: which tensors of a run changed from one checkpoint to another, and how much.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use indicatif::ProgressBar;
-use rayon::prelude::*;
 use serde::Serialize;
 
+use crate::store::natural;
 use crate::terminal::format::{name, progress, table};
 use crate::terminal::{log_to_stderr, say_json};
 use formats::{InOrder, Role};
 
 use super::Find;
 use super::checkpoint::{Checkpoint, Found};
-use super::values::{Place, change};
+use super::flow::{in_order, spans};
+use super::values::{Change, Place, change};
 
 /// Rows that a person looks through.
 const ROWS: usize = 20;
@@ -107,10 +107,25 @@ fn compare(a: &Checkpoint, b: &Checkpoint) -> Result<Report> {
     let only_in_b = b.tensors().into_iter().filter(|(name, _)| a.get(name).is_none());
     let only_in_b = only_in_b.map(|(name, _)| name.to_string()).collect();
     let bar = progress(pairs.iter().map(|(_, left, _)| left.tensor.bytes()).sum(), true);
-    let row = |(name, left, right): &(&str, Found, Found)| Row::of(name, *left, *right, &bar);
-    let mut tensors = pairs.par_iter().map(row).collect::<Result<Vec<Row>>>()?;
+    // So that both files are read from front to back.
+    pairs.sort_by_key(|(_, left, _)| (std::ptr::from_ref(left.part), left.tensor.extent.start));
+    let all =
+        pairs.iter().enumerate().flat_map(|(at, pair)| spans(0..pair.1.tensor.bytes()).map(move |span| (at, span)));
+    let made = in_order(all, |(): &mut (), (at, span)| {
+        let (name, left, right) = pairs[at];
+        let [a, b] =
+            [left, right].map(|of| (InOrder::new(&of.part.file, &of.part.description), of.tensor.extent.start));
+        let [a, b] = [&a, &b].map(|(file, start)| Place { file, extent: start + span.start..start + span.end });
+        let change = change(left.tensor.dtype, &a, &b, &|bytes| bar.inc(bytes));
+        change.map(|change| (at, change)).with_context(|| format!("{}: {name}", left.part.path.display()))
+    })?;
+    let mut changes = vec![Change::default(); pairs.len()];
+    made.iter().for_each(|(at, change)| changes[*at].merge(change));
+    let rows = pairs.iter().zip(&changes).map(|((name, left, _), change)| Row::of(name, *left, change));
+    let mut tensors: Vec<Row> = rows.collect();
     bar.finish_and_clear();
-    tensors.sort_by(|x, y| y.rank().total_cmp(&x.rank()));
+    let by_name = |x: &Row, y: &Row| natural::order(Path::new(&x.tensor), Path::new(&y.tensor));
+    tensors.sort_by(|x, y| y.rank().total_cmp(&x.rank()).then_with(|| by_name(x, y)));
     Ok(Report { a: a.name.clone(), b: b.name.clone(), tensors, different, only_in_a, only_in_b })
 }
 
@@ -120,15 +135,10 @@ pub(super) fn is_alike(left: Found, right: Found) -> bool {
 }
 
 impl Row {
-    fn of(name: &str, left: Found, right: Found, bar: &ProgressBar) -> Result<Row> {
-        let sources = [left, right].map(|found| InOrder::new(&found.part.file, &found.part.description));
-        let place = |at: usize, found: Found| Place { file: &sources[at], extent: found.tensor.extent.clone() };
-        let Found { tensor, part, .. } = left;
-        let change = change(tensor.dtype, &place(0, left), &place(1, right), &|bytes| bar.inc(bytes))
-            .with_context(|| format!("{}: {name}", part.path.display()))?;
+    fn of(name: &str, Found { tensor, .. }: Found, change: &Change) -> Row {
         let is_float = tensor.dtype.is_lattice_float();
         let number = |value: f64| (is_float && value.is_finite()).then_some(value);
-        Ok(Row {
+        Row {
             tensor: name.to_string(),
             dtype: tensor.dtype.name(),
             shape: tensor.shape.clone(),
@@ -142,7 +152,7 @@ impl Row {
             cosine: number(change.cosine()),
             largest_change: number(change.difference.max),
             is_weight: tensor.role.group() == Role::Weight,
-        })
+        }
     }
 
     /// New values that are not finite come first; a tensor that was 0 comes next.

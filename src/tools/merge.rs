@@ -1,22 +1,27 @@
 //! `stepfs merge`: one checkpoint with the averaged weights of several.
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
+use codec::cast;
+use codec::entropy::simd::{Level, multiversion};
+use indicatif::ProgressBar;
 
 use crate::store::durable::Io;
 use crate::terminal::format::{name, progress, size};
 use crate::terminal::log_to_stderr;
-use formats::{ChangedTensor, Order, ReadAt, Role};
+use formats::{ChangedTensor, Checksum, Order, ReadAt, Role};
 
 use super::checkpoint::{Checkpoint, Found, Part};
+use super::flow::{in_order, spans};
 use super::output::{NewFile, Output};
-use super::values::put;
+use super::values::CHUNK;
 use super::{Find, of_file};
 
-/// Elements of a tensor that are averaged at once.
-const ELEMENTS: usize = 1 << 18;
+/// Elements of a tensor that are averaged at once: their sums fit a core's second-level cache.
+const ELEMENTS: usize = 1 << 15;
 
 /// Write one checkpoint with the averaged weights of several.
 ///
@@ -67,8 +72,7 @@ pub fn run(args: Args, find: &Find) -> Result<ExitCode> {
     let tensors = Output::whole(&Io::disk(), (&args.out, last.is_directory), |output| {
         let mut tensors = 0;
         for part in &last.parts {
-            tensors += merge.write_part(&averaged, part, output)?;
-            bar.inc(part.file.size());
+            tensors += merge.write_part(&averaged, part, output, &bar)?;
         }
         Ok(tensors)
     })?;
@@ -136,61 +140,125 @@ impl Merge<'_> {
     }
 
     /// Copies a file, with averaged tensors and the checksums that follow from them; answers the number of tensors.
-    fn write_part(&self, averaged: &[(&str, Found)], part: &Part, output: &mut Output) -> Result<usize> {
+    fn write_part(
+        &self,
+        averaged: &[(&str, Found)],
+        part: &Part,
+        output: &mut Output,
+        bar: &ProgressBar,
+    ) -> Result<usize> {
         let (file, path) = (output.create(&part.path, part.mode)?, &part.path);
-        copy(part, &file)?;
-        let mut changed = Vec::new();
-        for (tensor_name, found) in averaged.iter().filter(|(_, found)| std::ptr::eq(found.part, part)) {
-            let states = self.inputs.iter().filter_map(|input| input.get(tensor_name)).collect::<Vec<_>>();
-            let (crc_before, crc_after) = self.average(tensor_name, &states, &file)?;
-            changed.push(ChangedTensor { index: found.index, crc_before, crc_after });
+        let own = averaged.iter().filter(|(_, found)| std::ptr::eq(found.part, part));
+        let mut means: Vec<_> = own.map(|(name, found)| Mean::of(name, *found, self.inputs)).collect();
+        means.sort_by_key(|mean| mean.last.index);
+        // In the file's order the means, and what lies between them.
+        let (mut ranges, mut end) = (Vec::new(), 0);
+        for (at, mean) in means.iter().enumerate() {
+            let extent = mean.last.tensor.extent.clone();
+            ranges.push((None, end..extent.start));
+            end = extent.end;
+            ranges.push((Some(at), extent));
         }
-        for patch in part.description.patches(&part.file, &changed).map_err(of_file(path))? {
+        ranges.push((None, end..part.file.size()));
+        let all = ranges.into_iter().flat_map(|(mean, range)| spans(range).map(move |span| (mean, span)));
+        let made = in_order(all, |room, (mean, span)| {
+            bar.inc(span.end - span.start);
+            self.write_span(part, mean.map(|at| &means[at]), span, &file, room).map(|crcs| (mean, crcs))
+        })?;
+        let mut crcs = vec![[0, 1].map(|_| part.description.checksum()); means.len()];
+        for (mean, [before, after]) in made {
+            if let Some(at) = mean {
+                crcs[at][0].combine(&before);
+                crcs[at][1].combine(&after);
+            }
+        }
+        let changed = means.iter().zip(&crcs).map(|(mean, [before, after])| ChangedTensor {
+            index: mean.last.index,
+            crc_before: before.finalize(),
+            crc_after: after.finalize(),
+        });
+        for patch in part.description.patches(&part.file, &changed.collect::<Vec<_>>()).map_err(of_file(path))? {
             file.write_all_at(&patch.bytes, patch.offset)?;
         }
         file.sync()?;
-        Ok(changed.len())
+        Ok(means.len())
     }
 
-    /// Writes the mean of one tensor's states in the place of the last; answers the checksums of the last and of the mean.
-    fn average(&self, tensor_name: &str, states: &[Found], to: &NewFile) -> Result<(u32, u32)> {
-        let Some(last) = states.last() else { bail!("no states") };
-        let (dtype, extent) = (last.tensor.dtype, &last.tensor.extent);
-        let [mut before, mut after] = [0, 1].map(|_| last.part.description.checksum());
-        let total: f64 = self.weights.iter().sum();
-        let (mut at, len) = (0, last.tensor.bytes());
-        let mut buf = Vec::new();
-        while at < len {
-            let count = (len - at).min((ELEMENTS * dtype.size()) as u64) as usize;
-            buf.resize(count, 0);
-            let mut sums = vec![0.0; count / dtype.size()];
-            for (state, weight) in states.iter().zip(self.weights) {
-                let read = state.part.file.read_exact_at(&mut buf, state.tensor.extent.start + at);
-                read.map_err(of_file(&state.part.path)).with_context(|| name(tensor_name))?;
-                let values = codec::lattice::values(dtype, &buf);
-                sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += weight * value);
+    /// Writes a mean, or a copy of the last file, in this span of it; answers the checksums of the last and of the mean.
+    fn write_span(
+        &self,
+        part: &Part,
+        mean: Option<&Mean>,
+        span: Range<u64>,
+        to: &NewFile,
+        (bytes, sums): &mut (Vec<u8>, Vec<f64>),
+    ) -> Result<[Checksum; 2]> {
+        let mut crcs = [0, 1].map(|_| part.description.checksum());
+        let size = mean.map_or(size_of::<f64>(), |mean| mean.last.tensor.dtype.size());
+        for at in span.clone().step_by(ELEMENTS * size) {
+            bytes.resize((span.end - at).min((ELEMENTS * size) as u64) as usize, 0);
+            match mean {
+                None => part.file.read_exact_at(bytes, at).map_err(of_file(&part.path))?,
+                Some(mean) => self.average(mean, at, bytes, sums, &mut crcs)?,
             }
-            before.update(&buf);
-            let mut bytes = Vec::with_capacity(count);
-            sums.into_iter().for_each(|sum| put(dtype, sum / total, &mut bytes));
-            after.update(&bytes);
-            to.write_all_at(&bytes, extent.start + at)?;
-            at += count as u64;
+            to.write_all_at(bytes, at)?;
         }
-        Ok((before.finalize(), after.finalize()))
+        Ok(crcs)
+    }
+
+    /// Fills `bytes` with the mean from a place of the last file on.
+    fn average(
+        &self,
+        mean: &Mean,
+        at: u64,
+        bytes: &mut [u8],
+        sums: &mut Vec<f64>,
+        crcs: &mut [Checksum; 2],
+    ) -> Result<()> {
+        let last = mean.last.tensor;
+        let (level, dtype, mut values) = (Level::detect(), last.dtype, [0.0; CHUNK]);
+        sums.clear();
+        sums.resize(bytes.len() / dtype.size(), 0.0);
+        for (state, weight) in mean.states.iter().zip(self.weights) {
+            let read = state.part.file.read_exact_at(bytes, state.tensor.extent.start + (at - last.extent.start));
+            read.map_err(of_file(&state.part.path)).with_context(|| name(mean.name))?;
+            for (bytes, sums) in bytes.chunks(CHUNK * dtype.size()).zip(sums.chunks_mut(CHUNK)) {
+                let values = &mut values[..sums.len()];
+                cast::widen(dtype, bytes, values);
+                add(level, values, *weight, sums);
+            }
+        }
+        crcs[0].update(bytes);
+        divide(level, sums, self.weights.iter().sum());
+        cast::round(dtype, sums, bytes);
+        crcs[1].update(bytes);
+        Ok(())
     }
 }
 
-fn copy(part: &Part, to: &NewFile) -> Result<()> {
-    let (from, mut at, len) = (&part.file, 0, part.file.size());
-    let mut buf = vec![0; len.min(1 << 20) as usize];
-    while at < len {
-        let count = (len - at).min(buf.len() as u64) as usize;
-        from.read_exact_at(&mut buf[..count], at).map_err(of_file(&part.path))?;
-        to.write_all_at(&buf[..count], at)?;
-        at += count as u64;
+/// A tensor to average.
+struct Mean<'a> {
+    name: &'a str,
+    states: Vec<Found<'a>>,
+    last: Found<'a>,
+}
+
+impl<'a> Mean<'a> {
+    fn of(name: &'a str, last: Found<'a>, inputs: &'a [Checkpoint]) -> Mean<'a> {
+        Mean { name, states: inputs.iter().filter_map(|input| input.get(name)).collect(), last }
     }
-    Ok(())
+}
+
+multiversion! {
+    fn add(values: &[f64], weight: f64, sums: &mut [f64]) {
+        sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += weight * value);
+    }
+}
+
+multiversion! {
+    fn divide(sums: &mut [f64], total: f64) {
+        sums.iter_mut().for_each(|sum| *sum /= total);
+    }
 }
 
 /// Weights, averages of them, and other floats, such as the statistics of a normalization; not an optimizer's state.

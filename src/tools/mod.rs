@@ -9,6 +9,7 @@ mod checkpoint;
 pub mod compare;
 pub mod convert;
 pub mod diff;
+mod flow;
 pub mod merge;
 mod output;
 pub mod reshard;

@@ -1,14 +1,20 @@
 //! Tensors as numbers: how large they are, and how far apart.
 
-use std::cmp::Ordering;
 use std::io;
 use std::ops::Range;
 
-use codec::Dtype;
+use codec::entropy::simd::{Level, multiversion};
+use codec::{Dtype, cast};
 use formats::ReadAt;
 
-/// Bytes read at once of either file: whole elements of every type.
-const CHUNK: u64 = 1 << 20;
+/// Bytes read at once of either file: whole elements of every type. Those of two files fit a core's second-level cache.
+const PIECE: u64 = 256 << 10;
+
+/// Elements of either tensor that are widened and compared at once, in the first-level cache.
+pub(super) const CHUNK: usize = 512;
+
+/// Sums that run side by side, as many as the widest vector of a processor has numbers. Another number gives other last bits.
+const LANES: usize = 8;
 
 /// Root mean square and largest of many numbers.
 #[derive(Clone, Copy, Debug, Default)]
@@ -20,12 +26,6 @@ pub(super) struct Size {
 }
 
 impl Size {
-    fn add(&mut self, value: f64) {
-        self.squares += value * value;
-        self.count += 1;
-        self.max = self.max.max(value.abs());
-    }
-
     /// Of both together.
     pub(super) fn merge(&mut self, other: &Size) {
         self.squares += other.squares;
@@ -48,21 +48,16 @@ pub(super) struct Place<'a> {
 /// The size of a tensor's values, and of their differences to another tensor's. Numbers that are not finite have no
 /// size. If both tensors have the same bits in one there is no difference, else an infinite one.
 pub(super) fn sizes(dtype: Dtype, a: &Place, b: &Place) -> io::Result<(Size, Size)> {
-    let (mut value, mut difference) = (Size::default(), Size::default());
+    let (mut value, mut change) = (Size::default(), Change::default());
     in_pieces(&[a, b], |_, left, right| {
-        each(dtype, left, right, |x, y, same| {
-            if x.is_finite() {
-                value.add(x);
-            }
-            match (same, x.is_finite() && y.is_finite()) {
-                (true, false) => {}
-                (_, true) => difference.add(x - y),
-                (false, false) => difference.add(f64::INFINITY),
-            }
-        });
+        value.merge(&Change::of(dtype, left, left).before);
+        change.merge(&Change::of(dtype, left, right));
     })
     .map_err(|(_, error)| error)?;
-    Ok((value, difference))
+    if change.broken > 0 {
+        change.difference.merge(&Size { squares: f64::INFINITY, count: change.broken, max: f64::INFINITY });
+    }
+    Ok((value, change.difference))
 }
 
 /// Passes each tensor, but the first, with the one before it, in pieces of whole elements. Reads each once. An error has the
@@ -71,7 +66,7 @@ fn in_pieces(tensors: &[&Place], mut both: impl FnMut(usize, &[u8], &[u8])) -> R
     let (mut left, mut right) = (Vec::new(), Vec::new());
     let (mut at, len) = (0, tensors.first().map_or(0, |first| first.extent.end - first.extent.start));
     while at < len {
-        let count = CHUNK.min(len - at) as usize;
+        let count = PIECE.min(len - at) as usize;
         for (number, tensor) in tensors.iter().enumerate() {
             right.resize(count, 0);
             tensor.file.read_exact_at(&mut right, tensor.extent.start + at).map_err(|error| (number, error))?;
@@ -92,6 +87,8 @@ pub(super) struct Change {
     pub(super) changed: u64,
     /// Elements of either that are not finite. Pairs with one have no size.
     pub(super) not_finite: [u64; 2],
+    /// Pairs of elements with other bits, of which one is not finite.
+    broken: u64,
     /// The size of the first tensor, of the second, and of their difference.
     pub(super) before: Size,
     after: Size,
@@ -103,6 +100,110 @@ impl Change {
     /// The cosine of the angle between both; not a number if one is 0.
     pub(super) fn cosine(&self) -> f64 {
         (self.product / (self.before.squares * self.after.squares).sqrt()).clamp(-1.0, 1.0)
+    }
+
+    /// Of both parts together. The order of parts decides the last bits of a sum.
+    pub(super) fn merge(&mut self, other: &Change) {
+        self.changed += other.changed;
+        self.not_finite = [0, 1].map(|of| self.not_finite[of] + other.not_finite[of]);
+        self.broken += other.broken;
+        self.before.merge(&other.before);
+        self.after.merge(&other.after);
+        self.difference.merge(&other.difference);
+        self.product += other.product;
+    }
+
+    /// From some elements to others. Those of types of which nothing is quantized have no size.
+    fn of(dtype: Dtype, left: &[u8], right: &[u8]) -> Change {
+        let size = dtype.size();
+        if !dtype.is_lattice_float() {
+            let changed = match size {
+                1 => changed::<1>(left, right),
+                2 => changed::<2>(left, right),
+                4 => changed::<4>(left, right),
+                8 => changed::<8>(left, right),
+                _ => changed::<16>(left, right),
+            };
+            return Change { changed, ..Change::default() };
+        }
+        let mut change = Change::default();
+        let (level, mut sums, mut count) = (Level::detect(), Sums::default(), 0);
+        let mut values = [[[0.0; LANES]; CHUNK / LANES]; 2];
+        for bytes in left.chunks(CHUNK * size).zip(right.chunks(CHUNK * size)).map(<[&[u8]; 2]>::from) {
+            let len = bytes[0].len() / size;
+            for (bytes, values) in bytes.iter().zip(&mut values) {
+                let (values, rest) = values.as_flattened_mut().split_at_mut(len);
+                cast::widen(dtype, bytes, values);
+                // It adds nothing.
+                rest.fill(0.0);
+            }
+            let [x, y] = &values;
+            let left_out = add(level, x, y, &mut sums);
+            count += len as u64 - left_out;
+            if left_out > 0 {
+                change.count_not_finite(
+                    bytes.map(|bytes| bytes.chunks_exact(size)),
+                    x.as_flattened(),
+                    y.as_flattened(),
+                );
+            }
+        }
+        let of = |at: usize| Size {
+            squares: sums.squares[at].iter().sum(),
+            count,
+            max: sums.largest[at].iter().copied().fold(0.0, f64::max),
+        };
+        change.changed = sums.changed.iter().sum::<u64>() + change.broken;
+        Change { before: of(0), after: of(1), difference: of(2), product: sums.products.iter().sum(), ..change }
+    }
+
+    fn count_not_finite(&mut self, [left, right]: [std::slice::ChunksExact<u8>; 2], x: &[f64], y: &[f64]) {
+        for ((left, right), (x, y)) in left.zip(right).zip(x.iter().zip(y)) {
+            let not_finite = [x, y].map(|value| u64::from(!value.is_finite()));
+            self.not_finite = [0, 1].map(|of| self.not_finite[of] + not_finite[of]);
+            self.broken += u64::from(not_finite != [0, 0] && left != right);
+        }
+    }
+}
+
+/// Elements with other bits.
+fn changed<const N: usize>(left: &[u8], right: &[u8]) -> u64 {
+    let pairs = left.as_chunks::<N>().0.iter().zip(right.as_chunks::<N>().0);
+    pairs.filter(|(x, y)| x != y).count() as u64
+}
+
+/// Sums over pairs of elements, each in [`LANES`] parts.
+#[derive(Clone, Copy, Default)]
+struct Sums {
+    /// Of the first elements, of the second, and of their differences.
+    squares: [[f64; LANES]; 3],
+    largest: [[f64; LANES]; 3],
+    products: [f64; LANES],
+    changed: [u64; LANES],
+}
+
+multiversion! {
+    /// Adds pairs of finite elements. Returns the number of other pairs.
+    fn add(left: &[[f64; LANES]], right: &[[f64; LANES]], sums: &mut Sums) -> u64 {
+        let (mut now, mut left_out) = (*sums, [0; LANES]);
+        for (left, right) in left.iter().zip(right) {
+            for lane in 0..LANES {
+                let (x, y) = (left[lane], right[lane]);
+                let is_finite = x.is_finite() & y.is_finite();
+                let (x, y) = if is_finite { (x, y) } else { (0.0, 0.0) };
+                for (at, value) in [x, y, y - x].into_iter().enumerate() {
+                    now.squares[at][lane] += value * value;
+                    let magnitude = value.abs();
+                    let largest = &mut now.largest[at][lane];
+                    *largest = if magnitude > *largest { magnitude } else { *largest };
+                }
+                now.products[lane] += x * y;
+                now.changed[lane] += u64::from(x.to_bits() != y.to_bits());
+                left_out[lane] += u64::from(!is_finite);
+            }
+        }
+        *sums = now;
+        left_out.iter().sum()
     }
 }
 
@@ -121,86 +222,15 @@ pub(super) fn change(dtype: Dtype, a: &Place, b: &Place, read: &dyn Fn(u64)) -> 
 pub(super) fn changes(dtype: Dtype, states: &[&Place], read: &dyn Fn(u64)) -> Result<Vec<Change>, (usize, io::Error)> {
     let mut changes = vec![Change::default(); states.len().saturating_sub(1)];
     in_pieces(states, |number, left, right| {
-        let change = &mut changes[number];
-        let pairs = left.chunks_exact(dtype.size()).zip(right.chunks_exact(dtype.size()));
-        change.changed += pairs.filter(|(x, y)| x != y).count() as u64;
-        each(dtype, left, right, |x, y, _| match (x.is_finite(), y.is_finite()) {
-            (true, true) => {
-                change.before.add(x);
-                change.after.add(y);
-                change.difference.add(y - x);
-                change.product += x * y;
-            }
-            (x, y) => change.not_finite = [change.not_finite[0] + u64::from(!x), change.not_finite[1] + u64::from(!y)],
-        });
+        changes[number].merge(&Change::of(dtype, left, right));
         read(left.len() as u64);
     })?;
     Ok(changes)
 }
 
-/// Adds the nearest value of a type.
-pub(super) fn put(dtype: Dtype, value: f64, out: &mut Vec<u8>) {
-    match dtype {
-        Dtype::F16 => out.extend(half::f16::from_f32(odd(value)).to_le_bytes()),
-        Dtype::Bf16 => out.extend(half::bf16::from_f32(odd(value)).to_le_bytes()),
-        Dtype::F32 => out.extend((value as f32).to_le_bytes()),
-        _ => out.extend(value.to_le_bytes()),
-    }
-}
-
-/// The value if it is a float, else the odd one of the two floats around it: then a type of 16 bits is rounded to once.
-/// `from_f64` of `half` looks at the upper 32 bits alone.
-fn odd(value: f64) -> f32 {
-    let near = value as f32;
-    let bits = near.to_bits();
-    match f64::from(near).abs().partial_cmp(&value.abs()) {
-        Some(Ordering::Less) if bits & 1 == 0 => f32::from_bits(bits + 1),
-        Some(Ordering::Greater) if bits & 1 == 0 && near.is_finite() => f32::from_bits(bits - 1),
-        _ => near,
-    }
-}
-
-/// Calls `f` with each pair of elements and whether their bits are the same.
-fn each(dtype: Dtype, left: &[u8], right: &[u8], mut f: impl FnMut(f64, f64, bool)) {
-    macro_rules! pairs {
-        ($N:literal, $value:expr) => {{
-            let (left, right) = (left.as_chunks::<$N>().0, right.as_chunks::<$N>().0);
-            left.iter().zip(right).for_each(|(x, y)| f($value(*x), $value(*y), x == y));
-        }};
-    }
-    match dtype {
-        Dtype::F16 => pairs!(2, |b| half::f16::from_le_bytes(b).to_f64()),
-        Dtype::Bf16 => pairs!(2, |b| half::bf16::from_le_bytes(b).to_f64()),
-        Dtype::F32 => pairs!(4, |b| f64::from(f32::from_le_bytes(b))),
-        Dtype::F64 => pairs!(8, f64::from_le_bytes),
-        // Nothing is quantized of the others.
-        _ => {}
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn values_are_rounded_once_to_the_nearest() {
-        let put = |dtype, value: f64| {
-            let mut out = Vec::new();
-            super::put(dtype, value, &mut out);
-            u16::from_le_bytes([out[0], out[1]])
-        };
-        let between = |low: f32, dtype| {
-            let step = if dtype == Dtype::Bf16 { 2f64.powi(-7) } else { 2f64.powi(-10) };
-            let half = f64::from(low) + step / 2.0;
-            [half - 1e-15, half, half + 1e-15].map(|value| put(dtype, value))
-        };
-        // The even one has the lower bits at 1, and the higher ones at the next value.
-        assert_eq!(between(1.0, Dtype::Bf16), [0x3f80, 0x3f80, 0x3f81]);
-        assert_eq!(between(1.0 + 1.0 / 128.0, Dtype::Bf16), [0x3f81, 0x3f82, 0x3f82]);
-        assert_eq!(between(1.0, Dtype::F16), [0x3c00, 0x3c00, 0x3c01]);
-        assert_eq!([1e300, f64::NEG_INFINITY, -0.0].map(|value| put(Dtype::F16, value)), [0x7c00, 0xfc00, 0x8000]);
-        assert_eq!([1e-300, -1e-300].map(|value| put(Dtype::Bf16, value)), [0, 0x8000]);
-    }
 
     #[test]
     fn sizes_are_of_finite_values_and_of_what_became_of_them() {

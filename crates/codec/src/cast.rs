@@ -21,17 +21,28 @@ pub fn cast(from: Dtype, bytes: &[u8], to: Dtype, out: &mut [u8]) -> Result<(), 
         out.copy_from_slice(bytes);
         return Ok(());
     }
-    if from.size() <= to.size() {
+    if from.size() <= to.size() || !from.is_lattice_float() || !to.is_lattice_float() {
         return Err(TYPES);
     }
-    let level = Level::detect();
     let mut values = [0.0; CHUNK];
     for (bytes, out) in bytes.chunks(CHUNK * from.size()).zip(out.chunks_mut(CHUNK * to.size())) {
         let values = &mut values[..out.len() / to.size()];
-        for_float!(from, F => widen_all::<F>(level, F::elements(bytes), values), else return Err(TYPES));
-        for_float!(to, F => round_all::<F>(level, values, F::elements_mut(out)), else return Err(TYPES));
+        widen(from, bytes, values);
+        round(to, values, out);
     }
     Ok(())
+}
+
+/// The values of as many elements. Only of the lattice's types.
+pub fn widen(dtype: Dtype, bytes: &[u8], values: &mut [f64]) {
+    let level = Level::detect();
+    for_float!(dtype, F => widen_all::<F>(level, F::elements(bytes), values), else ());
+}
+
+/// The elements nearest to as many values. Only of the lattice's types.
+pub fn round(dtype: Dtype, values: &[f64], out: &mut [u8]) {
+    let level = Level::detect();
+    for_float!(dtype, F => round_all::<F>(level, values, F::elements_mut(out)), else ());
 }
 
 multiversion! {

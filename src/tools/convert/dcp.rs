@@ -11,7 +11,7 @@ use crate::tools::output::Output;
 use super::pickle::Value::{self, Dict, False, Global, Int, List, None, Object, Text, Tuple};
 use super::pickle::{call, size, tensor, text};
 use super::source::Source;
-use super::torch;
+use super::torch::{Zip, write_zips};
 
 const FILE: &str = "__0_0.distcp";
 const INDEX: &str = ".metadata";
@@ -20,12 +20,14 @@ const METADATA: &str = "torch.distributed.checkpoint.metadata";
 /// Writes both files. Tied tensors are written once for each name, as torch does it.
 pub(super) fn write(output: &mut Output, mode: u32, sources: &[Source], bar: &ProgressBar) -> Result<()> {
     let file = output.create(Path::new(FILE), mode)?;
-    let (mut places, mut end) = (Vec::new(), 0);
+    let (mut zips, mut places, mut end) = (Vec::new(), Vec::new(), 0);
     for source in sources {
-        let start = end;
-        end = torch::zip(&file, start, &tensor(source, 0).pickle(), &[source], bar)?;
-        places.push((source, start, end - start));
+        let zip = Zip::new(end, tensor(source, 0).pickle(), &[source]);
+        places.push((source, end, zip.end() - end));
+        end = zip.end();
+        zips.push(zip);
     }
+    write_zips(&file, zips, bar)?;
     file.sync()?;
     let index = output.create(Path::new(INDEX), mode)?;
     index.write_all_at(&metadata(&places).pickle(), 0)?;

@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use crate::terminal::format::name;
 use crate::tools::output::{NewFile, Output};
 
-use super::source::Source;
+use super::source::{self, Source};
 
 /// Names of a model's only file, and of the index of several.
 const WHOLE: &str = "model.safetensors";
@@ -104,10 +104,11 @@ fn write_file(
     header.resize(header.len().next_multiple_of(8), b' ');
     file.write_all_at(&(header.len() as u64).to_le_bytes(), 0)?;
     file.write_all_at(&header, 8)?;
-    let mut at = 8 + header.len() as u64;
-    for (_, source) in sources {
-        source.write(file, at, bar)?;
-        at += source.bytes();
-    }
+    let mut end = 8 + header.len() as u64;
+    let places = sources.iter().map(|(_, source)| {
+        end += source.bytes();
+        (*source, end - source.bytes())
+    });
+    source::write(file, &places.collect::<Vec<_>>(), bar)?;
     file.sync()
 }

@@ -1,23 +1,25 @@
 //! The tensors of a checkpoint as a program would load them, each whole, wherever its elements lie.
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{self, BufReader};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use codec::Dtype;
+use codec::{Dtype, cast};
 use indicatif::ProgressBar;
 
 use crate::terminal::format::name;
 use crate::tools::checkpoint::{Checkpoint, Part};
+use crate::tools::flow::in_order;
 use crate::tools::output::NewFile;
-use crate::tools::values::put;
+use crate::tools::values::CHUNK;
 use formats::{Checksum, Content, Elements, Key, Kind, Model, ReadAt, Role, dotted};
 
-/// Elements that are read at once.
-const ELEMENTS: u64 = 1 << 20;
+/// Elements without gaps that are read at once: they fit a core's second-level cache.
+const ELEMENTS: u64 = 1 << 16;
+/// The same with gaps, or in another order: the more, the longer are the runs that lie together in the file.
+const SCATTERED: u64 = 1 << 20;
 /// Gaps between elements, in elements, that are read and dropped.
 const GAPS: u64 = 4;
 /// What the index of a model in safetensors is called.
@@ -219,34 +221,63 @@ impl Source<'_> {
         }
     }
 
-    /// Writes the values at a place of a file, in order and without gaps; answers their CRC-32.
-    pub(super) fn write(&self, to: &NewFile, mut at: u64, bar: &ProgressBar) -> Result<u32> {
+    /// Elements that are read at once.
+    fn at_once(&self) -> u64 {
+        let has_gaps =
+            |Piece { elements: of, .. }: &Piece| *of != Elements::contiguous(of.dtype, of.shape.clone(), of.at);
+        if self.pieces.iter().any(has_gaps) { SCATTERED } else { ELEMENTS }
+    }
+
+    /// Writes the values of a block to a file in which the tensor is at `at`; answers their CRC-32.
+    fn write(
+        &self,
+        (start, len): Block,
+        to: &NewFile,
+        at: u64,
+        (buf, out): &mut (Vec<u8>, Vec<u8>),
+    ) -> Result<Checksum> {
         let mut crc = Checksum::new(false);
-        let Some(of) = self.pieces.first().map(|piece| piece.elements.dtype).filter(|_| self.bytes() > 0) else {
-            return Ok(crc.finalize());
-        };
-        let mut buf = Vec::new();
-        for (start, len) in blocks(&self.shape) {
-            buf.resize(count(&len) as usize * of.size(), 0);
-            for piece in &self.pieces {
-                let read = piece.read(&start, &len, &mut buf);
-                read.with_context(|| format!("{}: {}", piece.part.path.display(), dotted(&self.keys)))?;
-            }
-            let bytes = rounded(of, self.dtype, &buf);
-            crc.update(&bytes);
-            to.write_all_at(&bytes, at)?;
-            at += bytes.len() as u64;
-            bar.inc(bytes.len() as u64);
+        let Some(of) = self.pieces.first().map(|piece| piece.elements.dtype) else { return Ok(crc) };
+        if self.pieces.len() > 1 {
+            // A damaged index may leave gaps between them.
+            buf.clear();
         }
-        Ok(crc.finalize())
+        buf.resize(count(&len) as usize * of.size(), 0);
+        for piece in &self.pieces {
+            let read = piece.read(&start, &len, buf);
+            read.with_context(|| format!("{}: {}", piece.part.path.display(), dotted(&self.keys)))?;
+        }
+        let bytes = if of == self.dtype { buf } else { rounded(of, self.dtype, buf, out) };
+        crc.update(bytes);
+        let first = start.iter().zip(&self.shape).fold(0, |first, (start, len)| first * len + start);
+        to.write_all_at(bytes, at + first * self.dtype.size() as u64)?;
+        Ok(crc)
     }
 }
 
-/// Parts of a tensor that follow one another in the order of its elements: where each begins, and its shape.
-fn blocks(shape: &[u64]) -> impl Iterator<Item = (Vec<u64>, Vec<u64>)> {
+/// Writes the values of tensors, each at a place of a file, in order and without gaps; answers their CRC-32s.
+pub(super) fn write(to: &NewFile, sources: &[(&Source, u64)], bar: &ProgressBar) -> Result<Vec<u32>> {
+    let all = sources.iter().enumerate().filter(|(_, (source, _))| source.bytes() > 0);
+    let all =
+        all.flat_map(|(number, (source, _))| blocks(&source.shape, source.at_once()).map(move |block| (number, block)));
+    let made = in_order(all, |room, (number, block)| {
+        let (source, at) = sources[number];
+        bar.inc(count(&block.1) * source.dtype.size() as u64);
+        source.write(block, to, at, room).map(|crc| (number, crc))
+    })?;
+    let mut crcs = vec![Checksum::new(false); sources.len()];
+    made.iter().for_each(|(number, crc)| crcs[*number].combine(crc));
+    Ok(crcs.iter().map(Checksum::finalize).collect())
+}
+
+/// A part of a tensor: where it begins, and its shape.
+type Block = (Vec<u64>, Vec<u64>);
+
+/// Parts of a tensor, of at most so many elements, that follow one another in the order of its elements.
+fn blocks(shape: &[u64], most: u64) -> impl Iterator<Item = Block> {
     let inner = |dim: usize| count(&shape[dim..]);
-    let split = (0..shape.len()).find(|dim| inner(dim + 1) <= ELEMENTS).unwrap_or(0);
-    let rows = if shape.is_empty() { 1 } else { (ELEMENTS / inner(split + 1)).clamp(1, shape[split]) };
+    let split = (0..shape.len()).find(|dim| inner(dim + 1) <= most).unwrap_or(0);
+    let rows = if shape.is_empty() { 1 } else { (most / inner(split + 1)).clamp(1, shape[split]) };
     let steps = shape.get(split).map_or(1, |len| len.div_ceil(rows));
     (0..count(&shape[..split]) * steps).map(move |number| {
         let (mut start, mut len, mut rest) = (vec![0; shape.len()], shape.to_vec(), number / steps);
@@ -299,7 +330,7 @@ impl Piece<'_> {
         let run = near.min_by_key(|(_, dim)| dim.from).map_or(0, |(at, _)| at);
         let run = dims.remove(run);
         let size = dtype.size();
-        let mut near = vec![0; (run.count - 1) as usize * run.from as usize * size + size];
+        let mut near = Vec::new();
         for mut number in 0..dims.iter().map(|dim| dim.count).product() {
             let (mut from, mut to) = (from, to);
             for dim in &dims {
@@ -311,6 +342,7 @@ impl Piece<'_> {
                 self.part.file.read_exact_at(&mut block[to..to + run.count as usize * size], place)?;
                 continue;
             }
+            near.resize((run.count - 1) as usize * run.from as usize * size + size, 0);
             self.part.file.read_exact_at(&mut near, place)?;
             for element in 0..run.count as usize {
                 let (from, to) = (element * run.from as usize * size, to + element * run.to as usize * size);
@@ -322,11 +354,14 @@ impl Piece<'_> {
 }
 
 /// Values of another type, as torch rounds them: to the nearest, of two to the even one, doubles by way of floats.
-fn rounded(of: Dtype, to: Dtype, bytes: &[u8]) -> Cow<'_, [u8]> {
-    if of == to {
-        return Cow::Borrowed(bytes);
+fn rounded<'a>(of: Dtype, to: Dtype, bytes: &[u8], out: &'a mut Vec<u8>) -> &'a mut Vec<u8> {
+    out.resize(bytes.len() / of.size() * to.size(), 0);
+    let mut values = [0.0; CHUNK];
+    for (bytes, out) in bytes.chunks(CHUNK * of.size()).zip(out.chunks_mut(CHUNK * to.size())) {
+        let values = &mut values[..bytes.len() / of.size()];
+        cast::widen(of, bytes, values);
+        values.iter_mut().for_each(|value| *value = f64::from(*value as f32));
+        cast::round(to, values, out);
     }
-    let mut out = Vec::with_capacity(bytes.len() / of.size() * to.size());
-    codec::lattice::values(of, bytes).into_iter().for_each(|value| put(to, f64::from(value as f32), &mut out));
-    Cow::Owned(out)
+    out
 }

@@ -296,6 +296,37 @@ def test_what_cannot_be_converted_is_said_and_leaves_nothing(file, state, tmp_pa
     assert run("convert", file, check=False).returncode == USAGE
 
 
+def test_pieces_and_threads_change_nothing(tmp_path, monkeypatch):
+    torch.manual_seed(5)
+    odd = torch.randn(1_501, 2_003)
+    odd[0, 0], odd[-1, -1], odd[700, 3] = float("nan"), float("inf"), -0.0
+    state = {
+        "whole": torch.randn(3 * 2**20 + 7), "transposed": odd.t(), "sliced": odd[1:, ::3], "half": odd.half().t(), "empty": torch.zeros(4, 0, 2),
+        "scalar": torch.tensor(2), "double": odd.double()[::2], "bytes": torch.randint(256, (2**22 + 1,), dtype=torch.uint8), "tied": odd.t(),
+    } | {f"small.{at}": torch.full((at,), at) for at in range(40)}
+    torch.save(state, tmp_path / "in.pt")
+    for out, options, load in [
+        ("out.safetensors", [], load_file),
+        ("out.pt", [], torch.load),
+        ("out.safetensors", ["--dtype", "bf16"], load_file),
+        ("out", ["--to", "dcp"], from_dcp),
+    ]:
+        written = []
+        for threads in (1, 2, 5):
+            monkeypatch.setenv("RAYON_NUM_THREADS", str(threads))
+            run("convert", tmp_path / "in.pt", "-o", tmp_path / out, *options)
+            files = sorted((tmp_path / out).iterdir()) if "dcp" in options else [tmp_path / out]
+            written.append([file.read_bytes() for file in files])
+            found = load(tmp_path / out)
+            shutil.rmtree(tmp_path / out) if "dcp" in options else files[0].unlink()
+        assert written[1:] == written[:1] * 2, (out, options)
+        for name, tensor in state.items():
+            expected = tensor.bfloat16() if tensor.is_floating_point() and "--dtype" in options else tensor
+            if name in found:
+                assert found[name].dtype == expected.dtype and torch.allclose(found[name], expected, rtol=0, atol=0, equal_nan=True), (out, name)
+        assert found.keys() ^ state.keys() <= {"tied", "transposed"}
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")
 @pytest.mark.parametrize("out", [["out.pt"], ["hf", "--shard", "1M"], ["out", "--to", "dcp"]], ids=lambda out: out[0])
 def test_a_full_disk_is_said_and_leaves_nothing(tmp_path, out):

@@ -1,8 +1,10 @@
 """`stepfs diff` and `stepfs merge`, against torch's own arithmetic."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 import zipfile
 
 import pytest
@@ -171,6 +173,77 @@ def test_released_files_of_a_mount_are_read_as_they_are(mount, files):
     assert run_json("diff", paths[2], mount / "step_3.pt", "--json")["tensors"][0]["changed"] == 0
 
 
+# Places around which files are cut: vectors, what is widened at once, read at once, and what a thread takes.
+BORDERS = [0, 7, 8, 511, 512, 2**15, 2**16 - 1, 2**16, 2**17, 2**19, 2**20 - 1, 2**20, 2**21, -1]
+
+
+def awkward(seed):
+    """Tensors that end within each piece in which they are read, with values that are no numbers at its borders."""
+    torch.manual_seed(seed)
+    state = {}
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        tensor = torch.randn(2**21 + 2**20 + 13).to(dtype)
+        state[f"whole {dtype}"] = tensor.clone()
+        for at, border in enumerate(BORDERS[seed % 2:]):
+            tensor[border] = [float("nan"), float("inf"), -float("inf")][(at + seed) % 3]
+        state[f"broken {dtype}"] = tensor
+        state[f"tiny {dtype}"] = torch.randn(3).to(dtype)
+    kinds = (torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool, torch.complex64, torch.complex128)
+    state |= {f"other {dtype}": torch.randint(2, (2**20 + 5,)).to(dtype) for dtype in kinds}
+    odd = torch.randn(1_001, 2_003)
+    return state | {"transposed": odd.t(), "sliced": torch.randn(999, 501)[1:, ::3], "empty": torch.zeros(0, 5), "scalar": torch.tensor(float(seed))}
+
+
+def outputs(monkeypatch, *command, out=None):
+    """A command's text, and the file that it writes, with one thread and with several."""
+    found = []
+    for threads in (1, 2, 5):
+        monkeypatch.setenv("RAYON_NUM_THREADS", str(threads))
+        text = run(*command, *([] if out is None else ["-o", out])).stdout
+        found.append((text, out and out.read_bytes()))
+        if out:
+            out.unlink()
+    return found
+
+
+def test_pieces_and_threads_change_nothing(tmp_path, monkeypatch):
+    states = [awkward(seed) for seed in range(2)]
+    paths = [tmp_path / f"{at}.pt" for at in range(2)]
+    for path, each in zip(paths, states):
+        torch.save(each, path)
+    first, *others = outputs(monkeypatch, "diff", *paths, "--json")
+    assert others == [first] * len(others)
+    rows = {row["tensor"]: row for row in json.loads(first[0])["tensors"]}
+    # A storage without bytes is none, and a storage that a tensor is a part of has another name.
+    for name in states[0].keys() - {"sliced", "empty"}:
+        a, b = (each[name].flatten() for each in states)
+        row, bits = rows[name], {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(a.element_size(), a.dtype)
+        assert row["changed"] == int((a.view(bits) != b.view(bits)).sum()), name
+        if not a.is_floating_point():
+            assert row["rms"] is None, name
+            continue
+        assert row["not_finite"] == [int((~each.isfinite()).sum()) for each in (a, b)], name
+        both = a.isfinite() & b.isfinite()
+        a, b = a[both].double(), b[both].double()
+        if len(a) and a.norm() > 0:
+            near = {"rms": a.norm() / len(a) ** 0.5, "rms_of_change": (b - a).norm() / len(a) ** 0.5, "cosine": torch.dot(a, b) / a.norm() / b.norm()}
+            assert all(row[key] == pytest.approx(float(value), rel=1e-11) for key, value in near.items()), (name, row, near)
+            assert row["largest_change"] == float((b - a).abs().max()), name
+    first, *others = outputs(monkeypatch, "merge", *paths, "--weights", "1,2", out=tmp_path / "out.pt")
+    assert others == [first] * len(others)
+    (tmp_path / "out.pt").write_bytes(first[1])
+    assert zipfile.ZipFile(tmp_path / "out.pt").testzip() is None
+    found = torch.load(tmp_path / "out.pt")
+    for name, last in states[1].items():
+        expected = (states[0][name].double() + 2 * last.double()) / 3 if last.is_floating_point() else last
+        if last.dtype in (torch.float16, torch.bfloat16):
+            # torch rounds twice.
+            assert (found[name].double() - expected).abs().nan_to_num(0).max() <= expected.abs().nan_to_num(0, 0, 0).max() * 2**-8, name
+            assert torch.equal(found[name].isnan(), expected.isnan()), name
+        else:
+            assert torch.allclose(found[name], expected.to(last.dtype), rtol=0, atol=0, equal_nan=True), name
+
+
 def test_memory_stays_small(tmp_path):
     """A file of 100 MB is never in memory as a whole."""
     for at in range(2):
@@ -178,6 +251,18 @@ def test_memory_stays_small(tmp_path):
     for command in (["diff", "0.pt", "1.pt"], ["merge", "0.pt", "1.pt", "-o", "out.pt"]):
         done = subprocess.run([sys.executable, "-c", PEAK, BIN, *command], cwd=tmp_path, capture_output=True, text=True)
         assert int(done.stdout.split()[-1]) < 60_000, done.stdout + done.stderr
+
+
+def test_a_signal_leaves_no_half_written_mean(tmp_path):
+    paths = [tmp_path / f"{at}.pt" for at in range(2)]
+    for at, path in enumerate(paths):
+        torch.save({"w": torch.full((5_000, 5_000), float(at))}, path)
+    process = subprocess.Popen([BIN, "merge", *paths, "-o", tmp_path / "out.pt"])
+    while len(list(tmp_path.iterdir())) == 2:
+        time.sleep(0.001)
+    process.send_signal(signal.SIGINT)
+    assert process.wait() == 130
+    assert sorted(tmp_path.iterdir()) == paths
 
 
 # Runs a command, and prints its largest resident memory in KiB.
