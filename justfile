@@ -35,6 +35,10 @@ package:
 packages:
     scripts/packages.sh
 
+# Run the recipes for containers and clusters
+containers *names:
+    scripts/containers.sh {{names}}
+
 # Cut a release: `just release --dry-run 0.2.0` shows it
 release *words:
     scripts/release.sh {{words}}

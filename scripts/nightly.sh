@@ -14,6 +14,7 @@ jobs=(
     "audit"
     "docs"
     "packages"
+    "containers"
     "long_tests"
     "threads 2000"
     "kill 100 $seed"
@@ -57,6 +58,7 @@ for job in "${jobs[@]}"; do
     case $name:$code in
     *:0) result=passed ;;
     clients:4) result="not whole: there is no Python 3.8" ;;
+    containers:4) result="not whole: no Apptainer or no kubelet" ;;
     ceph:4) result="not whole: no Ceph can be installed" ;;
     audit:4) result="not whole: the advisories cannot be reached" ;;
     *) result="FAILED, exit code $code" failed=1 && tail -20 "$LOGS/$name.log" ;;

@@ -17,12 +17,12 @@ use super::status::{Mount, all};
 cd /var/lib/prometheus/node-exporter && stepfs metrics > stepfs.new && mv stepfs.new stepfs.prom")]
 pub(super) struct Args {}
 
-/// A number of a store: its name behind `stepfs_`, its meaning, and its value, if a store has it.
-type Gauge = (&'static str, &'static str, fn(&Status) -> Option<u64>);
+/// A number of a store: its name behind `stepfs_`, its meaning, and its value, if a store has it. Prometheus computes with doubles.
+type Gauge = (&'static str, &'static str, fn(&Status) -> Option<f64>);
 
 const GAUGES: &[Gauge] = &[
-    ("up", "1 if the daemon of the mount answers.", |status| Some(status.daemon.is_some().into())),
-    ("problems", "Problems that `stepfs status` shows.", |status| Some(status.problems.len() as u64)),
+    ("up", "1 if the daemon of the mount answers.", |status| Some(u8::from(status.daemon.is_some()).into())),
+    ("problems", "Problems that `stepfs status` shows.", |status| Some(status.problems.len() as f64)),
     ("files", "Regular files.", |status| known(status, status.files)),
     ("released_files", "Files that are differences in the store.", |status| known(status, status.released)),
     ("failed_files", "Files that could not be archived; more than 32 count as 32.", |status| {
@@ -33,11 +33,15 @@ const GAUGES: &[Gauge] = &[
     ("resident_bytes", "Bytes of files that are as written.", |status| known(status, status.resident_bytes)),
     ("object_bytes", "Bytes of objects.", |status| known(status, status.object_bytes)),
     ("unnamed_bytes", "Bytes of objects for removed states.", |status| known(status, status.unnamed_bytes)),
+    ("trash_files", "Removed files in the trash.", |status| known(status, status.trash_files)),
+    ("trash_bytes", "Bytes that programs see of the removed files in the trash.", |status| {
+        known(status, status.trash_bytes)
+    }),
     ("cache_bytes", "Bytes of decoded files in the cache.", |status| known(status, status.cache_bytes)),
     ("free_bytes", "Bytes that are free on the disk of the store.", |status| {
         // 0 also stands for a disk that cannot be asked.
         let is_full = status.problems.iter().any(|problem| problem.kind == "full");
-        known(status, status.free_bytes).filter(|&free| free > 0 || is_full)
+        known(status, status.free_bytes).filter(|&free| free > 0.0 || is_full)
     }),
     ("queued_steps", "Steps of archiving that wait.", |status| known(status, status.queued)),
     ("backlog_seconds", "How long the oldest of these steps has waited.", |status| {
@@ -46,28 +50,30 @@ const GAUGES: &[Gauge] = &[
     ("settling_files", "Files that wait for the rest of their checkpoint.", |status| known(status, status.settling)),
     ("busy_files", "Files that wait for a handle to be closed.", |status| known(status, status.busy)),
     ("room_checkpoints", "Checkpoints for which there is room; absent if the store does not grow.", |status| {
-        status.room.as_ref()?.checkpoints
+        Some(status.room.as_ref()?.checkpoints? as f64)
     }),
     ("growth_bytes_per_day", "Bytes by which the store grows in a day, while a run goes on.", |status| {
-        status.room.as_ref()?.bytes_per_day
+        Some(status.room.as_ref()?.bytes_per_day? as f64)
     }),
-    ("last_save_bytes", "Bytes of the last checkpoint that was saved.", |status| Some(status.saves.first()?.bytes)),
-    ("last_save_milliseconds", "From its first open for writing to its last close.", |status| {
-        Some(status.saves.first()?.milliseconds)
+    ("last_save_bytes", "Bytes of the last checkpoint that was saved.", |status| {
+        Some(status.saves.first()?.bytes as f64)
+    }),
+    ("last_save_seconds", "From its first open for writing to its last close.", |status| {
+        Some(status.saves.first()?.milliseconds as f64 / 1000.0)
     }),
     ("last_save_timestamp_seconds", "When it was closed, in seconds since 1970.", |status| {
-        u64::try_from(status.saves.first()?.closed).ok()
+        Some(status.saves.first()?.closed as f64)
     }),
-    ("mirror_missing_files", "Files that the mirror lacks.", |status| Some(status.mirror.as_ref()?.files)),
-    ("mirror_missing_bytes", "Bytes that the mirror lacks.", |status| Some(status.mirror.as_ref()?.bytes)),
+    ("mirror_missing_files", "Files that the mirror lacks.", |status| Some(status.mirror.as_ref()?.files as f64)),
+    ("mirror_missing_bytes", "Bytes that the mirror lacks.", |status| Some(status.mirror.as_ref()?.bytes as f64)),
     ("mirror_lag_seconds", "How long the oldest file has waited for the mirror.", |status| {
-        Some(status.mirror.as_ref()?.lag_seconds.unwrap_or(0))
+        Some(status.mirror.as_ref()?.lag_seconds.unwrap_or(0) as f64)
     }),
 ];
 
 /// A daemon that does not answer has no numbers.
-fn known(status: &Status, number: u64) -> Option<u64> {
-    status.daemon.map(|_| number)
+fn known(status: &Status, number: u64) -> Option<f64> {
+    status.daemon.map(|_| number as f64)
 }
 
 pub(super) fn run(_: Args) -> Result<ExitCode> {

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::fs::{MountError, Mounted};
@@ -49,8 +50,11 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     };
     let daemon = Store::holder(&store).filter(|daemon| is_ours(*daemon));
     match (mounted.unmount(args.force), daemon.and_then(|daemon| Pid::from_raw(daemon as i32))) {
-        // The end of the daemon ends the connection too. It is made to be killed at any moment.
-        (Err(MountError::Abort(_)), Some(daemon)) => kill_process(daemon, Signal::KILL)?,
+        // The end of the daemon ends the connection too. It is made to be killed at any moment, and may have ended by itself.
+        (Err(MountError::Abort(_)), Some(daemon)) => match kill_process(daemon, Signal::KILL) {
+            Ok(()) | Err(Errno::SRCH) => {}
+            Err(error) => return Err(error.into()),
+        },
         (done, _) => done?,
     }
     let (began, mut looked, mut told) = (Instant::now(), Instant::now(), false);

@@ -52,6 +52,9 @@ pub enum MountError {
     /// The system refused.
     #[error("the system refused: {0}; `stepfs doctor` says what is missing")]
     Mount(#[source] io::Error),
+    /// The user's way to mount is missing.
+    #[error("a mount without CAP_SYS_ADMIN needs fusermount3, which is missing: apt-get install fuse3")]
+    NoFusermount,
     /// FUSE is missing, or closed to this user.
     #[error("cannot open /dev/fuse: {0}; `stepfs doctor` says how to mend it")]
     Device(#[source] io::Error),

@@ -174,7 +174,7 @@ pub fn serve_with(
     raise_limits();
     let core = Core::new(Arc::clone(&archive), !options.no_passthrough, options.helper.clone());
     let core = Arc::new(core.map_err(MountError::Tree)?);
-    if options.helper.is_none() && !sys::is_admin() {
+    if options.helper.is_none() && !(sys::is_admin() && sys::everywhere()) {
         core.files.passthrough.give_up(NEEDS);
     }
     let stacked = rustix::fs::statfs(archive.store().tree()).is_ok_and(|found| STACKED.contains(&found.f_type));
@@ -293,6 +293,7 @@ fn one_line(error: io::Error) -> io::Error {
 fn refused(error: io::Error) -> MountError {
     match std::fs::File::options().read(true).write(true).open("/dev/fuse") {
         Err(error) => MountError::Device(error),
+        Ok(_) if error.kind() == io::ErrorKind::NotFound && !sys::is_admin() => MountError::NoFusermount,
         Ok(_) => MountError::Mount(one_line(error)),
     }
 }

@@ -56,10 +56,10 @@ pub enum Unanswered {
     /// The daemon ended without unmounting.
     #[error("the daemon of the mount {0} is gone; start it again: stepfs mount {1} {0}")]
     Dead(PathBuf, PathBuf),
-    /// The daemon serves, but its store has gone.
+    /// The daemon serves, but its store has gone, or this container has the mount alone.
     #[error(
-        "the store of the mount {0} is no longer at {1}: it was moved or removed; move it back, or `stepfs umount {0}` \
-             and mount it from its new place"
+        "the store of the mount {0} is not at {1}: it was moved or removed, or this container lacks it; bring it there, \
+             or `stepfs umount {0}` and mount it from its new place"
     )]
     Moved(PathBuf, PathBuf),
     /// Another error.

@@ -21,14 +21,21 @@ const TELLS_ERRORS: (u32, u32) = (6, 1);
 const DAEMON_BYTES: u64 = 256 << 20;
 /// With fewer open files, a loader with many workers hits the limit.
 const FEW_FILES: u64 = 8192;
+/// A check that has two ways to fail.
+const MOUNT: &str = "mount";
 const HELPER: &str = "/sbin/mount.stepfs";
 
 pub(super) fn findings() -> Vec<Finding> {
     let mut found = vec![kernel(), device(), privileges()];
-    if is_admin() {
-        found.push(ok("fusermount3", "not needed: this process may mount by itself"));
-    } else {
-        found.extend([fusermount(), others()]);
+    match (is_admin(), is_bound()) {
+        (true, _) => found.push(ok("fusermount3", "not needed: this process may mount by itself")),
+        (false, false) => found.extend([fusermount(), others()]),
+        // A mount could only be refused.
+        (false, true) => found.push(problem(
+            MOUNT,
+            "CAP_SYS_ADMIN cannot be had here, so nothing mounts, not even fusermount3",
+            "docker run --device /dev/fuse --cap-add SYS_ADMIN --security-opt apparmor=unconfined",
+        )),
     }
     // The device's own finding says more.
     if found.iter().all(|finding| finding.level != Level::Problem) {
@@ -96,21 +103,27 @@ fn privileges() -> Finding {
     }
 }
 
+fn own_status() -> String {
+    fs::read_to_string("/proc/self/status").unwrap_or_default()
+}
+
+/// Whether no program that this process starts can gain CAP_SYS_ADMIN, as in most containers.
+fn is_bound() -> bool {
+    let status = own_status();
+    let bounding = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("CapBnd:")?.trim(), 16).ok());
+    bounding.is_some_and(|bits| bits >> SYS_ADMIN & 1 == 0)
+}
+
 /// Tries a mount on a directory of its own.
 fn mounting() -> Finding {
-    const CHECK: &str = "mount";
     let place = tempfile::Builder::new().prefix(".stepfs-doctor-").tempdir();
-    let Err(error) = place.and_then(|place| try_mount(place.path())) else { return ok(CHECK, "tried, and works") };
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let bounding = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("CapBnd:")?.trim(), 16).ok());
-    let is_bound = bounding.is_some_and(|bits| bits >> SYS_ADMIN & 1 == 0);
-    let is_confined = status.lines().any(|line| line.split_whitespace().eq(["NoNewPrivs:", "1"]));
-    let mend = match (is_bound, is_confined && !is_admin()) {
-        (true, _) => "docker run --device /dev/fuse --cap-add SYS_ADMIN --security-opt apparmor=unconfined",
-        (_, true) => "run it where fusermount3 may become root: outside of this sandbox (no_new_privs is set)",
-        _ => "mount as root; in a container: docker run --cap-add SYS_ADMIN --security-opt apparmor=unconfined",
+    let Err(error) = place.and_then(|place| try_mount(place.path())) else { return ok(MOUNT, "tried, and works") };
+    let is_confined = own_status().lines().any(|line| line.split_whitespace().eq(["NoNewPrivs:", "1"]));
+    let mend = match is_confined && !is_admin() {
+        true => "run it where fusermount3 may become root: outside of this sandbox (no_new_privs is set)",
+        false => "mount as root; in a container: docker run --cap-add SYS_ADMIN --security-opt apparmor=unconfined",
     };
-    problem(CHECK, format!("a mount was tried, and refused: {error}"), mend)
+    problem(MOUNT, format!("a mount was tried, and refused: {error}"), mend)
 }
 
 fn fusermount() -> Finding {

@@ -118,8 +118,8 @@ MISTAKES = [
     Mistake("the daemon was killed", "stepfs mount st m; kill -9 $(cat st/lock); sleep .5", "stepfs ls m",
             "the daemon of the mount * is gone; start it again: stepfs mount * *", "stepfs mount $2 $3; stepfs ls m", needs="st"),
     Mistake("stepfs.toml of a mounted store was removed", "stepfs mount st m; mv st/stepfs.toml x", "stepfs ls m",
-            "the store of the mount * is no longer at *: it was moved or removed; move it back, or `stepfs umount *` and mount it from its "
-            "new place", "mv x st/stepfs.toml; stepfs ls m", needs="st"),
+            "the store of the mount * is not at *: it was moved or removed, or this container lacks it; bring it there, or `stepfs umount *` "
+            "and mount it from its new place", "mv x st/stepfs.toml; stepfs ls m", needs="st"),
     Mistake("a store that others may replace, for others", "mkdir open; chmod 777 open", "stepfs mount --allow-other open/st m",
             "another user may change *, and so replace the store; give it to the user who mounts (chown, chmod go-w) before you let others "
             "in with --allow-other", "chmod go-w $1; stepfs mount --allow-other open/st m"),
@@ -127,6 +127,9 @@ MISTAKES = [
             "the system refused: *; `stepfs doctor` says what is missing",
             "(setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin stepfs doctor || true) | grep -- '--cap-add SYS_ADMIN'",
             needs="st root"),
+    Mistake("a mount without privileges and without fusermount3", "",
+            "setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin env FUSERMOUNT_PATH=/nowhere stepfs mount st m",
+            "a mount without CAP_SYS_ADMIN needs fusermount3, which is missing: apt-get install fuse3", "stepfs mount st m", needs="st root"),
     Mistake("a user who does not exist", "", "stepfs mount -o user=nobodyhere st m", "user=*: there is no such user",
             "stepfs mount -o user=$(id -un) st m", needs="st"),
     Mistake("a mount for another user, without root", "chmod 777 .; mkdir m", f"{NOBODY} stepfs mount -o user=daemon st m",

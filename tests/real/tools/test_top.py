@@ -48,8 +48,8 @@ def test_a_frame_shows_the_save_just_made(mount):
     line = next(line for line in frame.splitlines() if line.startswith("step_5.pt"))
     assert re.search(r"MiB +0\.[4-9] s +[\d.]+ MB/s$", line), frame
     assert re.search(r"(?m)^last save  step_5\.pt, [\d.]+ MiB in 0\.[4-9] s, [\d.]+ MB/s$", words), words
-    numbers = dict(re.findall(rf'stepfs_(\w+){{mount="{mount.dir}".*}} (\d+)', run("metrics").stdout))
-    assert int(numbers["last_save_bytes"]) == size and int(numbers["last_save_milliseconds"]) == save["milliseconds"]
+    numbers = dict(re.findall(rf'stepfs_(\w+){{mount="{mount.dir}".*}} ([\d.]+)', run("metrics").stdout))
+    assert int(numbers["last_save_bytes"]) == size and float(numbers["last_save_seconds"]) == save["milliseconds"] / 1000
     assert int(numbers["last_save_timestamp_seconds"]) == save["closed"] and numbers["backlog_seconds"] == "0"
     # Four earlier checkpoints show how the store grows.
     room = status["room"]
