@@ -37,6 +37,8 @@ pub enum Condition {
     },
     /// It is open for writing, not durable yet, or not known.
     BeingWritten,
+    /// It is closed, and stepfs has not looked at it yet.
+    Closed,
     /// It ends before its format says: its writer died.
     CutShort,
     /// It is an unreadable stub, or belongs to a save that is not finished.
@@ -49,9 +51,8 @@ impl Condition {
         let Some(decision) = catalog.decided().decision(path) else { return Condition::BeingWritten };
         let Some(entry) = catalog.get(path) else { return Condition::BeingWritten };
         let has_tensors = match &entry.state {
-            State::Staged | State::Closed | State::Resident(ResidentReason::NotDurable) => {
-                return Condition::BeingWritten;
-            }
+            State::Staged | State::Resident(ResidentReason::NotDurable) => return Condition::BeingWritten,
+            State::Closed => return Condition::Closed,
             State::Resident(ResidentReason::CutShort(_)) => return Condition::CutShort,
             State::Resident(why) if why.hides_an_object() => return Condition::Damaged,
             State::Released(id) => match objects.get(*id) {
@@ -410,7 +411,7 @@ impl Walk<'_> {
         match condition {
             Condition::CutShort => {}
             Condition::Whole { has_tensors } => unit.with_tensors += u64::from(counts && has_tensors),
-            Condition::BeingWritten => unit.being_written = true,
+            Condition::BeingWritten | Condition::Closed => unit.being_written = true,
             Condition::Damaged => unit.lacks = true,
         }
         unit.lacks |= is_cut && step_pattern::shard(name(&member.path)).is_some();

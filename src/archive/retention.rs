@@ -246,8 +246,8 @@ impl Retention {
         let changed = || Ok(Some("it was changed meanwhile".to_string()));
         for member in &checkpoint.members {
             let version = self.shared.catalog().get(&member.path).map(|entry| entry.version);
-            let written = version.is_some() && self.condition(&member.path) == Condition::BeingWritten;
-            if written || !same(member)? {
+            let unknown = [Condition::BeingWritten, Condition::Closed].contains(&self.condition(&member.path));
+            if version.is_some() && unknown || !same(member)? {
                 return changed();
             }
             members.push((member, version));

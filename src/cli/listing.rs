@@ -216,7 +216,7 @@ impl Entry {
         let grade = match self.error_updates {
             _ if self.damage.is_some() => Grade::Damaged,
             _ if self.cut_short.is_some() => Grade::CutShort,
-            _ if self.state == "staged" => Grade::BeingWritten,
+            _ if self.state == "staged" && self.condition == Condition::BeingWritten => Grade::BeingWritten,
             _ if self.lossy == "0" => Grade::Exact,
             _ if self.chain_len == 0 => Grade::AsRead,
             None => Grade::Lossy,
@@ -442,7 +442,11 @@ fn entry(tree: &Tree, parents: &mut Parents, local: &Local, path: &Path) -> Resu
         Some(mount) => mount.text(path, "file").and_then(|text| serde_json::from_str::<FileStatus>(&text).ok()),
         None => None,
     };
-    let condition = known.as_ref().map_or_else(|| condition_on_disk(store, path), |known| known.condition);
+    let condition = match known.as_ref().map(|known| known.condition) {
+        // Right after a mount these are all files that are as written. A job that starts then goes on from the newest.
+        None | Some(Condition::Closed) => condition_on_disk(store, path),
+        Some(condition) => condition,
+    };
     let mut entry = Entry {
         pinned: is_pinned(&store.tree(), path)?,
         profile: asked.words(),

@@ -3,11 +3,12 @@
 use std::fs::{self, File};
 use std::io;
 use std::path::Path;
+use std::process::{Command, Output};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use super::series::{Dtype, Random, Tensor, safetensors, train};
+use super::series::{Dtype, Random, Tensor, safetensors, states, train};
 use super::support::{Mounted, state, wait_until};
 use stepfs::store::Objects;
 use stepfs::store::durable::{CrashPoint, Device, Disk, Io};
@@ -229,6 +230,28 @@ fn large_and_small_files_do_not_wait_for_each_other() {
     assert!(began.elapsed() < OBJECT_DELAY, "the device had to give in first");
     slow.slow_small.store(false, Ordering::SeqCst);
     wait_until("all are durable", || (0..40).all(|n| state(&small(n)) == "sealed"));
+}
+
+/// A job that starts right after the mount asks before stepfs has looked at any file.
+#[test]
+fn the_newest_checkpoint_is_found_before_it_is_sealed() {
+    let slow = Arc::new(Slow::default());
+    let m = Mounted::with_io(tempfile::tempdir().unwrap(), &Io::new(Arc::clone(&slow) as _), true);
+    slow.slow_large.store(true, Ordering::SeqCst);
+    let file = |step: usize| m.mnt().join(format!("step_{step}.safetensors"));
+    states(6).into_iter().enumerate().for_each(|(step, state)| fs::write(file(step), state).unwrap());
+    assert!((0..6).all(|step| state(&file(step)) == "staged"));
+    let latest = || Command::new(env!("CARGO_BIN_EXE_stepfs")).arg("latest").arg(m.mnt()).output().unwrap();
+    let answered = |step: usize| {
+        let Output { stdout, stderr, .. } = latest();
+        assert_eq!(String::from_utf8_lossy(&stdout).trim(), file(step).to_str().unwrap(), "{stderr:?}");
+    };
+    answered(5);
+    // One that is open for writing is none.
+    let open = File::options().append(true).open(file(5)).unwrap();
+    answered(4);
+    drop(open);
+    slow.slow_large.store(false, Ordering::SeqCst);
 }
 
 /// A super-step is a difference to the super-step before it. That state has lost its name, and while the new one is
