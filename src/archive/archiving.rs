@@ -66,6 +66,11 @@ impl Before {
         files.retain(|(_, _, since, _)| since.elapsed() < KEEP_OPEN);
     }
 
+    /// Lets all files go, since the disk lacks room. A mirror gets the states after them with more bytes.
+    pub(super) fn let_go(&self) {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
     /// The state before this one.
     pub(super) fn take(&self, sealed: &Sealed) -> Option<DeviceFile> {
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
@@ -352,7 +357,8 @@ impl Encoder {
     pub(super) fn keep_for_ahead(&self, archived: &Sealed, next: &Sealed, file: DeviceFile) {
         let wanted =
             self.shared.store.settings().mirror.as_ref().is_some_and(|mirror| mirror.newest == Newest::Quantized);
-        if wanted {
+        // Below the reserve its room is needed at once.
+        if wanted && !self.shared.is_low.load(Ordering::Relaxed) {
             self.before_ahead.put(archived, next, file);
         }
     }

@@ -139,7 +139,7 @@ impl Catalog {
             return;
         };
         if matches!((&old.state, &entry.state), (State::Staged, State::Closed)) {
-            entry.opened = old.opened;
+            (entry.opened, entry.cut) = (old.opened, old.cut);
         }
         if let State::Released(id) = old.state {
             entry.keeps = Some(id);

@@ -258,6 +258,8 @@ pub(super) struct Entry {
     pub(super) found: bool,
     /// Some of its weights are not finite. Nobody goes on from it, so it is no newer state of another file.
     pub(super) unsound: bool,
+    /// The disk was full when a program wrote it, and the program was told so.
+    pub(super) cut: bool,
     /// When it was found, or last opened or closed for writing; nanoseconds since 1970.
     pub(super) seen_ns: i64,
     /// When a program first opened its content for writing, and when one closed it last. `None` once that is recorded.
@@ -285,6 +287,7 @@ impl Entry {
             prover: None,
             found: false,
             unsound: false,
+            cut: false,
             seen_ns,
             written: None,
             asked_ns: i64::MIN,

@@ -43,6 +43,7 @@ impl Archive {
     pub fn written(&self, path: &Path, len: u64) {
         let written = Some((len, Instant::now()));
         self.tell(path, move |catalog, path| catalog.closed(path, written));
+        self.reserve.saw(if len == u64::MAX { 0 } else { len });
     }
 
     /// The last handle of a file that was only read is gone: a release that found it busy may go on.

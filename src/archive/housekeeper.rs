@@ -15,6 +15,7 @@ use crate::store::object::Id;
 use super::entry::{Entry, State};
 use super::merge::{Merger, Merges};
 use super::namespace::found_at;
+use super::reserve::Reserve;
 use super::restores::Restores;
 use super::retention::Retention;
 use super::shared::{LONGEST_PAUSE, Shared};
@@ -23,6 +24,7 @@ use super::trash::Trash;
 /// The housekeeper's own data. No other thread sees it.
 pub(super) struct Housekeeper {
     shared: Arc<Shared>,
+    reserve: Arc<Reserve>,
     retention: Arc<Retention>,
     restores: Arc<Restores>,
     merges: Arc<Merges>,
@@ -39,6 +41,7 @@ impl Housekeeper {
     /// One that has looked at nothing yet.
     pub(super) fn new(
         shared: &Arc<Shared>,
+        reserve: &Arc<Reserve>,
         retention: &Arc<Retention>,
         restores: &Arc<Restores>,
         merges: &Arc<Merges>,
@@ -46,6 +49,7 @@ impl Housekeeper {
     ) -> Housekeeper {
         Housekeeper {
             shared: Arc::clone(shared),
+            reserve: Arc::clone(reserve),
             retention: Arc::clone(retention),
             restores: Arc::clone(restores),
             merges: Arc::clone(merges),
@@ -61,6 +65,7 @@ impl Housekeeper {
     pub(super) fn run(&mut self) {
         while !self.shared.is_stopping() {
             self.restores.note();
+            self.reserve.look();
             self.trash.empty();
             self.collect();
             let retention = Arc::clone(&self.retention);
@@ -93,8 +98,10 @@ impl Housekeeper {
             let merge_in = merges.then(|| self.merge_at.saturating_duration_since(now));
             let retain_in = Some(self.retention.until(idle));
             let sweep_in = self.sweep_at.map(|at| at.saturating_duration_since(now));
-            let wait =
-                [merge_in, retain_in, sweep_in, self.trash.until()].into_iter().flatten().fold(idle, Duration::min);
+            let wait = [merge_in, retain_in, sweep_in, self.trash.until(), self.reserve.until()]
+                .into_iter()
+                .flatten()
+                .fold(idle, Duration::min);
             catalog = shared.wait(&shared.wake.housekeeper, catalog, wait);
         }
         drop(catalog);

@@ -22,6 +22,7 @@ mod namespace;
 mod release;
 pub mod repair;
 mod reparent;
+mod reserve;
 mod resident;
 mod restores;
 mod retention;
@@ -65,6 +66,7 @@ pub use health::{FileStatus, Problem};
 pub use lineage::signature as model_signature;
 pub use namespace::{AtRest, FileId, Namespace, Outcome};
 pub(crate) use namespace::{found_at, unless_occupied};
+pub use reserve::{Reserve, Waits};
 pub use restores::{Restored, Restores, process_of};
 pub use retention::{GcReport, Removed};
 pub use saves::Save;
@@ -102,6 +104,8 @@ pub struct Archive {
     /// The housekeeper, which waits for all other threads at the end. Locked to start and to stop it.
     housekeeper: Mutex<Option<thread::JoinHandle<()>>>,
     mirror: Arc<Mirrored>,
+    /// Room on the disk of the store.
+    pub reserve: Arc<Reserve>,
 }
 
 impl Archive {
@@ -156,6 +160,7 @@ impl Archive {
         let encoder = Arc::new(encoder);
         Ok(Arc::new(Archive {
             mirror: Mirrored::of(&shared, &encoder),
+            reserve: Reserve::of(&shared, &encoder, &retention),
             shared,
             workers,
             sealer: Arc::new(sealer),
@@ -216,6 +221,7 @@ impl Archive {
     /// Starts the threads, once what a former process left is durable.
     fn run(&self) {
         self.shared.begin();
+        self.reserve.look();
         let start = |name: &str, work: Box<dyn FnOnce() + Send>| {
             let started = thread::Builder::new().name(name.into()).spawn(work);
             started.inspect_err(|error| log::error!("no thread {name}: {error}; files stay as they are written")).ok()
@@ -233,8 +239,8 @@ impl Archive {
         let together = start("seal-together", Box::new(move || waiting.seal_together()));
         let notes = start("notes", Box::new(move || shared.read_notes()));
         let threads: Vec<_> = sealers.chain(encoders).chain(together).chain(notes).collect();
-        let (retention, restores) = (&self.retention, &self.restores);
-        Housekeeper::new(&self.shared, retention, restores, &self.merges, &self.workers).run();
+        let (reserve, retention, restores) = (&self.reserve, &self.retention, &self.restores);
+        Housekeeper::new(&self.shared, reserve, retention, restores, &self.merges, &self.workers).run();
         for thread in threads {
             if thread.join().is_err() {
                 log::error!("a thread of the archive had panicked");

@@ -116,12 +116,18 @@ impl Retention {
         (state.report.clone(), state.removed.clone())
     }
 
+    /// Whether somebody waits for a run.
+    pub(super) fn is_asked(&self) -> bool {
+        let state = self.state();
+        state.report.asked > state.report.done
+    }
+
     /// How long the housekeeper may wait for news, with `idle` if there is no policy.
     pub(super) fn until(&self, idle: Duration) -> Duration {
-        let state = self.state();
-        if state.report.asked > state.report.done {
+        if self.is_asked() {
             return Duration::ZERO;
         }
+        let state = self.state();
         if self.shared.store.settings().retention().is_empty() {
             return idle;
         }

@@ -11,6 +11,7 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use crate::encode::{StepError, StepResult};
@@ -128,6 +129,10 @@ impl Sealer {
             use ResidentReason::{CutShort, Incompressible, NotUnderstood};
             if let State::Resident(why @ (Incompressible | NotUnderstood(_) | CutShort(_))) = &state {
                 log::info!("{}: stays as it is: {why}", path.display());
+            }
+            // Of a file that the kernel served, nobody else knows.
+            if matches!(&state, State::Resident(CutShort(_))) && self.shared.is_low.load(Ordering::Relaxed) {
+                log::warn!("{}: is cut short, and the disk of the store is nearly full", path.display());
             }
             let mut catalog = self.shared.catalog();
             catalog.keep(path, version, None);

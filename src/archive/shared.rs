@@ -20,7 +20,7 @@ use crate::store::durable::{CrashPoint, DeviceFile, Io};
 use crate::store::{Objects, Store, beneath};
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, wait_timeout};
 
-use super::catalog::{Catalog, Closed, Task};
+use super::catalog::{Catalog, Closed, Step, Task};
 use super::checkpoints::Condition;
 use super::entry::{Failed, State};
 use super::namespace::{FileId, Namespace, found_at};
@@ -145,6 +145,10 @@ pub(super) struct Shared {
     pub(super) garbage: AtomicBool,
     /// Notes from the file system so far.
     pub(super) notes: AtomicU64,
+    /// The disk has less room than the reserve.
+    pub(super) is_low: AtomicBool,
+    /// An archiving found no room since the last release.
+    lacked_room: AtomicBool,
 }
 
 impl Shared {
@@ -161,6 +165,8 @@ impl Shared {
             stopping: AtomicBool::new(false),
             garbage: AtomicBool::new(true),
             notes: AtomicU64::new(0),
+            is_low: AtomicBool::new(false),
+            lacked_room: AtomicBool::new(false),
         }
     }
 
@@ -323,7 +329,13 @@ impl Shared {
     /// Takes the step that was claimed, and says how it went. What panics is a defect: its file stays as it was written.
     pub(super) fn conclude(&self, task: &Task, pause: &mut Pause, step: impl FnOnce() -> StepResult<()>) {
         match catch_unwind(AssertUnwindSafe(step)) {
-            Ok(Ok(())) => pause.end(),
+            Ok(Ok(())) => {
+                pause.end();
+                let frees = matches!(task.step, Step::Release { .. });
+                if frees && self.lacked_room.swap(false, Ordering::Relaxed) {
+                    self.catalog().retry();
+                }
+            }
             Ok(Err(error)) => self.failed(task, &error, pause),
             Err(_) => {
                 let why =
@@ -380,6 +392,7 @@ impl Shared {
                 Some(SOON)
             }
             StepError::NoRoom(error) => {
+                self.lacked_room.store(true, Ordering::Relaxed);
                 let wait = pause.longer();
                 log::warn!("{path}: no room to archive it ({error}); it stays as it is, next try in {wait:.0?}");
                 Some(wait)

@@ -23,7 +23,7 @@ use super::health::{FileStatus, Problem, fault};
 use super::resident::ResidentReason;
 use super::saves::Save;
 use super::shared::Shared;
-use super::{Archive, ReadError, Reader, Restored};
+use super::{Archive, ReadError, Reader, Restored, Waits};
 
 /// Problems that a status names; an attribute holds 64 KiB. `stepfs ls` shows all.
 const MOST: usize = 32;
@@ -59,6 +59,9 @@ pub struct Status {
     /// See `trash_files`.
     #[serde(default)]
     pub trash_bytes: u64,
+    /// How long programs waited for room since the mount.
+    #[serde(default)]
+    pub waits: Waits,
     /// Bytes of decoded files in the cache.
     pub cache_bytes: u64,
     /// Decoded states in memory.
@@ -168,6 +171,7 @@ impl Archive {
             frozen: self.shared.objects.frozen().map(String::from),
             restored: self.restores.lineages(),
             mirror: self.mirror.progress(),
+            waits: self.reserve.waits(),
             ..Status::default()
         };
         let now_ns = wall_ns();
@@ -453,6 +457,9 @@ impl Health<'_> {
             if modified_ns > *latest {
                 (*latest, *of) = (modified_ns, path.to_path_buf());
             }
+        }
+        if entry.cut {
+            return self.problems.push(Problem::cut_short(path, "the disk was full when a program wrote it"));
         }
         let Some(why) = fault(self.shared, entry) else { return };
         self.problems.push(match &entry.state {

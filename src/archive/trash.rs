@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::clock::age_ns;
@@ -21,25 +22,29 @@ pub(super) struct Trash {
     shared: Arc<Shared>,
     /// When the next look is due.
     at: Instant,
+    /// The last look removed everything, since the disk lacked room.
+    has_hurried: bool,
 }
 
 impl Trash {
     /// One that is due now.
     pub(super) fn of(shared: Arc<Shared>) -> Trash {
-        Trash { shared, at: Instant::now() }
+        Trash { shared, at: Instant::now(), has_hurried: false }
     }
 
     /// How long until there may be something to remove. None: removed files do not go to the trash.
     pub(super) fn until(&self) -> Option<Duration> {
         self.shared.store.settings().trash_for?;
-        Some(self.at.saturating_duration_since(Instant::now()))
+        let is_due = self.shared.is_low.load(Ordering::Relaxed) && !self.has_hurried;
+        Some(if is_due { Duration::ZERO } else { self.at.saturating_duration_since(Instant::now()) })
     }
 
-    /// Removes the files whose time is over, if a look is due. A crash in between leaves some of them, and the next look
-    /// removes those.
+    /// Removes the files whose time is over, if a look is due; all files if the disk has less room than the reserve. A crash
+    /// in between leaves some of them, and the next look removes those.
     pub(super) fn empty(&mut self) {
         let (Some(keep), Some(Duration::ZERO)) = (self.shared.store.settings().trash_for, self.until()) else { return };
         let Some(namespace) = self.shared.namespace() else { return };
+        self.has_hurried = self.shared.is_low.load(Ordering::Relaxed);
         self.at = Instant::now() + INTERVAL.min(keep.max(Duration::from_secs(1)));
         let look = || -> io::Result<()> {
             for user in self.directories(Path::new(TRASH))? {
@@ -47,7 +52,7 @@ impl Trash {
                 for minute in self.directories(&user)?.into_iter().filter(|path| is_minute(path)) {
                     let Some(found) = found_at(&self.shared.store.tree(), &minute)? else { continue };
                     let age = Duration::from_nanos(age_ns().saturating_sub(modified_ns(&found)).max(0).unsigned_abs());
-                    if age > keep {
+                    if age > keep || self.has_hurried {
                         log::info!("{}: removed after {} s in the trash", minute.display(), age.as_secs());
                         self.remove(namespace.as_ref(), &minute)?;
                     }

@@ -243,6 +243,16 @@ fn show(Mount { mount, store, status, .. }: &Mount, verbose: bool) {
     if let Some(save) = status.saves.first() {
         say!("last save  {}, {}", name(&save.path), cost(save));
     }
+    let waits = &status.waits;
+    if waits.waiting + waits.waited > 0 {
+        let seconds = |ms: u64| Duration::from_millis(ms).as_secs_f64();
+        let (waited, longest, total) = (waits.waited, seconds(waits.longest_ms), seconds(waits.total_ms));
+        let files = if waited == 1 { "file" } else { "files" };
+        say!(
+            "waits      {} for room now; {waited} {files} did, {longest:.1} s at most, {total:.1} s in all",
+            waits.waiting
+        );
+    }
     let memory = &status.memory;
     if verbose {
         say!("cache      {}", size(status.cache_bytes));

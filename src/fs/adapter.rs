@@ -284,7 +284,7 @@ impl Filesystem for FuseAdapter {
 
     fn fallocate(
         &self,
-        _: &Request,
+        req: &Request,
         _: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -292,7 +292,7 @@ impl Filesystem for FuseAdapter {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        self.core.bytes.fallocate(fh, offset, length, mode, reply);
+        self.core.bytes.fallocate(fh, (offset, length, mode), Caller::of(req), reply);
     }
 
     fn lseek(&self, _: &Request, _: INodeNo, fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
@@ -301,7 +301,7 @@ impl Filesystem for FuseAdapter {
 
     fn copy_file_range(
         &self,
-        _: &Request,
+        req: &Request,
         _: INodeNo,
         fh_in: FileHandle,
         offset_in: u64,
@@ -312,6 +312,6 @@ impl Filesystem for FuseAdapter {
         _: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        self.core.bytes.copy((fh_in, offset_in), (fh_out, offset_out), len, reply);
+        self.core.bytes.copy((fh_in, offset_in), (fh_out, offset_out), len, Caller::of(req), reply);
     }
 }

@@ -21,6 +21,12 @@ pub(super) enum Fault {
 pub(super) type Result<T> = std::result::Result<T, Fault>;
 
 impl Fault {
+    /// Whether the disk is full, or a quota is used up.
+    pub(super) fn lacks_room(&self) -> bool {
+        let kinds = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded];
+        matches!(self, Self::Os(error) if kinds.contains(&error.kind()))
+    }
+
     /// Whether there is nothing of that name.
     pub(super) fn is_absence(&self) -> bool {
         match self {

@@ -10,10 +10,11 @@ use fuser::{Errno, FileHandle, ReplyData, ReplyEmpty, ReplyLseek, ReplyWrite, Wr
 use rustix::fs::{FallocateFlags, SeekFrom};
 
 use super::errno::{Fault, Result};
-use super::node::Source;
+use super::node::{Handle, Source};
 use super::open::OpenFiles;
 use super::privileges::Caller;
 use super::reply::done;
+use super::room::Need;
 use super::sys;
 use super::workers::Workers;
 use crate::store::beneath;
@@ -54,6 +55,17 @@ fn write_full(file: &File, data: &[u8], offset: u64) -> io::Result<usize> {
         }
     }
     Ok(done)
+}
+
+/// A write that was done: its bytes, and the file.
+type Written = (usize, Arc<File>);
+
+fn try_write(handle: &Handle, offset: u64, data: &[u8], (how, caller): (WriteFlags, Caller)) -> Result<Written> {
+    let file = handle.file().ok_or(Fault::Code(libc::EBADF))?;
+    if how.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
+        caller.drop_bits(&file)?;
+    }
+    Ok((write_full(&file, data, offset)?, file))
 }
 
 /// Reads and writes of open files.
@@ -102,16 +114,42 @@ impl Bytes {
         (how, flags, caller): (WriteFlags, i32, Caller),
         reply: ReplyWrite,
     ) {
-        let written = self.files.handle(fh).and_then(|handle| {
-            let file = handle.file().ok_or(Fault::Code(libc::EBADF))?;
-            if how.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
-                caller.drop_bits(&file)?;
+        let handle = match self.files.handle(fh) {
+            Ok(handle) => handle,
+            Err(fault) => return reply.error(fault.into()),
+        };
+        let need = Need::new(&handle, caller.thread, offset, data.len() as u64);
+        // The kernel holds closes back while many of these are unanswered.
+        if how.contains(WriteFlags::FUSE_WRITE_CACHE) {
+            let written = try_write(&handle, offset, data, (how, caller));
+            if written.as_ref().is_err_and(Fault::lacks_room) {
+                self.files.room.refused(&need);
             }
-            Ok((write_full(&file, data, offset)?, file, handle))
-        });
+            return self.conclude(handle, offset, flags, written, reply);
+        }
+        match self.files.room.unless_short(&need, || try_write(&handle, offset, data, (how, caller))) {
+            Some(written) => self.conclude(handle, offset, flags, written, reply),
+            None => {
+                let (bytes, own, data) = (Arc::clone(self), Arc::clone(&handle), data.to_vec());
+                let attempt = move || try_write(&own, offset, &data, (how, caller));
+                let answer = move |written| bytes.conclude(handle, offset, flags, written, reply);
+                self.files.room.wait(need, attempt, answer);
+            }
+        }
+    }
+
+    /// Answers a write.
+    fn conclude(
+        self: &Arc<Self>,
+        handle: Arc<Handle>,
+        offset: u64,
+        flags: i32,
+        written: Result<Written>,
+        reply: ReplyWrite,
+    ) {
         match written {
             // The kernel sends FSYNC after O_DSYNC writes only through the page cache. Direct I/O must sync here.
-            Ok((len, file, handle)) if handle.writes_below_pages() || handle.direct && flags & libc::O_DSYNC != 0 => {
+            Ok((len, file)) if handle.writes_below_pages() || handle.direct && flags & libc::O_DSYNC != 0 => {
                 let bytes = Arc::clone(self);
                 self.workers.submit(Box::new(move || {
                     if handle.writes_below_pages() {
@@ -192,14 +230,38 @@ impl Bytes {
         Ok(())
     }
 
-    pub(super) fn fallocate(self: &Arc<Self>, fh: FileHandle, offset: u64, length: u64, mode: i32, reply: ReplyEmpty) {
-        let file = match self.plain(fh) {
-            Ok(file) => file,
+    pub(super) fn fallocate(
+        self: &Arc<Self>,
+        fh: FileHandle,
+        (offset, length, mode): (u64, u64, i32),
+        caller: Caller,
+        reply: ReplyEmpty,
+    ) {
+        let both = self.files.handle(fh).and_then(|handle| Ok((handle, self.plain(fh)?)));
+        let (handle, file) = match both {
+            Ok(both) => both,
             Err(fault) => return reply.error(fault.into()),
         };
         let mode = FallocateFlags::from_bits_retain(mode.cast_unsigned());
-        let work = move || done(reply, rustix::fs::fallocate(&file, mode, offset, length).map_err(Fault::from));
-        self.workers.submit(Box::new(work));
+        // A hole takes no room.
+        let len = if FallocateFlags::KEEP_SIZE.contains(mode) { length } else { 0 };
+        let need = Need::new(&handle, caller.thread, offset, len);
+        let attempt = move || rustix::fs::fallocate(&file, mode, offset, length).map_err(Fault::from);
+        self.take_room(need, attempt, move |allocated| done(reply, allocated));
+    }
+
+    /// Makes an attempt from a worker, or several, and answers the last one.
+    fn take_room<T: 'static>(
+        &self,
+        need: Need,
+        mut attempt: impl FnMut() -> Result<T> + Send + 'static,
+        answer: impl FnOnce(Result<T>) + Send + 'static,
+    ) {
+        let room = Arc::clone(&self.files.room);
+        self.workers.submit(Box::new(move || match room.unless_short(&need, &mut attempt) {
+            Some(done) => answer(done),
+            None => room.wait(need, attempt, answer),
+        }));
     }
 
     pub(super) fn lseek(&self, fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
@@ -231,21 +293,32 @@ impl Bytes {
     }
 
     /// Between plain files the kernel copies (and shares blocks, if it can); otherwise it is told to read and write.
-    pub(super) fn copy(self: &Arc<Self>, from: (FileHandle, u64), to: (FileHandle, u64), len: u64, reply: ReplyWrite) {
-        let both = self.files.handle(from.0).and_then(|handle| Ok((handle, self.plain(to.0)?)));
-        let (source, file) = match both {
-            Ok((handle, file)) => (handle.file(), file),
-            Err(fault) => return reply.error(fault.into()),
+    pub(super) fn copy(
+        self: &Arc<Self>,
+        from: (FileHandle, u64),
+        to: (FileHandle, u64),
+        len: u64,
+        caller: Caller,
+        reply: ReplyWrite,
+    ) {
+        let all = || Ok((self.files.handle(from.0)?.file(), self.files.handle(to.0)?, self.plain(to.0)?));
+        let (source, handle, file) = match all() {
+            Ok(all) => all,
+            Err(fault) => return reply.error(Fault::into(fault)),
         };
         let Some(source) = source else {
             return reply.error(Errno::EOPNOTSUPP);
         };
-        let (mut at, mut to_at, len) = (from.1, to.1, len.min(COPY_MOST) as usize);
-        self.workers.submit(Box::new(move || {
-            match rustix::fs::copy_file_range(&source, Some(&mut at), &file, Some(&mut to_at), len) {
-                Ok(copied) => reply.written(copied as u32),
-                Err(error) => reply.error(Fault::from(error).into()),
-            }
-        }));
+        let len = len.min(COPY_MOST);
+        let need = Need::new(&handle, caller.thread, to.1, len);
+        let attempt = move || {
+            let (mut at, mut to_at) = (from.1, to.1);
+            let copied = rustix::fs::copy_file_range(&source, Some(&mut at), &file, Some(&mut to_at), len as usize);
+            copied.map_err(Fault::from)
+        };
+        self.take_room(need, attempt, |copied| match copied {
+            Ok(copied) => reply.written(copied as u32),
+            Err(fault) => reply.error(fault.into()),
+        });
     }
 }

@@ -11,6 +11,7 @@
 //!   that are left after the last close.
 //! - `archive_hooks`: how the archive releases a file unnoticed by programs.
 //! - `early`: sends large files to the device while programs write them.
+//! - `room`, `patience`: calls wait while the disk is full and the archive frees room.
 //! - `errno`, `reply`, `sys`, `workers`, `notify`: small tools.
 //!
 //! Never does a thread that answers the kernel wait for a decoder or an fsync. Never is the table's lock held across
@@ -35,9 +36,11 @@ mod notify;
 mod numbers;
 mod open;
 mod passthrough;
+mod patience;
 mod place;
 mod privileges;
 mod reply;
+mod room;
 mod sys;
 mod transition;
 mod trash;

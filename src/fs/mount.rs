@@ -184,6 +184,7 @@ pub fn serve_with(
     let notify = core.tree.invalidations.start(session.notifier()).map_err(MountError::Mount)?;
     let mappings = core.files.mappings.start().map_err(MountError::Mount)?;
     let early = core.files.early.start(&archive).map_err(MountError::Mount)?;
+    let room = core.files.room.start().map_err(MountError::Mount)?;
     archive.start(Arc::new(Served(Arc::downgrade(&core.files))));
     let session = connect().and_then(|()| session.spawn()).map_err(|error| {
         archive.stop();
@@ -205,6 +206,8 @@ pub fn serve_with(
         handle.close();
         let _ = thread.join();
     }
+    core.files.room.stop();
+    let _ = room.join();
     // No program waits for the workers' replies any more, but their work (an fsync, a recall) is finished.
     core.files.recalls.workers.stop();
     core.tree.invalidations.stop();

@@ -9,6 +9,7 @@ use std::sync::{Arc, PoisonError};
 use fuser::{FileType, Generation};
 
 use super::passthrough::Backing;
+use super::patience::Patience;
 use super::workers::Job;
 use crate::archive::FileId;
 use crate::recall::Reader;
@@ -191,6 +192,10 @@ pub(super) struct Handle {
     /// Training may go on from its bytes.
     pub(super) reading: Option<Reading>,
     source: Mutex<Source>,
+    /// Taken for moments. No other lock is taken under it.
+    patience: Mutex<Patience>,
+    /// The kernel writes through it by itself: counts it ([`super::room::Room::writer`]).
+    _writer: Option<Arc<()>>,
 }
 
 /// How much of a released file was read through one handle.
@@ -230,9 +235,9 @@ pub(super) enum Source {
 }
 
 impl Source {
-    /// Every byte of a released file is decoded.
-    pub(super) fn is_decoded(&self) -> bool {
-        matches!(self, Source::Reader(reader) if reader.whole().is_some())
+    /// The version of a released file, if each of its bytes is decoded.
+    pub(super) fn decoded(&self, version: u64) -> Option<u64> {
+        matches!(self, Source::Reader(reader) if reader.whole().is_some()).then_some(version)
     }
 }
 
@@ -243,8 +248,15 @@ impl Handle {
         has_pages: &Arc<AtomicBool>,
         source: Source,
         reading: Option<Reading>,
+        writer: Option<Arc<()>>,
     ) -> Self {
-        Self { node, direct, has_pages: Arc::clone(has_pages), reading, source: Mutex::new(source) }
+        let (has_pages, source, patience) = (Arc::clone(has_pages), Mutex::new(source), Mutex::default());
+        Self { node, direct, has_pages, reading, source, patience, _writer: writer }
+    }
+
+    /// How long its calls wait for room.
+    pub(super) fn patience(&self) -> MutexGuard<'_, Patience> {
+        self.patience.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether pages that others read have to be dropped after a write. Since Linux 6.16 the kernel does it too.

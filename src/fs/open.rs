@@ -30,6 +30,7 @@ use super::mapped::Mappings;
 use super::node::{Access, Handle, Mode, Node, Opened, Reading, Source};
 use super::passthrough::{Backing, Passthrough, Reply};
 use super::privileges::Caller;
+use super::room::Room;
 use super::sys;
 use super::transition::{Prepared, RecallGoal, Recalls, Step};
 use super::tree::{Creator, Tree};
@@ -54,21 +55,29 @@ pub(super) struct Opening {
     writable: bool,
     /// Who serves it, if it becomes the node's first open. `None`: the kernel has not been asked.
     mode: Option<Mode>,
+    /// Counts it among the files that the kernel writes to.
+    writer: Option<Arc<()>>,
 }
 
 impl Opening {
     /// A plain file, and what it was opened for.
     fn file(file: File, readable: bool, writable: bool) -> Self {
-        Self { source: Source::File(Arc::new(file)), stub: None, readable, writable, mode: None }
+        Self { source: Source::File(Arc::new(file)), stub: None, readable, writable, mode: None, writer: None }
     }
 
     fn reader(reader: Arc<Reader>, stub: Stub) -> Self {
-        Self { source: Source::Reader(reader), stub: Some(stub), readable: true, writable: false, mode: None }
+        let (readable, writable) = (true, false);
+        Self { source: Source::Reader(reader), stub: Some(stub), readable, writable, mode: None, writer: None }
     }
 
-    /// Asks the kernel to serve the file by itself, if there is a whole one. Call it without the table's lock.
-    fn register(&mut self, by: &Arc<Passthrough>, reply: &dyn Reply) {
+    /// Asks the kernel to serve the file by itself, if there is a whole one, and room for its writes. Call it without the
+    /// table's lock.
+    fn register(&mut self, by: &Arc<Passthrough>, room: Option<&Room>, reply: &dyn Reply) {
+        // Counted before the question, since others ask beside it.
+        self.writer = room.map(Room::writer);
+        let is_short = by.is_on() && room.is_some_and(Room::is_short);
         let backing = match &self.source {
+            _ if is_short => None,
             Source::File(file) => by.register(file, reply),
             Source::Reader(reader) => reader.whole().and_then(|decoded| by.register(decoded.file(), reply)),
         };
@@ -115,6 +124,7 @@ pub(super) struct OpenFiles {
     pub(super) recalls: Recalls,
     pub(super) mappings: Arc<Mappings>,
     pub(super) early: Arc<Early>,
+    pub(super) room: Arc<Room>,
     /// By handle number. Taken for moments only.
     handles: Mutex<HashMap<u64, Arc<Handle>>>,
     /// The kernel has to send FLUSH at each close, since the store's file system may have an error to report.
@@ -130,8 +140,9 @@ impl OpenFiles {
         if !mappings.has_leases() {
             passthrough.give_up("the store's file system has no leases");
         }
-        let (recalls, early) = (Recalls::new(Arc::clone(&tree)), Arc::default());
-        Self { tree, recalls, mappings, early, handles: Mutex::default(), reports_at_close, passthrough }
+        let (recalls, early): (Recalls, _) = (Recalls::new(Arc::clone(&tree)), Arc::default());
+        let room = Room::new(Arc::clone(&tree), Arc::clone(&recalls.workers));
+        Self { tree, recalls, mappings, early, room, handles: Mutex::default(), reports_at_close, passthrough }
     }
 
     fn handles(&self) -> MutexGuard<'_, HashMap<u64, Arc<Handle>>> {
@@ -174,7 +185,7 @@ impl OpenFiles {
                 None => reply.opened(answer.fh, answer.flags),
             },
             Ok(Tried::Register(mut opening)) => {
-                opening.register(&self.passthrough, &reply);
+                opening.register(&self.passthrough, access.changes().then_some(&*self.room), &reply);
                 let mut opening = Some(opening);
                 let tried = self.try_open(ino, caller, access, None, &mut opening);
                 drop(opening);
@@ -307,7 +318,7 @@ impl OpenFiles {
         node.opening += 1;
         let mut opening = Opening::file(file, true, true);
         drop(table);
-        opening.register(&self.passthrough, reply);
+        opening.register(&self.passthrough, access.changes().then_some(&*self.room), reply);
         let opening = &mut Some(opening);
         let mut table = self.tree.table();
         table.node_mut(ino)?.opening -= 1;
@@ -338,6 +349,7 @@ impl OpenFiles {
         let node = table.node_mut(ino)?;
         let file_id = node.file;
         let own = opening.as_ref().map(|opening| opening.source.clone());
+        let counted = opening.as_mut().and_then(|opening| opening.writer.take());
         if node.opened.is_none() {
             let Opening { source, readable, writable, mode, .. } = opening.take().ok_or(Fault::Code(libc::EIO))?;
             let mode = mode.unwrap_or(Mode::Daemon);
@@ -347,9 +359,7 @@ impl OpenFiles {
             node.opened =
                 Some(Opened { mode, source, readable, writable, handles, mappable: left, wrote: left, has_pages });
         }
-        let Some(opened) = &mut node.opened else {
-            return Err(libc::EIO.into());
-        };
+        let Some(opened) = &mut node.opened else { return Err(libc::EIO.into()) };
         let fh = self.tree.number();
         let mut flags = FopenFlags::empty();
         let direct = match opened.mode {
@@ -370,12 +380,11 @@ impl OpenFiles {
         if let (true, Source::File(file)) = (changes, &source) {
             self.early.add(ino, file);
         }
-        if source.is_decoded() {
-            node.decoded = Some(node.version);
-        }
+        node.decoded = source.decoded(node.version).or(node.decoded);
         let reading = node.stub.as_ref().filter(|_| !changes).zip(access.by);
         let reading = reading.map(|(stub, by)| Reading::new(stub, by));
-        let handle = Arc::new(Handle::new(ino, direct, &opened.has_pages, source, reading));
+        let writer = (changes && opened.passes_through()).then(|| counted.unwrap_or_else(|| self.room.writer()));
+        let handle = Arc::new(Handle::new(ino, direct, &opened.has_pages, source, reading, writer));
         opened.handles.insert(fh, Arc::clone(&handle));
         let backing = match &opened.mode {
             Mode::Passthrough(id) => Some(Arc::clone(id)),
@@ -385,8 +394,7 @@ impl OpenFiles {
             flags |= FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
         }
         // The daemon sees no read that the kernel answers: opening a file that was decoded as a whole counts as reading it.
-        let of_all = |version: Option<u64>| version == Some(node.version);
-        let unseen = backing.is_some() || (of_all(node.decoded) && of_all(node.cached));
+        let unseen = backing.is_some() || [node.decoded, node.cached] == [Some(node.version); 2];
         let read = handle.reading.as_ref().filter(|_| unseen).and_then(Reading::all_read);
         if direct || (changes && backing.is_some()) {
             node.version += 1;
@@ -410,6 +418,7 @@ impl OpenFiles {
     /// A handle and all mappings made through it are gone.
     pub(super) fn release(&self, ino: u64, fh: FileHandle) {
         let handle = self.handles().remove(&fh.0);
+        handle.iter().for_each(|handle| self.room.leaves(handle));
         let mut table = self.tree.table();
         let paths = table.paths(ino);
         let Some(node) = table.get_mut(ino) else {
@@ -427,9 +436,7 @@ impl OpenFiles {
         }
         let last = node.opened.take();
         // The decoded file may go before the kernel's pages do.
-        if last.as_ref().is_some_and(|opened| opened.source.is_decoded()) {
-            node.decoded = Some(node.version);
-        }
+        node.decoded = last.as_ref().and_then(|opened| opened.source.decoded(node.version)).or(node.decoded);
         let wrote = last.as_ref().is_some_and(|opened| opened.wrote);
         let mappable = last.as_ref().is_some_and(|opened| opened.mappable && opened.passes_through());
         let len = last.as_ref().filter(|opened| opened.wrote && !mappable).map_or(0, Opened::len);

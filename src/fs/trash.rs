@@ -16,8 +16,9 @@ use super::inodes::Table;
 use super::numbers::ROOT;
 use super::privileges::Caller;
 use super::tree::Tree;
+use crate::archive::Archive;
 use crate::clock::{local, wall_ns};
-use crate::store::{Settings, TRASH, is_trash};
+use crate::store::{TRASH, is_trash};
 
 /// Files of one name that a minute takes. A program that removes more of them, such as a lock file, does not want them back.
 const MOST_OF_A_NAME: u32 = 8;
@@ -30,7 +31,7 @@ pub(super) fn unlink(tree: &Tree, parent: u64, name: &OsStr, caller: Caller) -> 
     if metadata.is_dir() {
         return Err(libc::EISDIR.into());
     }
-    if takes(tree.archive().store().settings(), &path, &metadata) {
+    if takes(tree.archive(), &path, &metadata) {
         match (Trash { tree, table: &mut table, caller }).take((parent, name), &path) {
             Ok(true) => return Ok(()),
             Ok(false) => {}
@@ -41,10 +42,11 @@ pub(super) fn unlink(tree: &Tree, parent: u64, name: &OsStr, caller: Caller) -> 
     Ok(tree.take_away(&mut table, parent, &path, &metadata)?)
 }
 
-/// Whether a removal of this file goes to the trash. An empty file has nothing to bring back.
-fn takes(settings: &Settings, path: &Path, metadata: &Metadata) -> bool {
+/// Whether a removal of this file goes to the trash. An empty file has nothing to bring back. Below the reserve a save needs
+/// the room more.
+fn takes(archive: &Archive, path: &Path, metadata: &Metadata) -> bool {
     let is_last = metadata.is_file() && metadata.nlink() == 1 && metadata.len() > 0;
-    settings.trash_for.is_some() && is_last && !is_trash(path)
+    archive.store().settings().trash_for.is_some() && is_last && !is_trash(path) && !archive.reserve.is_touched()
 }
 
 /// One removal, under the table's lock.

@@ -155,6 +155,11 @@ impl Recall {
         self.memory.forget(id);
     }
 
+    /// Drops decoded files until so many bytes are free, as far as that helps.
+    pub fn make_room(&self, bytes: u64) {
+        self.cache.make_room(bytes);
+    }
+
     /// Bytes of decoded files in the cache.
     pub fn cached_bytes(&self) -> u64 {
         self.cache.bytes()

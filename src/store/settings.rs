@@ -9,6 +9,7 @@ use super::Error;
 use super::object::Id;
 use super::profile::{self, Profile, Profiles};
 use super::retention::{self, RuleText};
+use crate::terminal::format::parse_size;
 
 /// Version of the store's layout and records: the only one that this program reads and writes.
 pub const FORMAT: u32 = 2;
@@ -23,6 +24,8 @@ struct Document {
     #[serde(default = "default_settle")]
     settle_seconds: u64,
     #[serde(default)]
+    reserve: Option<toml::Value>,
+    #[serde(default)]
     expected_restores: Option<u32>,
     #[serde(default)]
     trash_for: Option<String>,
@@ -35,8 +38,8 @@ struct Document {
 }
 
 /// The keys that stand above the first table. A line at the end of the file belongs to the last table.
-const TOP: [&str; 7] =
-    ["format", "store", "default_profile", "cache_mib", "settle_seconds", "expected_restores", "trash_for"];
+const TOP: [&str; 8] =
+    ["format", "store", "default_profile", "cache_mib", "settle_seconds", "reserve", "expected_restores", "trash_for"];
 
 fn above_tables(key: &str) -> String {
     format!("\nA line after a [table] belongs to that table: move `{key}` above the first line that begins with `[`.")
@@ -107,6 +110,9 @@ pub struct Settings {
     pub cache_bytes: u64,
     /// How long the files of a checkpoint directory wait for each other; zero: not at all.
     pub settle: Duration,
+    /// Room on the store's disk that programs leave to the archive while it is at work, bytes. `None`: a checkpoint as
+    /// large as the largest one.
+    pub reserve: Option<u64>,
     /// The mirror, if there is one.
     pub mirror: Option<MirrorSettings>,
     /// How long removed files stay in the trash; none: `rm` removes them.
@@ -144,6 +150,10 @@ pub(super) fn template(id: Id) -> String {
          # others wait for it: without a limit if it holds weights or an optimizer's state, else this long. 0: no\n\
          # file waits.\n\
          settle_seconds = {settle}\n\
+         \n\
+         # With less free room on the disk than this, superseded files do not even wait that long, and the trash is\n\
+         # emptied. A save waits while stepfs frees room. By default the size of the largest checkpoint.\n\
+         # reserve = \"20 GB\"\n\
          \n\
          # Keeps files that `rm` removes for so long in .stepfs-trash/, below the mount: s, m, h, d, w. Their room is free\n\
          # only then, or after an `rm` there.\n\
@@ -216,6 +226,11 @@ impl Settings {
         let retention = retention::parse(document.retention).map_err(Error::Settings)?;
         let no_time = |_| Error::Settings("trash_for is no time; write 12h or 7d".into());
         let trash_for = document.trash_for.as_deref().map(retention::duration).transpose().map_err(no_time)?;
+        let size = |value: &toml::Value| {
+            let bytes = value.as_str().and_then(|text| parse_size(&text.replace(' ', "")).ok());
+            bytes.ok_or_else(|| Error::Settings(format!("reserve = {value} is no size; write \"20 GB\"")))
+        };
+        let reserve = document.reserve.as_ref().map(size).transpose()?;
         if let Some(mirror) = &document.mirror {
             mirror.keep()?;
             if mirror.bandwidth_mib.is_some_and(|rate| !rate.is_finite() || rate <= 0.0) {
@@ -225,6 +240,7 @@ impl Settings {
         Ok(Settings {
             retention,
             trash_for: trash_for.map(Duration::from_nanos),
+            reserve,
             mirror: document.mirror,
             id,
             settle: Duration::from_secs(document.settle_seconds),
@@ -297,6 +313,16 @@ mod tests {
         for path in ["step_1.pt", "run/checkpoint-5/model.safetensors"] {
             assert_eq!(settings.profiles(Path::new(path)).words(), "balanced", "{path}");
             assert_eq!(settings.profiles(Path::new(path)).expected_restores(), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_reserve_is_a_size() {
+        let with = |value: &str| Settings::parse(&format!("reserve = {value}\n{}", template(Id([7; 16]))));
+        assert_eq!(with("\"20 GB\"").unwrap().reserve, Some(20 << 30));
+        assert_eq!(Settings::parse(&template(Id([7; 16]))).unwrap().reserve, None);
+        for wrong in ["20", "\"much\"", "\"-1 GB\"", "\"\"", "true"] {
+            assert!(with(wrong).is_err_and(|error| error.to_string().contains("is no size")), "{wrong}");
         }
     }
 

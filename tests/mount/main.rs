@@ -23,6 +23,7 @@ mod profiles;
 mod recalled;
 mod released;
 mod retention;
+mod room;
 mod security;
 mod slow;
 mod suites;

@@ -193,6 +193,25 @@ both! {
     }
 }
 
+/// A save needs the room more than the trash does.
+#[test]
+fn a_disk_below_the_reserve_has_no_trash() {
+    let dir = store("1h");
+    let m = Mounted::on(dir, true);
+    fs::write(m.mnt().join("a.txt"), text(1)).unwrap();
+    fs::remove_file(m.mnt().join("a.txt")).unwrap();
+    assert_eq!(names(&m), ["a.txt"]);
+    let dir = m.unmount_keeping();
+    let settings = dir.path().join("store/stepfs.toml");
+    let text_of = fs::read_to_string(&settings).unwrap();
+    fs::write(&settings, text_of.replace("# reserve = \"20 GB\"", "reserve = \"8000000 GB\"")).unwrap();
+    let m = Mounted::on(dir, true);
+    wait_until("the trash is empty", || names(&m).is_empty() && m.archive.status().trash_files == 0);
+    fs::write(m.mnt().join("b.txt"), text(2)).unwrap();
+    fs::remove_file(m.mnt().join("b.txt")).unwrap();
+    assert_eq!(names(&m), [""; 0]);
+}
+
 /// Rules and `stepfs latest` see the files of runs, not those of the trash.
 #[test]
 fn a_rule_for_all_files_leaves_the_trash_alone() {

@@ -105,6 +105,14 @@ impl Mounted {
         std::mem::replace(&mut self.dir, tempfile::tempdir().unwrap())
     }
 
+    /// Ends the mount although programs use it, as a second signal does. `meanwhile`: after the kernel's answer to them, and
+    /// before the daemon's end.
+    pub fn cut_off(mut self, meanwhile: impl FnOnce()) {
+        stepfs::fs::mount_at(&self.mnt()).unwrap().unwrap().unmount(true).unwrap();
+        meanwhile();
+        let _ = self.served.take().unwrap().join().unwrap();
+    }
+
     fn end(&mut self) {
         let Some(served) = self.served.take() else {
             return;

@@ -26,6 +26,8 @@ const BACK_NS: i64 = 60_000_000_000;
 pub(in crate::archive) struct Files {
     /// How long a directory waits for the rest of its checkpoint, in nanoseconds. 0: there are no checkpoints.
     settle: i64,
+    /// The disk has less room than the reserve: no time passes before a checkpoint is waited for no longer.
+    is_low: bool,
     files: BTreeMap<Arc<Path>, Arc<File>>,
     runs: HashMap<Arc<Path>, Run>,
     /// Runs with states whose files changed since the last decision about them.
@@ -39,7 +41,7 @@ pub(in crate::archive) struct Files {
     /// The last statement of each series whose files are gone.
     orphans: Vec<(Arc<Path>, Arc<Says>)>,
     /// The latest time that a thread looked for work at.
-    now: Now,
+    pub(super) now: Now,
     /// A lineage lost its last state, or an entry went that kept objects from being removed without naming one.
     freed: bool,
     touched: Touched,
@@ -121,6 +123,7 @@ impl Files {
     pub(super) fn new(settle: i64) -> Files {
         Files {
             settle,
+            is_low: false,
             files: BTreeMap::new(),
             runs: HashMap::new(),
             changed: HashSet::new(),
@@ -290,11 +293,6 @@ impl Files {
         self.now.wall_ns = wall_ns;
     }
 
-    /// The latest time that a thread looked for work at.
-    pub(super) fn now(&self) -> Instant {
-        self.now.instant
-    }
-
     fn decide(&mut self, key: &Arc<Path>) {
         self.changed.remove(key);
         let Some(run) = self.runs.get_mut(key) else { return };
@@ -305,7 +303,9 @@ impl Files {
         let links = self.links.iter().filter(|(_, target)| may_mark(target));
         let links = links.map(|(link, target)| (Arc::clone(link), Arc::clone(target))).collect();
         let orphans = self.orphans.iter().filter(|(path, _)| path.starts_with(key)).cloned().collect();
-        run.answer = decide(&run.files, &Others { links, orphans }, self.settle, self.now);
+        // Not 0, which would open all checkpoints.
+        let settle = if self.is_low { self.settle.min(1) } else { self.settle };
+        run.answer = decide(&run.files, &Others { links, orphans }, settle, self.now);
         let is_exact = |at: &usize| run.answer.marks.contains_key(at) || run.answer.files[*at].is_unfinished;
         let exact = (0..run.files.len()).filter(is_exact).map(|at| Arc::clone(&run.files[at].path)).collect();
         let former = std::mem::replace(&mut run.exact, exact);
@@ -337,6 +337,13 @@ impl Files {
         let run = &self.runs[&file.run];
         let at = run.files.partition_point(|other| other.entry.sequence < file.entry.sequence);
         Some((run, at))
+    }
+
+    /// The disk has less room than the reserve, or no longer has.
+    pub(in crate::archive) fn hurry(&mut self, is_low: bool) {
+        self.is_low = is_low;
+        let changed = self.at_work.iter().filter(|key| self.runs.get_mut(*key).is_some_and(Run::change));
+        self.changed.extend(changed.cloned());
     }
 
     /// The decision about a file.
@@ -500,11 +507,12 @@ impl Files {
     pub(super) fn queued(&mut self) -> Queued {
         self.refresh();
         let answers = || self.at_work.iter().map(|key| &self.runs[key].answer);
+        let closed = self.queue.all().map(|file| file.entry.seen_ns);
         Queued {
             count: answers().map(|answer| answer.queued).sum::<usize>() + self.queue.len(),
             settling: answers().map(|answer| answer.settling).sum(),
             oldest: answers().filter_map(|answer| answer.oldest).chain(self.queue.opened()).min(),
-            since: answers().filter_map(|answer| answer.since).chain(self.queue.since()).min(),
+            since: answers().filter_map(|answer| answer.since).chain(closed).min(),
         }
     }
 }
@@ -590,11 +598,6 @@ impl Queue {
     /// The lowest number that a file was opened with.
     pub(super) fn opened(&self) -> Option<u64> {
         self.all().map(|file| file.entry.opened).min()
-    }
-
-    /// When the first file was closed; nanoseconds since 1970.
-    fn since(&self) -> Option<i64> {
-        self.all().map(|file| file.entry.seen_ns).min()
     }
 
     /// When the next failed attempt may be repeated.

@@ -153,7 +153,8 @@ impl Steps<'_> {
 
     /// Whether a thread may take a step of a file now, as far as its own attempts go.
     fn is_offered(&self, file: &File) -> bool {
-        let waits = file.entry.failed.as_ref().and_then(|failed| failed.retry).is_some_and(|at| at > self.files.now());
+        let waits =
+            file.entry.failed.as_ref().and_then(|failed| failed.retry).is_some_and(|at| at > self.files.now.instant);
         !waits && !self.claims.has(file)
     }
 
@@ -266,7 +267,7 @@ impl Steps<'_> {
 
     /// After which time a failed attempt to seal or compare may be repeated.
     fn retry_of_queue(&self) -> Option<Duration> {
-        let now = self.files.now();
+        let now = self.files.now.instant;
         self.files.queue().retry(now).map(|at| at - now)
     }
 
@@ -327,6 +328,16 @@ impl Steps<'_> {
     /// Whether a thread takes a step of some file.
     pub(in crate::archive) fn is_busy(&self) -> bool {
         !self.claims.files.is_empty()
+    }
+
+    /// Whether a step is under way, or possible now, after which the disk may have more room. Files that are small or logs
+    /// count if they were closed before the change of this number: others may be closed without end.
+    pub(in crate::archive) fn may_free(&mut self, closed_by: u64) -> bool {
+        let is_owed = |file: &&Arc<File>| file.entry.sequence < closed_by && file.entry.failed.is_none();
+        self.claims.is_any(|work| work != Work::Together)
+            || self.files.queue().closed().any(|file| self.is_offered(file))
+            || self.files.queue().together().any(|file| is_owed(&file))
+            || self.next_step().is_some()
     }
 
     /// Whether no step of any file is under way or possible now.

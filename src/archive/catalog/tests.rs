@@ -790,6 +790,29 @@ fn a_clock_that_is_set_back_holds_nothing_up() {
 }
 
 #[test]
+fn below_the_reserve_only_a_wait_with_a_promise_is_left() {
+    let wall = crate::clock::wall_ns();
+    // In the first directory `b` gets no newer state. Nobody needs a file of lineage 0; one of lineage 1 is a whole state.
+    for (of_b, is_promised) in [(0, false), (1, true)] {
+        let mut catalog = catalog(Duration::from_secs(600));
+        for (time, path, lineage) in
+            [(1, "checkpoint-1/a", 5), (2, "checkpoint-1/b", of_b), (3, "checkpoint-2/a", 5), (4, "checkpoint-2/c", 3)]
+        {
+            found(&mut catalog, path, State::Sealed(sealed(lineage, wall + time, time as u64)));
+        }
+        let claim = |catalog: &mut Catalog| {
+            let (task, _) = catalog.steps().claim_step(Instant::now(), wall + 1_000_000_000);
+            task.inspect(|task| catalog.steps().done(task)).map(|task| task.path)
+        };
+        assert_eq!(claim(&mut catalog), None, "it waits for its checkpoint");
+        catalog.decided().hurry(true);
+        assert_eq!(claim(&mut catalog).is_none(), is_promised);
+        catalog.decided().hurry(false);
+        assert_eq!(claim(&mut catalog), None, "there is room again");
+    }
+}
+
+#[test]
 fn small_files_are_not_decided_about_before_somebody_asks() {
     let mut catalog = catalog(LONG);
     let names: Vec<PathBuf> = (0..300).map(|at| format!("log-{at}.json").into()).collect();

@@ -428,6 +428,8 @@ MISTAKES = [
             "a [[profile]] that keeps files exact has `expected_restores`, which has no effect there."),
     Mistake("a trash without a time", "cp st/stepfs.toml good; sed -i 's/^cache_mib/trash_for = \"long\"\\n&/' st/stepfs.toml", "stepfs ls st",
             "trash_for is no time; write 12h or 7d", "cp good st/stepfs.toml; stepfs ls st", needs="st"),
+    Mistake("a reserve that is no size", "cp st/stepfs.toml good; sed -i 's/^cache_mib/reserve = \"much\"\\n&/' st/stepfs.toml", "stepfs ls st",
+            "reserve = * is no size; write \"20 GB\"", "cp good st/stepfs.toml; stepfs ls st", needs="st"),
     setting("a rule without a role", "[[profile]]\\nrole = []\\nprofile = \"exact\"\\n",
             "role = []: the rule has no role; leave `role` out for all roles"),
     setting("a misspelled role", "[[profile]]\\nrole = [\"wight\"]\\nprofile = \"exact\"\\n", "role = * does not exist; write *"),
