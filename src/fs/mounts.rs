@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
 use super::error::MountError;
+use super::sys;
 
 /// Type of the mount in `/proc/self/mountinfo`.
 const KIND: &str = "fuse.stepfs";
@@ -97,6 +98,8 @@ impl Mounted {
     /// Programs use it, or another namespace has it; they are named.
     pub fn unmount(&self, force: bool) -> Result<(), MountError> {
         let how = if force { Detach::Lazily } else { Detach::IfIdle };
+        // As long as it is open no other mount gets its device number, by which the connection is aborted.
+        let _pinned = force.then(|| sys::open_path(&self.point));
         let taken = match all().contains(self) {
             true => self.once_idle(|| take_down(&self.point, how)),
             false if force => Ok(()),
