@@ -3,6 +3,7 @@
 
 use std::fs::Metadata;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -114,6 +115,8 @@ pub(super) struct Sealed {
     pub(super) siblings: Option<Arc<Siblings>>,
     /// Its bytes equal a decoded object's: it may become a stub of that object although it is the newest.
     pub(super) copy: bool,
+    /// In a shared store, where nobody tells of a change: the time of the last change. Programs cannot set it.
+    pub(super) changed_ns: Option<i64>,
 }
 
 impl Sealed {
@@ -130,8 +133,17 @@ impl Sealed {
 
     /// Whether this still describes the file with these metadata. Content cannot change without its time.
     pub(super) fn describes(&self, metadata: &std::fs::Metadata) -> bool {
-        FileId::of(metadata) == self.file && metadata.len() == self.len && modified_ns(metadata) == self.modified_ns
+        let is_unchanged = self.changed_ns.is_none_or(|at| at == changed_ns(metadata));
+        is_unchanged
+            && FileId::of(metadata) == self.file
+            && metadata.len() == self.len
+            && modified_ns(metadata) == self.modified_ns
     }
+}
+
+/// The time of a file's last change, in nanoseconds since 1970.
+pub(super) fn changed_ns(metadata: &Metadata) -> i64 {
+    metadata.ctime().saturating_mul(1_000_000_000).saturating_add(metadata.ctime_nsec())
 }
 
 /// The files of a checkpoint whose index tells their tensors. All lie in one directory.

@@ -15,7 +15,9 @@ mod events;
 mod growth;
 mod health;
 mod housekeeper;
+mod keeper;
 mod lineage;
+mod look;
 mod merge;
 mod mirror;
 mod namespace;
@@ -35,7 +37,7 @@ mod status;
 mod trash;
 mod twins;
 
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 
 use crate::encode::Workers;
 use crate::recall::{Cache, Recall, usual_memory};
@@ -63,6 +65,7 @@ pub use checkpoints::{
 };
 pub use growth::{Room, Run};
 pub use health::{FileStatus, Problem};
+pub use keeper::Keeper;
 pub use lineage::signature as model_signature;
 pub use namespace::{AtRest, FileId, Namespace, Outcome};
 pub(crate) use namespace::{found_at, unless_occupied};
@@ -106,6 +109,8 @@ pub struct Archive {
     mirror: Arc<Mirrored>,
     /// Room on the disk of the store.
     pub reserve: Arc<Reserve>,
+    /// Of a daemon of a shared store: its part in the election. Set once it serves.
+    keeper: OnceLock<Arc<Keeper>>,
 }
 
 impl Archive {
@@ -131,11 +136,6 @@ impl Archive {
             (objects, found.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         });
         let objects = Arc::new(objects.map_err(Error::io(store.objects()))?);
-        let cache = Cache::new(&store.cache(), store.settings().cache_bytes).map_err(Error::io(store.cache()))?;
-        let threads = std::thread::available_parallelism().map_or(2, usize::from);
-        let recall = Recall::new(Arc::clone(&objects), cache, memory, threads).map_err(Error::io(store.root()))?;
-        let workers = Workers::new(threads).map_err(Error::io(store.root()))?;
-        let mut catalog = Catalog::new(store.settings().settle, Arc::clone(&objects));
         let mut found = found.map_err(Error::io(store.tree()))?;
         repair::find_lost_stubs(&store, &objects, &mut found.files);
         // Otherwise stubs would be served as plain files, and their objects removed.
@@ -147,33 +147,20 @@ impl Archive {
                        it away, and `stepfs verify STORE` says the id";
             return Err(Error::Settings(format!("{}: {why}", store.root().join("stepfs.toml").display())));
         }
+        let mut catalog = Catalog::new(store.settings().settle, Arc::clone(&objects));
         scan::enter(found, &objects, &mut catalog);
-        let workers = Arc::new(workers);
-        let shared = Arc::new(Shared::new(store, objects, recall, catalog));
-        let contents = Arc::new(Contents::of(Arc::clone(&shared)));
-        let twins = Arc::new(Twins::new(Arc::clone(&shared), Arc::clone(&workers)));
-        let retention = Arc::new(Retention::of(Arc::clone(&shared)));
-        let restores = Arc::new(Restores::load(Arc::clone(&shared)));
-        let sealer =
-            Sealer::new(Arc::clone(&shared), Arc::clone(&contents), Arc::clone(&twins), Arc::clone(&retention));
-        let encoder = Encoder::new(&shared, contents, twins, Arc::clone(&restores), Arc::clone(&workers));
-        let encoder = Arc::new(encoder);
-        Ok(Arc::new(Archive {
-            mirror: Mirrored::of(&shared, &encoder),
-            reserve: Reserve::of(&shared, &encoder, &retention),
-            shared,
-            workers,
-            sealer: Arc::new(sealer),
-            encoder,
-            retention,
-            restores,
-            merges: Arc::default(),
-            housekeeper: Mutex::new(None),
-        }))
+        assemble(store, objects, catalog, memory)
     }
 
     /// Starts the threads. `namespace` is asked before any file is replaced.
     pub fn start(self: &Arc<Self>, namespace: Arc<dyn Namespace>) {
+        if self.store().seat().is_some() {
+            match Keeper::start(self) {
+                Ok(keeper) => drop(self.keeper.set(keeper)),
+                Err(error) => log::error!("this daemon cannot become the keeper: {error}"),
+            }
+            return;
+        }
         self.shared.serve(namespace);
         let me = Arc::clone(self);
         match thread::Builder::new().name("housekeeper".into()).spawn(move || me.run()) {
@@ -184,6 +171,7 @@ impl Archive {
 
     /// Ends the threads after the steps under way; everything else is picked up by the next mount.
     pub fn stop(&self) {
+        self.keeper.get().into_iter().for_each(|keeper| keeper.stop());
         self.mirror.disconnect();
         self.shared.end();
         let housekeeper = self.housekeeper.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -247,4 +235,52 @@ impl Archive {
             }
         }
     }
+}
+
+/// For a daemon of a shared store: it reads objects, and has no catalog. It is not started.
+pub fn serving(store: Store, memory: u64) -> Result<Arc<Archive>, Error> {
+    let objects = Arc::new(Objects::none(store.io().clone(), &store.objects()));
+    let catalog = Catalog::new(store.settings().settle, Arc::clone(&objects));
+    assemble(store, objects, catalog, memory)
+}
+
+/// For the keeper of a shared store: its catalog is empty, and `look` fills it.
+fn keeping(store: Store, memory: u64) -> Result<Arc<Archive>, Error> {
+    let objects = Objects::load_on(store.io().clone(), &store.objects(), |id, error| {
+        log::error!("object {id}: {error}; files that need it cannot be read, `stepfs verify` lists them");
+    });
+    let objects = objects.map_err(Error::io(store.objects()))?.removed_through(store.tmp());
+    let objects = Arc::new(objects);
+    let catalog = Catalog::new(store.settings().settle, Arc::clone(&objects));
+    assemble(store, objects, catalog, memory)
+}
+
+/// The archive with these parts.
+fn assemble(store: Store, objects: Arc<Objects>, catalog: Catalog, memory: u64) -> Result<Arc<Archive>, Error> {
+    let cache = Cache::new(&store.cache(), store.settings().cache_bytes).map_err(Error::io(store.cache()))?;
+    let threads = std::thread::available_parallelism().map_or(2, usize::from);
+    let recall = Recall::new(Arc::clone(&objects), cache, memory, threads).map_err(Error::io(store.root()))?;
+    let workers = Workers::new(threads).map_err(Error::io(store.root()))?;
+    let workers = Arc::new(workers);
+    let shared = Arc::new(Shared::new(store, objects, recall, catalog));
+    let contents = Arc::new(Contents::of(Arc::clone(&shared)));
+    let twins = Arc::new(Twins::new(Arc::clone(&shared), Arc::clone(&workers)));
+    let retention = Arc::new(Retention::of(Arc::clone(&shared)));
+    let restores = Arc::new(Restores::load(Arc::clone(&shared)));
+    let sealer = Sealer::new(Arc::clone(&shared), Arc::clone(&contents), Arc::clone(&twins), Arc::clone(&retention));
+    let encoder = Encoder::new(&shared, contents, twins, Arc::clone(&restores), Arc::clone(&workers));
+    let encoder = Arc::new(encoder);
+    Ok(Arc::new(Archive {
+        mirror: Mirrored::of(&shared, &encoder),
+        reserve: Reserve::of(&shared, &encoder, &retention),
+        shared,
+        workers,
+        sealer: Arc::new(sealer),
+        encoder,
+        retention,
+        restores,
+        merges: Arc::default(),
+        housekeeper: Mutex::new(None),
+        keeper: OnceLock::new(),
+    }))
 }

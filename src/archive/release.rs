@@ -1,17 +1,19 @@
 //! The last step: stubs take the place of files, those of one checkpoint one right after the other.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 
 use crate::encode::{StepError, StepResult};
 use crate::store::durable::CrashPoint;
 use crate::store::object::Id;
-use crate::store::{Committed, Prepared, Stub, beneath, is_pinned, side_by_side};
+use crate::store::{Committed, Prepared, Stub, beneath, is_pinned, locks, side_by_side};
 use crate::sync::Mutex;
 
-use super::catalog::{Step, Task};
+use super::catalog::{Catalog, Step, Task};
+use super::decide::rank;
 use super::entry::{Held, Sealed, State};
 use super::namespace::Outcome;
 use super::shared::{Pause, Shared};
@@ -38,6 +40,27 @@ impl Drop for Claimed<'_> {
         let mut catalog = self.shared.catalog();
         self.tasks.iter().for_each(|task| catalog.steps().done(task));
     }
+}
+
+/// The newest state of the lineage after a file.
+fn newest_after(catalog: &Catalog, path: &Path) -> Option<(PathBuf, Arc<Sealed>)> {
+    let own = catalog.get(path)?;
+    let lineage = own.state.sealed()?.lineage;
+    let states = catalog.files().iter().filter_map(|(path, entry)| match &entry.state {
+        State::Sealed(sealed) if sealed.lineage == lineage && entry.counts_as_newer() => {
+            Some((rank(entry), path, sealed))
+        }
+        _ => None,
+    });
+    let newest = states.filter(|(newer, ..)| *newer > rank(own)).max_by(|a, b| a.0.cmp(&b.0));
+    newest.map(|(_, path, sealed)| (path.to_path_buf(), Arc::clone(sealed)))
+}
+
+/// Keeps programs from writing a file, until the result is dropped. `None`: one may write it already.
+fn keep_unwritten(shared: &Shared, path: &Path) -> std::io::Result<Option<File>> {
+    let opened = beneath::open(&shared.store.tree(), path, libc::O_RDWR | libc::O_NONBLOCK);
+    let file = beneath::plain(opened?)?;
+    Ok(locks::unwritten(&file)?.then_some(file))
 }
 
 /// Puts stubs in the places of archived files.
@@ -159,6 +182,23 @@ impl Releaser {
         Ok(committed == Some(Committed::Done))
     }
 
+    /// In a shared store: keeps programs on all machines from writing the newest state of a file's lineage, for which the file
+    /// loses something. `None`: that state is not as it was when it was sealed.
+    fn keep_newest(&self, path: &Path, is_copy: bool, object: Id) -> StepResult<Option<Option<File>>> {
+        let shared = &self.shared;
+        if !shared.store.is_shared() || is_copy || !shared.objects.is_lossy(object) {
+            return Ok(Some(None));
+        }
+        let newest = newest_after(&shared.catalog(), path);
+        let Some((newest, sealed)) = newest else { return Ok(None) };
+        let kept = match keep_unwritten(shared, &newest) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+            kept => kept?,
+        };
+        let is_sealed = |file: &File| file.metadata().is_ok_and(|metadata| sealed.describes(&metadata));
+        Ok(kept.filter(is_sealed).map(Some))
+    }
+
     /// `None`: the file is in use, or held.
     fn try_to_put_stub(&self, ready: &Ready) -> StepResult<Option<Committed>> {
         let Some(namespace) = self.shared.namespace() else { return Ok(None) };
@@ -166,6 +206,8 @@ impl Releaser {
         let (path, version, object) = (task.path.as_path(), task.version, *object);
         // Before asking, so that a close in between is not missed.
         self.shared.catalog().edit(path, version, |entry| entry.busy = true);
+        // In a shared store: kept as it is until the stub is in place.
+        let Some(_newest) = self.keep_newest(path, sealed.copy, object)? else { return Ok(None) };
         let (mut committed, mut is_held) = (None, false);
         let outcome = namespace.exclusively(path, sealed.file, &mut |absolute| {
             // Under the file system's lock: the path is this file's, and later notes come after this.

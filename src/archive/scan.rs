@@ -80,23 +80,27 @@ pub(super) fn scan(store: &Store) -> io::Result<Found> {
 
 /// Enters what was found into the catalog.
 pub(super) fn enter(found: Found, objects: &Objects, catalog: &mut Catalog) {
-    for FoundFile { path, state, stamp, has_tensors, names, recalled } in found.files {
-        match state {
-            State::Released(id) => objects.name(id),
-            // Which object it named is not known; that one must not go.
-            State::Resident(ref why) if why.hides_an_object() => objects.freeze(true),
-            _ => {}
-        }
-        let is_closed = matches!(state, State::Closed);
-        let version = catalog.found(&path, state, (stamp, has_tensors), names);
-        // The sealer looks closer, at samples of the bytes. Until then such a file must not call itself exact.
-        let is_as_long = |id: &Id| objects.get(*id).is_some_and(|(header, _)| header.logical_len == stamp.len);
-        if let Some(id) = recalled.filter(is_as_long).filter(|_| is_closed) {
-            catalog.keep(&path, version, Some(id));
-        }
-    }
+    found.files.into_iter().for_each(|file| enter_one(file, objects, catalog));
     for (link, target) in found.links {
         catalog.link_read(&link, Some(target));
+    }
+}
+
+/// Enters a file that was found into the catalog.
+pub(super) fn enter_one(found: FoundFile, objects: &Objects, catalog: &mut Catalog) {
+    let FoundFile { path, state, stamp, has_tensors, names, recalled } = found;
+    match state {
+        State::Released(id) => objects.name(id),
+        // Which object it named is not known; that one must not go.
+        State::Resident(ref why) if why.hides_an_object() => objects.freeze(true),
+        _ => {}
+    }
+    let is_closed = matches!(state, State::Closed);
+    let version = catalog.found(&path, state, (stamp, has_tensors), names);
+    // The sealer looks closer, at samples of the bytes. Until then such a file must not call itself exact.
+    let is_as_long = |id: &Id| objects.get(*id).is_some_and(|(header, _)| header.logical_len == stamp.len);
+    if let Some(id) = recalled.filter(is_as_long).filter(|_| is_closed) {
+        catalog.keep(&path, version, Some(id));
     }
 }
 
@@ -126,7 +130,8 @@ fn list(root: &Path, directory: &Path) -> io::Result<Listed> {
     Ok(listed)
 }
 
-fn found(store: &Store, path: &Path) -> io::Result<FoundFile> {
+/// Looks at a file of the tree.
+pub(super) fn found(store: &Store, path: &Path) -> io::Result<FoundFile> {
     let tree = store.tree();
     let metadata = beneath::metadata(&tree, path)?;
     let file = |state| FoundFile::new(path, state, Stamp::of(&metadata));
@@ -227,6 +232,7 @@ pub(super) fn examine(
         part: part(&description),
         siblings,
         copy: false,
+        changed_ns: None,
     };
     Ok(Examined { state: State::Sealed(Arc::new(sealed)), words, names, is_opaque, has_tensors })
 }

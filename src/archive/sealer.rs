@@ -20,7 +20,7 @@ use crate::store::object::Id;
 use crate::store::{Stub, recalled_from, side_by_side};
 
 use super::catalog::{Closed, Step, Task};
-use super::entry::{Sealed, Stamp, State};
+use super::entry::{Sealed, Stamp, State, changed_ns};
 use super::namespace::{FileId, Outcome};
 use super::resident::ResidentReason;
 use super::retention::Retention;
@@ -72,7 +72,8 @@ impl Sealer {
         let path = task.path.as_path();
         // Not found: removed meanwhile, or renamed, and the note of it is on its way.
         let file = self.shared.open_file(path)?;
-        if Stub::looks_like_one(&file)? && !self.is_still_closed(task, &file)? {
+        // In a shared store the writer's daemon has marked it, if a program wrote it. This may be a former keeper by now.
+        if Stub::looks_like_one(&file)? && (self.shared.store.is_shared() || !self.is_still_closed(task, &file)?) {
             return Err(StepError::Superseded);
         }
         // A program wrote it, whatever it looks like.
@@ -118,6 +119,12 @@ impl Sealer {
             return Ok(());
         }
         let metadata = file.metadata()?;
+        let is_shared = self.shared.store.is_shared();
+        if is_shared && changed_ns(&metadata) >= self.shared.quiet_ns.load(Ordering::Relaxed) {
+            // It was changed since the look: the next one says when it is closed again.
+            self.shared.catalog().opened_for_writing(path, Instant::now());
+            return Ok(());
+        }
         let describe = || self.contents.describe(path, file);
         let scan::Examined { state, words, names, is_opaque, has_tensors } =
             scan::examine(file, &metadata, path, self.contents.siblings(path)?, describe)?;
@@ -147,9 +154,13 @@ impl Sealer {
         };
         let keeps = recalled_from(file).filter(|id| known(id, sealed));
         self.shared.catalog().keep(path, version, keeps);
+        let sealed = &match is_shared {
+            true => Arc::new(Sealed { changed_ns: Some(changed_ns(&metadata)), ..Sealed::clone(sealed) }),
+            false => Arc::clone(sealed),
+        };
         let state = match self.twins.may_be_copy(path, version, sealed) {
             true => State::Durable(Arc::clone(sealed)),
-            false => state,
+            false => State::Sealed(Arc::clone(sealed)),
         };
         self.shared.catalog().advance(path, version, state);
         log::info!("{}: sealed, {words}", path.display());

@@ -5,11 +5,12 @@
 //! while: each note waits in the [`Inbox`]. Whoever takes the catalog's lock reads all notes first, in their order, so nobody
 //! sees a catalog that lacks an earlier event. If nobody else does, a thread of its own reads them.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,7 +18,7 @@ use crate::clock::wall_ns;
 use crate::encode::{StepError, StepResult};
 use crate::recall::Recall;
 use crate::store::durable::{CrashPoint, DeviceFile, Io};
-use crate::store::{Objects, Store, beneath};
+use crate::store::{Id, Objects, Store, beneath};
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, wait_timeout};
 
 use super::catalog::{Catalog, Closed, Step, Task};
@@ -149,6 +150,10 @@ pub(super) struct Shared {
     pub(super) is_low: AtomicBool,
     /// An archiving found no room since the last release.
     lacked_room: AtomicBool,
+    /// In a shared store: files that changed before this time of the server are settled.
+    pub(super) quiet_ns: AtomicI64,
+    /// In a shared store: objects that may go. Taken for moments, last of all locks.
+    ripe: Mutex<HashSet<Id>>,
 }
 
 impl Shared {
@@ -167,6 +172,8 @@ impl Shared {
             notes: AtomicU64::new(0),
             is_low: AtomicBool::new(false),
             lacked_room: AtomicBool::new(false),
+            quiet_ns: AtomicI64::new(i64::MIN),
+            ripe: Mutex::default(),
         }
     }
 
@@ -213,7 +220,16 @@ impl Shared {
         self.io().sync_dir(&beneath::reach(&tree, directory)?, at)
     }
 
+    /// In a shared store: objects that nothing has needed for long.
+    pub(super) fn ripe(&self) -> MutexGuard<'_, HashSet<Id>> {
+        self.ripe.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) fn note(&self, note: impl FnOnce(&mut Catalog) + Send + 'static) {
+        // The keeper looks for itself, and nobody else has a catalog.
+        if self.store.seat().is_some() {
+            return;
+        }
         self.notes.fetch_add(1, Ordering::Relaxed);
         self.inbox.put(Box::new(note));
     }

@@ -110,6 +110,9 @@ pub struct Status {
     /// Who reads and writes the resident files, if the store is mounted.
     #[serde(default)]
     pub serving: Option<Serving>,
+    /// In a shared store: whether this daemon is the keeper, or which one is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared: Option<String>,
     /// [`crate::version`] of the daemon; empty when the store is not mounted, or from a daemon that does not tell.
     #[serde(default)]
     pub version: String,
@@ -161,6 +164,9 @@ impl Queue {
 impl Archive {
     /// The state of the store as a whole. Looks at the size of every resident file: not for the file system's threads.
     pub fn status(&self) -> Status {
+        if let Some(keeper) = self.keeper.get() {
+            return keeper.own_status(self.store());
+        }
         let mut status = Status {
             object_bytes: self.shared.objects.stored(),
             unnamed_bytes: self.shared.objects.stored_unnamed(),
@@ -341,6 +347,9 @@ impl Archive {
                 return Some(place.into_os_string().into_encoded_bytes());
             }
             "version" => return Some(crate::version().into()),
+            _ if self.keeper.get().is_some() => {
+                return self.keeper.get()?.attribute(self.store(), path, name);
+            }
             "status" => return serde_json::to_vec(&self.status()).ok(),
             "queue" => return serde_json::to_vec(&self.queue()).ok(),
             "gc" => return serde_json::to_vec(&self.retention.report().0).ok(),
@@ -360,7 +369,10 @@ impl Archive {
     ///
     /// # Errors
     /// The errno `EPERM`: all other attributes are stepfs's own.
-    pub fn set_attribute(&self, path: &Path, name: &str, _value: &[u8]) -> Result<(), i32> {
+    pub fn set_attribute(&self, path: &Path, name: &str, value: &[u8]) -> Result<(), i32> {
+        if let Some(keeper) = self.keeper.get() {
+            return keeper.set_attribute(path, name, value);
+        }
         match name {
             "release" => {
                 self.tell(path, Catalog::asked_to_release);

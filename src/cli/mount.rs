@@ -14,15 +14,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::archive::Archive;
+use crate::archive::{Archive, serving};
 use crate::fs::{MountOptions, clear_dead_mount, is_served, left_of, mount_of, serve_with};
+use crate::recall::usual_memory;
+use crate::store::shared::log_dir;
 use crate::store::{DAEMON_LOG, Error, Profile, Store};
 
 use super::format::parse_size;
 use super::mirror::{self, local_path};
 use super::mount_options::Options;
 use super::passthrough;
-use super::source::{Mount, is_store, mounted_at, refuse_inside};
+use super::source::{Mount, is_store, mounted_on, refuse_inside};
 use super::umount::HELD;
 
 /// A daemon's log above this size is truncated at the next mount.
@@ -72,7 +74,11 @@ pub(super) struct Args {
     /// keeps the URL. Credentials come from the environment.
     #[arg(long, value_name = "URL")]
     mirror: Option<String>,
-    /// Log file of the daemon [default: STORE/daemon.log].
+    /// Make a store that daemons on several machines may mount at the same time. Only when the store is made: later mounts
+    /// need no option.
+    #[arg(long)]
+    shared: bool,
+    /// Log file of the daemon [default: STORE/daemon.log; of a shared store daemon.log in the daemon's own directory there].
     #[arg(long)]
     log: Option<PathBuf>,
     /// Options as in /etc/fstab, between commas: ro, noexec, noatime, allow_other, profile=NAME and others. As root,
@@ -103,6 +109,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         profile: args.profile,
         memory: args.memory,
         mirror: args.mirror,
+        shared: args.shared,
         log: args.log,
         ..Options::default()
     });
@@ -144,11 +151,11 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
 /// It is mounted elsewhere.
 fn is_mounted(mounting: &Mounting) -> Result<bool> {
     let Mounting { store, dir, options, .. } = mounting;
-    if !Store::is_locked(store).unwrap_or(false) {
+    if !Store::is_served_on(store, dir).unwrap_or(false) {
         return Ok(false);
     }
     let wanted = fs::canonicalize(store)?;
-    let Some(mounted) = mounted_at(&wanted) else { return Ok(false) };
+    let Some(mounted) = mounted_on(&wanted, dir) else { return Ok(false) };
     if mounted.point != *dir {
         return Err(Store::in_use(store).into());
     }
@@ -188,7 +195,7 @@ pub(super) fn start(mounting: &Mounting) -> Result<()> {
     // Open and close the store and its mirror first: their errors appear here, and the log gets a directory.
     mirror::connect(&open(mounting)?, dir)?;
     tell_hidden(dir);
-    let log = options.log.clone().unwrap_or_else(|| store.join(DAEMON_LOG));
+    let log = options.log.clone().unwrap_or_else(|| log_dir(store, dir).join(DAEMON_LOG));
     // In a store that another user made, the default log may be a link to any file. A log that the user names may be a
     // link.
     let flags = if options.log.is_none() { libc::O_NOFOLLOW | libc::O_NONBLOCK } else { 0 };
@@ -296,6 +303,25 @@ fn open(mounting: &Mounting) -> Result<Store> {
         let (store, point) = (mounting.store.display(), mounted.point.display());
         bail!("{store} lies in the stepfs mount {point}; a store belongs on a disk, so name a directory outside");
     }
+    if mounting.options.shared {
+        Store::create_shared(&mounting.store)?;
+    }
+    let is_shared = is_store(&mounting.store) && Store::look(&mounting.store)?.settings().shared;
+    if mounting.options.shared && !is_shared {
+        bail!(
+            "{shown} is a store of one daemon at a time; --shared makes a new store: name a new directory, and \
+             `stepfs export {shown} . DIR` copies the files"
+        );
+    }
+    if is_shared {
+        if mounting.options.mirror.is_some() {
+            bail!("{shown} is a shared store, which cannot have a mirror yet; leave out --mirror");
+        }
+        if mounting.options.profile.is_some() {
+            bail!("{shown} is a shared store; write default_profile in {shown}/stepfs.toml while no daemon serves it");
+        }
+        return Ok(Store::join(&mounting.store, &mounting.dir)?);
+    }
     let mut store = open_after_the_last(&mounting.store)?;
     if let Some(profile) = mounting.options.profile {
         store.set_default_profile(profile)?;
@@ -346,10 +372,8 @@ fn serve_store(mounting: &Mounting, ready: impl FnOnce()) -> Result<()> {
     }
     log::info!("store {} ({})", store.root().display(), store.id());
     let mirror = mirror::connect(&store, dir)?;
-    let archive = match options.memory {
-        Some(memory) => Archive::open_with(store, memory)?,
-        None => Archive::open(store)?,
-    };
+    let memory = options.memory.unwrap_or_else(usual_memory);
+    let archive = if store.is_shared() { serving(store, memory)? } else { Archive::open_with(store, memory)? };
     let options = MountOptions {
         allow_other: options.allow_other,
         no_passthrough: options.no_passthrough,

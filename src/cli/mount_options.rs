@@ -33,6 +33,8 @@ pub(super) struct Options {
     pub(super) profile: Option<Profile>,
     pub(super) memory: Option<u64>,
     pub(super) mirror: Option<String>,
+    /// Make a store that several daemons may serve.
+    pub(super) shared: bool,
     pub(super) log: Option<PathBuf>,
     pub(super) kernel: Vec<KernelOption>,
     /// Unknown options.
@@ -70,6 +72,7 @@ impl Options {
         self.no_passthrough |= later.no_passthrough;
         self.user = later.user.or(self.user);
         self.create |= later.create;
+        self.shared |= later.shared;
         self.profile = later.profile.or(self.profile);
         self.memory = later.memory.or(self.memory);
         self.mirror = later.mirror.or(self.mirror);
@@ -107,6 +110,7 @@ impl Options {
             "allow_other" => self.allow_other = flag()?,
             "no_passthrough" => self.no_passthrough = flag()?,
             "create" => self.create = flag()?,
+            "shared" => self.shared = flag()?,
             // Without a name it is mount(8)'s: any user may mount.
             "user" => self.user = value.map(String::from),
             "profile" => {
@@ -149,7 +153,7 @@ fn unknown(word: &str) -> String {
             "option remount: stepfs cannot change a mount; unmount it and mount it again with the new options".into()
         }
         _ => format!(
-            "unknown option {word}; stepfs has allow_other, no_passthrough, user=NAME, create, profile=NAME, memory=SIZE, \
+            "unknown option {word}; stepfs has allow_other, no_passthrough, user=NAME, create, shared, profile=NAME, memory=SIZE, \
              mirror=URL and log=FILE, and those that mount(8) describes for all file systems"
         ),
     }

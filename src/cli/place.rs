@@ -64,7 +64,7 @@ impl Place {
     pub(super) fn in_store(&self) -> Option<Local> {
         let tree = self.tree.as_ref()?;
         let path = self.at.strip_prefix(tree.store.tree()).ok()?.to_path_buf();
-        Some(Local { store: tree.store.root().to_path_buf(), mount: None, path })
+        Some(Local { store: tree.store.root().to_path_buf(), mount: None, path, served: None })
     }
 
     /// True if it is a copy of a mirror's files.

@@ -54,7 +54,12 @@ impl Source {
             return Brought::of(&mirror, wanted);
         }
         let local = Local::in_some_mount(path)?;
-        let local = local.unwrap_or_else(|| Local { store: path.to_path_buf(), mount: None, path: PathBuf::new() });
+        let local = local.unwrap_or_else(|| Local {
+            store: path.to_path_buf(),
+            mount: None,
+            path: PathBuf::new(),
+            served: None,
+        });
         let wanted = local.wanted(path, wanted)?;
         let named = path.to_path_buf();
         Ok(Brought { root: local.store, path: wanted, named, missing: Missing::default(), _copy: None })
@@ -69,6 +74,9 @@ pub(super) struct Local {
     pub(super) mount: Option<Mount>,
     /// Path inside the tree; empty for the whole tree.
     pub(super) path: PathBuf,
+    /// In a shared store: the role of the mount's daemon, if it is not the keeper. It answers nothing about files, so the store
+    /// is read without it.
+    pub(super) served: Option<(Mount, String)>,
 }
 
 impl Local {
@@ -77,7 +85,7 @@ impl Local {
         super::mirror::local(path.to_path_buf()).map_err(|why| anyhow!("{}: {why}", path.display()))?;
         let absolute = fs::canonicalize(path).map_err(|error| unreachable(path, error))?;
         if is_store(&absolute) {
-            return Ok(Local { store: absolute, mount: None, path: PathBuf::new() });
+            return Ok(Local { store: absolute, mount: None, path: PathBuf::new(), served: None });
         }
         let Some(mounted) = mount_of(&absolute) else {
             if let Err(error @ (Error::NoSettings { .. } | Error::Io { .. })) = Store::look(&absolute) {
@@ -98,7 +106,11 @@ impl Local {
         if !is_store(&store) {
             return Err(Unanswered::Moved(mount.root, store).into());
         }
-        Ok(Local { store, mount: Some(mount), path })
+        let role = mount.text(Path::new(""), "role").filter(|role| role != "keeper");
+        Ok(match role {
+            Some(role) => Local { store, mount: None, path, served: Some((mount, role)) },
+            None => Local { store, mount: Some(mount), path, served: None },
+        })
     }
 
     /// The place of `path` if it leads into a mount; `None` for a store, and for what does not exist.
@@ -115,6 +127,9 @@ impl Local {
         match local.mount.take() {
             Some(mount) => Ok((mount, local)),
             None => {
+                if let Some((mount, role)) = &local.served {
+                    bail!("{} is only {role}; the keeper's mount does this", mount.root.display());
+                }
                 let next = match mounted_at(&local.store) {
                     Some(mounted) => format!("name its mount {0}, or a path below {0}", mounted.point.display()),
                     None => format!("this needs its daemon: `stepfs mount {} DIR`, then name DIR", path.display()),
@@ -129,7 +144,8 @@ impl Local {
     pub(super) fn inside(&self, name: &Path) -> Option<PathBuf> {
         let below = match name.is_absolute() {
             true => {
-                let roots = self.mount.iter().map(|mount| mount.root.clone()).chain([self.store.join("tree")]);
+                let mounts = self.mount.iter().chain(self.served.iter().map(|(mount, _)| mount));
+                let roots = mounts.map(|mount| mount.root.clone()).chain([self.store.join("tree")]);
                 roots.into_iter().find_map(|root| Some(name.strip_prefix(root).ok()?.to_path_buf()))?
             }
             false => self.path.join(name),
@@ -177,6 +193,14 @@ pub(super) fn unreachable(path: &Path, error: io::Error) -> anyhow::Error {
 /// Where a store is mounted; `store` is absolute and has no links.
 pub(super) fn mounted_at(store: &Path) -> Option<Mounted> {
     all_mounts().into_iter().rfind(|mounted| mounted.store == store && !is_dead(&mounted.point))
+}
+
+/// The mount of a store at a point, if it is shared; else where it is mounted.
+pub(super) fn mounted_on(store: &Path, point: &Path) -> Option<Mounted> {
+    match Store::look(store).is_ok_and(|store| store.is_shared()) {
+        true => all_mounts().into_iter().rfind(|mounted| mounted.point == *point && mounted.store == store),
+        false => mounted_at(store),
+    }
 }
 
 /// Refuses a path inside a store: files are there in the store's own form. `absolute` has no links.
@@ -299,7 +323,7 @@ impl Brought {
         // It may be large.
         let (copy, temporary) = Temporary::directory(COPY).context(NO_TEMPORARY)?;
         let root = copy.path().join("store");
-        let local = Local { store: root.clone(), mount: None, path: PathBuf::new() };
+        let local = Local { store: root.clone(), mount: None, path: PathBuf::new(), served: None };
         let path = local.wanted(Path::new(&mirror.url), wanted)?;
         let missing = pull(&mirror.read(&path)?, &Store::open(&root)?, &path, &|_| true)?;
         Ok(Brought { root, path, named: PathBuf::from(&mirror.url), missing, _copy: Some((copy, temporary)) })
@@ -425,7 +449,7 @@ mod tests {
     #[test]
     fn names_are_looked_for_in_the_tree() {
         let mount = || Some(Mount { root: "/mnt".into() });
-        let local = |path: &str| Local { store: "/s".into(), mount: mount(), path: path.into() };
+        let local = |path: &str| Local { store: "/s".into(), mount: mount(), path: path.into(), served: None };
         let inside = |path: &str, name: &str| local(path).inside(Path::new(name));
         assert_eq!(inside("", "run/a.pt"), Some("run/a.pt".into()));
         assert_eq!(inside("run", "./a.pt"), Some("run/a.pt".into()));

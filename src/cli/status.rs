@@ -182,9 +182,14 @@ impl Question {
 }
 
 fn of(local: &Local) -> Result<Mount> {
-    let (mount, status) = match &local.mount {
-        Some(mount) => (mount.root.clone(), mount.ask("status")?),
-        None => (PathBuf::new(), at_rest(local)?),
+    let (mount, status) = match (&local.mount, &local.served) {
+        (Some(mount), _) => (mount.root.clone(), mount.ask("status")?),
+        (None, Some((mount, _))) => {
+            let own: Status = mount.ask("status")?;
+            let Status { daemon, version, serving, shared, .. } = own;
+            (mount.root.clone(), Status { daemon, version, serving, shared, ..at_rest(local)? })
+        }
+        (None, None) => (PathBuf::new(), at_rest(local)?),
     };
     Ok(Mount::new(mount, local.store.clone(), status))
 }
@@ -219,6 +224,9 @@ fn show(Mount { mount, store, status, .. }: &Mount, verbose: bool) {
             say!("mounted    {}, which does not answer", mount.display());
             return;
         }
+    }
+    if let Some(role) = &status.shared {
+        say!("shared     {role}");
     }
     if let Some(serving) = &status.serving {
         say!("served     {}", served(serving));

@@ -48,7 +48,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         true => mounted.store.clone(),
         false => Local::of(&mounted.point).map_or_else(|_| mounted.store.clone(), |local| local.store),
     };
-    let daemon = Store::holder(&store).filter(|daemon| is_ours(*daemon));
+    let daemon = Store::server(&store, &mounted.point).filter(|daemon| is_ours(*daemon));
     match (mounted.unmount(args.force), daemon.and_then(|daemon| Pid::from_raw(daemon as i32))) {
         // The end of the daemon ends the connection too. It is made to be killed at any moment, and may have ended by itself.
         (Err(MountError::Abort(_)), Some(daemon)) => match kill_process(daemon, Signal::KILL) {
@@ -58,7 +58,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         (done, _) => done?,
     }
     let (began, mut looked, mut told) = (Instant::now(), Instant::now(), false);
-    while is_locked(&store)? || daemon.is_some_and(is_alive) {
+    while is_locked(&store, &mounted.point)? || daemon.is_some_and(is_alive) {
         if !args.force && began.elapsed() > HELD && looked.elapsed() > LOOKS {
             if !mounted.held_by().is_empty() {
                 return Err(mounted.held().into());
@@ -77,8 +77,8 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn is_locked(store: &Path) -> Result<bool> {
-    match Store::is_locked(store) {
+fn is_locked(store: &Path, point: &Path) -> Result<bool> {
+    match Store::is_served_on(store, point) {
         Err(Error::Missing(_)) => Ok(false),
         locked => Ok(locked?),
     }

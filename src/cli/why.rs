@@ -97,6 +97,7 @@ mod tests {
             store: "/s".into(),
             mount: mount.then(|| Mount { root: "/mnt".into() }),
             path: path.into(),
+            served: None,
         };
         let shown = |named: &str, local: &Local, file: &str| shown(Path::new(named), local, Path::new(file));
         assert_eq!(shown("../run", &local(true, "run"), "run/a/b.pt"), Path::new("../run/a/b.pt"));

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use fuser::{
     AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, INodeNo, InitFlags, IoctlFlags,
@@ -14,8 +14,10 @@ use fuser::{
 
 use super::Core;
 use super::attr::Change;
+use super::errno::Fault;
 use super::privileges::Caller;
 use super::reply::{done, entry};
+use super::shared::until_free;
 use super::trash;
 use super::tree::Creator;
 
@@ -32,10 +34,14 @@ impl Filesystem for FuseAdapter {
         // drop the pages that others read while an asynchronous direct write was under way. With FUSE_AUTO_INVAL_DATA
         // it drops pages that a write has filled when their file's time changes, and may read them anew before the
         // write arrives. Nothing but stepfs changes a file unseen by the kernel, and stepfs tells it.
+        // In a shared store each name that the kernel gets has a descriptor, so it gets none that no program asked for.
+        let with_attributes = match self.core.tree.archive().store().is_shared() {
+            true => InitFlags::empty(),
+            false => InitFlags::FUSE_DO_READDIRPLUS | InitFlags::FUSE_READDIRPLUS_AUTO,
+        };
         let wanted = [
             InitFlags::FUSE_ATOMIC_O_TRUNC,
-            InitFlags::FUSE_DO_READDIRPLUS,
-            InitFlags::FUSE_READDIRPLUS_AUTO,
+            with_attributes,
             InitFlags::FUSE_PARALLEL_DIROPS,
             InitFlags::FUSE_CACHE_SYMLINKS,
             // See `privileges::Caller::drop_privileges`.
@@ -56,7 +62,17 @@ impl Filesystem for FuseAdapter {
     }
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        entry(reply, self.core.tree.lookup(parent.0, name));
+        match self.core.tree.lookup(parent.0, name) {
+            // In a shared store: until the kernel has forgotten other names.
+            Err(Fault::Locked) => {
+                let (core, name) = (Arc::clone(&self.core), name.to_owned());
+                self.core.files.recalls.workers.submit(Box::new(move || {
+                    let found = until_free(Instant::now(), || core.tree.lookup(parent.0, &name));
+                    entry(&core.tree, reply, found);
+                }));
+            }
+            found => entry(&self.core.tree, reply, found),
+        }
     }
 
     fn forget(&self, _: &Request, ino: INodeNo, times: u64) {
@@ -99,15 +115,22 @@ impl Filesystem for FuseAdapter {
     }
 
     fn mknod(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, rdev: u32, reply: ReplyEntry) {
-        entry(reply, self.core.tree.mknod(parent.0, name, Creator::new(req, mode), rdev));
+        entry(&self.core.tree, reply, self.core.tree.mknod(parent.0, name, Creator::new(req, mode), rdev));
     }
 
     fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, reply: ReplyEntry) {
-        entry(reply, self.core.tree.mkdir(parent.0, name, Creator::new(req, mode)));
+        entry(&self.core.tree, reply, self.core.tree.mkdir(parent.0, name, Creator::new(req, mode)));
     }
 
     fn unlink(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        done(reply, trash::unlink(&self.core.tree, parent.0, name, Caller::of(req)));
+        let caller = Caller::of(req);
+        match trash::unlink(&self.core.tree, parent.0, name, caller) {
+            Err(Fault::Locked) => {
+                let name = name.to_owned();
+                self.core.later(reply, move |core| trash::unlink(&core.tree, parent.0, &name, caller));
+            }
+            result => done(reply, result),
+        }
     }
 
     fn rmdir(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -115,7 +138,7 @@ impl Filesystem for FuseAdapter {
     }
 
     fn symlink(&self, req: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
-        entry(reply, self.core.tree.symlink(parent.0, name, Creator::new(req, 0o777), target));
+        entry(&self.core.tree, reply, self.core.tree.symlink(parent.0, name, Creator::new(req, 0o777), target));
     }
 
     fn rename(
@@ -128,11 +151,28 @@ impl Filesystem for FuseAdapter {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        done(reply, self.core.tree.rename((parent.0, name), (newparent.0, newname), flags));
+        match self.core.tree.rename((parent.0, name), (newparent.0, newname), flags) {
+            Err(Fault::Locked) => {
+                let (name, newname) = (name.to_owned(), newname.to_owned());
+                self.core.later(reply, move |core| core.tree.rename((parent.0, &name), (newparent.0, &newname), flags));
+            }
+            result => done(reply, result),
+        }
     }
 
     fn link(&self, _: &Request, ino: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        entry(reply, self.core.tree.link(ino.0, parent.0, name));
+        match self.core.tree.link(ino.0, parent.0, name) {
+            // In a shared store a released file has one name: else nobody could replace all of them at once.
+            Err(Fault::Locked) => {
+                let (core, name) = (Arc::clone(&self.core), name.to_owned());
+                self.core.files.recalls.recall(ino.0, move |recalled| {
+                    let linked =
+                        recalled.and_then(|()| until_free(Instant::now(), || core.tree.link(ino.0, parent.0, &name)));
+                    entry(&core.tree, reply, linked);
+                });
+            }
+            result => entry(&self.core.tree, reply, result),
+        }
     }
 
     fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {

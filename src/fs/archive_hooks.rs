@@ -6,7 +6,8 @@ use std::path::Path;
 use std::sync::Weak;
 
 use super::attr::changed;
-use super::inodes::Table;
+use super::errno::Fault;
+use super::inodes::{Found, Table};
 use super::open::OpenFiles;
 use super::place::Place;
 use crate::archive::{FileId, Namespace, Outcome, found_at, unless_occupied};
@@ -29,9 +30,10 @@ fn at_rest(files: &OpenFiles, table: &mut Table, path: &Path, expect: FileId) ->
 }
 
 /// Removes a name without the kernel's request, so the kernel is told.
-fn take_away_unasked(files: &OpenFiles, table: &mut Table, path: &Path, metadata: &Metadata) -> io::Result<Outcome> {
+fn take_away_unasked(files: &OpenFiles, table: &mut Table, path: &Path, metadata: Metadata) -> io::Result<Outcome> {
     let parent = table.find(path.parent().unwrap_or(Path::new("")));
-    let outcome = unless_occupied(files.tree.take_away(table, parent, path, metadata))?;
+    let taken = files.tree.take_away(table, parent, path, &Found::of(metadata));
+    let outcome = unless_occupied(taken.map_err(Fault::into_error))?;
     if let (Outcome::Done, Some(name), 1..) = (outcome, path.file_name(), parent) {
         files.tree.invalidations.entry(parent, name);
     }
@@ -108,7 +110,7 @@ impl Namespace for Served {
         if !still()? {
             return Ok(Outcome::Changed);
         }
-        take_away_unasked(&files, &mut table, path, &found)
+        take_away_unasked(&files, &mut table, path, found)
     }
 
     fn appear(&self, make: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<bool> {
@@ -122,7 +124,7 @@ impl Namespace for Served {
         let mut table = files.tree.table();
         match found_at(table.root(), path)? {
             Some(found) if FileId::of(&found) == expect && found.is_dir() => {
-                take_away_unasked(&files, &mut table, path, &found)
+                take_away_unasked(&files, &mut table, path, found)
             }
             _ => Ok(Outcome::Changed),
         }

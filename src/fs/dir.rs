@@ -172,7 +172,7 @@ impl Directories {
             Err(fault) => return reply.error(fault.into()),
         };
         let dots = self.dots(directory.node);
-        let ttl = super::attr::TTL;
+        let ttl = self.tree.ttl;
         let mut next = offset as usize;
         while next < DOTS.len() {
             let shown = attributes(dots[next], &metadata, 0);
@@ -186,10 +186,8 @@ impl Directories {
         for entry in listed.iter().skip(next - DOTS.len()) {
             let position = next as u64 + 1;
             next += 1;
-            let looked_up = table.child(directory.node, &entry.name).and_then(|path| {
-                let metadata = table.reach(&path)?.symlink_metadata()?;
-                self.tree.entry(&mut table, directory.node, &entry.name, &metadata)
-            });
+            let found = table.look(directory.node, &entry.name);
+            let looked_up = found.and_then(|found| self.tree.entry(&mut table, directory.node, &entry.name, &found));
             let (ttl, shown, generation) = match looked_up {
                 Ok(looked_up) => looked_up,
                 // Removed since it was listed.

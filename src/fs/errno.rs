@@ -13,6 +13,8 @@ pub(super) enum Fault {
     Os(io::Error),
     /// An errno that POSIX asks for, decided here.
     Code(i32),
+    /// Another daemon is replacing the file, or there are too many descriptors: try again.
+    Locked,
     /// A released file could not be decoded; the log names the object and the tensor.
     Unreadable(ReadError),
 }
@@ -32,7 +34,17 @@ impl Fault {
         match self {
             Self::Os(error) => error.kind() == io::ErrorKind::NotFound,
             Self::Code(code) => *code == libc::ENOENT,
-            Self::Unreadable(_) => false,
+            Self::Unreadable(_) | Self::Locked => false,
+        }
+    }
+}
+
+impl Fault {
+    /// As an error of the system.
+    pub(super) fn into_error(self) -> io::Error {
+        match self {
+            Self::Os(error) => error,
+            other => io::Error::from_raw_os_error(Errno::from(other).code()),
         }
     }
 }
@@ -71,6 +83,7 @@ impl From<Fault> for Errno {
                 None => of_kind(error.kind()),
             },
             Fault::Code(code) => Errno::from_i32(code),
+            Fault::Locked => Errno::EBUSY,
             // Never wrong bytes, never a short read: the file's bytes are damaged.
             Fault::Unreadable(error) if error.is_damage() => Errno::EIO,
             // No room to recall it, too many open files: the program can do something about it.

@@ -7,8 +7,8 @@
 //! tree, so every check under the lock holds until its release.
 
 use std::collections::HashMap;
-use std::ffi::OsStr;
-use std::fs::Metadata;
+use std::ffi::{OsStr, OsString};
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use fuser::{FileType, Generation};
+use rustix::process::{Resource, getrlimit};
 
 use super::errno::{Fault, Result};
 use super::node::Node;
@@ -25,9 +26,13 @@ use super::sys;
 use crate::archive::{Archive, FileId};
 use crate::store::MIN_RELEASE_BYTES;
 use crate::store::beneath::{self, Reached};
+use crate::store::fence::open_anew;
 
 /// Longest name of a file, as in every file system of Linux.
 const NAME_MAX: usize = 255;
+
+/// Names that the kernel is asked to forget at a time.
+const SURPLUS: usize = 64;
 
 /// The kernel's name for this kind of file.
 pub(super) fn kind(file_type: std::fs::FileType) -> FileType {
@@ -48,8 +53,26 @@ pub(super) fn kind(file_type: std::fs::FileType) -> FileType {
     }
 }
 
+/// What is at a name.
+pub(super) struct Found {
+    pub(super) metadata: Metadata,
+    /// In a shared store: the file itself. Other daemons change names, so no name says which file is meant.
+    held: Option<Arc<File>>,
+}
+
+impl Found {
+    /// A file of a store that no other daemon serves.
+    pub(super) fn of(metadata: Metadata) -> Found {
+        Found { metadata, held: None }
+    }
+}
+
 /// The inode table. See the module for its lock.
 pub(super) struct Table {
+    /// Other daemons change the tree, too. Then each node holds its file.
+    shared: bool,
+    /// Nodes that there may be before the kernel is asked to forget some: in a shared store each has a descriptor.
+    most: usize,
     root: PathBuf,
     nodes: HashMap<u64, Node>,
     numbers: Numbers,
@@ -60,11 +83,15 @@ pub(super) struct Table {
 
 impl Table {
     /// A table that knows the root of `tree` (absolute).
-    pub(super) fn new(tree: &Path) -> io::Result<Self> {
+    pub(super) fn new(tree: &Path, shared: bool) -> io::Result<Self> {
         let file = FileId::of(&tree.metadata()?);
         let mut root = Node::new(FileType::Directory, file, None);
         root.lookups = 1;
+        root.held = shared.then(|| sys::open_path(tree).map(Arc::new)).transpose()?;
+        let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         Ok(Self {
+            shared,
+            most: if shared { usize::try_from(descriptors / 2).unwrap_or(usize::MAX) } else { usize::MAX },
             root: tree.to_path_buf(),
             nodes: HashMap::from([(ROOT, root)]),
             numbers: Numbers::new(file),
@@ -92,6 +119,15 @@ impl Table {
     #[cfg(all(test, feature = "shuttle"))]
     pub(super) fn len(&self) -> usize {
         self.nodes.len()
+    }
+
+    /// Names that the kernel should forget, since there are too many.
+    pub(super) fn surplus(&self) -> Vec<(u64, OsString)> {
+        if self.nodes.len() <= self.most {
+            return Vec::new();
+        }
+        let may_go = |node: &&Node| node.kind != FileType::Directory && !node.busy();
+        self.nodes.values().filter(may_go).filter_map(|node| node.names.first().cloned()).take(SURPLUS).collect()
     }
 
     /// The number that a file shows.
@@ -135,7 +171,7 @@ impl Table {
 
     /// How to reach a node's file.
     pub(super) fn place(&self, ino: u64) -> Result<Place> {
-        if let Some(path) = self.path(ino) {
+        if let Some(path) = self.path(ino).filter(|_| !self.shared) {
             return Ok(Place::named(self.reach(&path)?));
         }
         let held = self.node(ino)?.held.as_ref().ok_or(Fault::Code(libc::ESTALE))?;
@@ -155,12 +191,56 @@ impl Table {
             return Err(libc::EINVAL.into());
         }
         // A removed directory has no entries and gets none.
-        Ok(self.path(parent).ok_or(Fault::Code(libc::ENOENT))?.join(name))
+        Ok(self.path(parent).or(self.shared.then(PathBuf::new)).ok_or(Fault::Code(libc::ENOENT))?.join(name))
     }
 
-    /// The node of the file at `parent`/`name`, which `metadata` describes, with that name. The caller counts the
-    /// lookup.
-    pub(super) fn admit(&mut self, archive: &Archive, parent: u64, name: &OsStr, metadata: &Metadata) -> Result<u64> {
+    /// Other daemons change the tree, too.
+    pub(super) fn is_shared(&self) -> bool {
+        self.shared
+    }
+
+    /// How to reach a name in a directory.
+    pub(super) fn at(&self, parent: u64, name: &OsStr) -> Result<Reached> {
+        let path = self.child(parent, name)?;
+        match self.node(parent)?.held.as_ref().filter(|_| self.shared) {
+            Some(directory) => Ok(Reached::in_directory(directory, name)),
+            None => Ok(self.reach(&path)?),
+        }
+    }
+
+    /// The directory of a name.
+    pub(super) fn directory(&self, parent: u64) -> Result<Arc<File>> {
+        self.place(parent)?.hold().map_err(Fault::from)
+    }
+
+    /// Looks at a name.
+    pub(super) fn look(&self, parent: u64, name: &OsStr) -> Result<Found> {
+        let at = self.at(parent, name)?;
+        if !self.shared {
+            return Ok(Found::of(at.symlink_metadata()?));
+        }
+        let held = match sys::open_path(&at) {
+            // A network file system may not know it yet.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                open_anew(&*self.directory(parent)?)?;
+                sys::open_path(&at)?
+            }
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+                return Err(Fault::Locked);
+            }
+            held => held?,
+        };
+        Ok(Found { metadata: held.metadata()?, held: Some(Arc::new(held)) })
+    }
+
+    /// What has just been made at a name, with these metadata.
+    pub(super) fn made(&self, parent: u64, name: &OsStr, metadata: Metadata) -> Result<Found> {
+        if self.shared { self.look(parent, name) } else { Ok(Found::of(metadata)) }
+    }
+
+    /// The node of the file that was found at `parent`/`name`, with that name. The caller counts the lookup.
+    pub(super) fn admit(&mut self, archive: &Archive, parent: u64, name: &OsStr, found: &Found) -> Result<u64> {
+        let metadata = &found.metadata;
         let file = FileId::of(metadata);
         let ino = self.numbers.of(file);
         if self.nodes.get(&parent).and_then(|dir| dir.children.get(name)) == Some(&ino) {
@@ -171,7 +251,10 @@ impl Table {
             let path = self.child(parent, name)?;
             let large = kind == FileType::RegularFile && metadata.len() >= MIN_RELEASE_BYTES;
             let (stub, unread) = if large && archive.may_be_stub(&path) {
-                let place = Place::named(self.reach(&path)?);
+                let place = match &found.held {
+                    Some(held) => Place::held(Arc::clone(held)),
+                    None => Place::named(self.reach(&path)?),
+                };
                 match place.open(true, false).and_then(|opened| archive.stub(&path, &opened)) {
                     Ok(stub) => (stub, false),
                     Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(error.into()),
@@ -184,6 +267,7 @@ impl Table {
             };
             let mut node = Node::new(kind, file, stub);
             node.unread = unread;
+            node.held = found.held.clone();
             self.generations += 1;
             node.generation = Generation(self.generations);
             self.nodes.insert(ino, node);
@@ -198,12 +282,24 @@ impl Table {
         if let Some(dir) = self.nodes.get_mut(&parent) {
             dir.children.insert(name.to_owned(), ino);
         }
+        let mut left = Vec::new();
         if let Some(node) = self.nodes.get_mut(&ino) {
             if node.kind == FileType::Directory {
                 node.names.clear();
             }
+            if self.shared {
+                // Another daemon may have taken the others away. One is enough, since the node holds its file.
+                left = std::mem::take(&mut node.names);
+            } else {
+                node.held = None;
+            }
             node.names.push((parent, name.to_owned()));
-            node.held = None;
+        }
+        for (parent, name) in left {
+            if let Some(dir) = self.nodes.get_mut(&parent) {
+                dir.children.remove(&name);
+                self.reap(parent);
+            }
         }
     }
 
@@ -219,9 +315,8 @@ impl Table {
     /// Before a file loses a name: holds the file if programs that know it can reach it in no other way.
     pub(super) fn before_removal(&mut self, path: &Path, metadata: &Metadata) -> Removal {
         let ino = self.numbers.of(FileId::of(metadata));
-        let known = self.nodes.contains_key(&ino);
         let hold = || self.reach(path).and_then(|path| sys::open_path(&path)).ok().map(Arc::new);
-        let held = if known { hold() } else { None };
+        let held = self.nodes.get(&ino).and_then(|node| if self.shared { node.held.clone() } else { hold() });
         Removal { ino, file: FileId::of(metadata), last: metadata.is_dir() || metadata.nlink() <= 1, held }
     }
 
@@ -291,7 +386,7 @@ pub(super) struct Removal {
     ino: u64,
     file: FileId,
     last: bool,
-    held: Option<Arc<std::fs::File>>,
+    held: Option<Arc<File>>,
 }
 
 #[cfg(test)]

@@ -214,10 +214,9 @@ impl Bytes {
         let (unsynced, directories) = {
             let table = self.files.tree.table();
             let unsynced = table.node(handle.node)?.unsynced_names;
-            let paths = if unsynced > 0 { table.paths(handle.node) } else { Vec::new() };
-            let parents = paths.iter().filter_map(|path| path.parent());
-            let hold = |parent| sys::open_path(&table.reach(parent)?);
-            (unsynced, parents.map(hold).collect::<io::Result<Vec<_>>>()?)
+            let names = if unsynced > 0 { &table.node(handle.node)?.names[..] } else { &[] };
+            let held = names.iter().map(|(parent, _)| table.directory(*parent));
+            (unsynced, held.collect::<Result<Vec<_>>>()?)
         };
         for directory in &directories {
             self.files.tree.io().sync_dir(&beneath::by_descriptor(directory), CrashPoint::Fsync)?;

@@ -7,9 +7,10 @@
 //! - `mount`, `mounts`: mounting, signals, unmounting, mounts left dead.
 //! - this file: the state of a mount. `adapter`: the protocol's operations, each one line.
 //! - `tree`, `attr`, `xattr`, `dir`: operations without an open file. `inodes`, `node`, `numbers`: the kernel's nodes.
-//! - `open`, `io`, `transition`, `mapped`: handles, their bytes, the way back from a stub to a file, and mappings
+//! - `open`, `opening`, `io`, `transition`, `mapped`: handles, their bytes, the way back from a stub to a file, and mappings
 //!   that are left after the last close.
 //! - `archive_hooks`: how the archive releases a file unnoticed by programs.
+//! - `shared`: the locks of a shared store, and the way to replace its files.
 //! - `early`: sends large files to the device while programs write them.
 //! - `room`, `patience`: calls wait while the disk is full and the archive frees room.
 //! - `errno`, `reply`, `sys`, `workers`, `notify`: small tools.
@@ -35,12 +36,14 @@ mod node;
 mod notify;
 mod numbers;
 mod open;
+mod opening;
 mod passthrough;
 mod patience;
 mod place;
 mod privileges;
 mod reply;
 mod room;
+mod shared;
 mod sys;
 mod transition;
 mod trash;
@@ -79,5 +82,17 @@ impl Core {
         let directories = dir::Directories::new(Arc::clone(&tree), workers);
         let xattrs = xattr::Xattrs::new(&files);
         Ok(Self { tree, files, bytes, directories, xattrs })
+    }
+
+    /// Repeats an operation that was refused because another daemon has the file.
+    fn later(
+        self: &Arc<Self>,
+        reply: fuser::ReplyEmpty,
+        operation: impl Fn(&Core) -> errno::Result<()> + Send + 'static,
+    ) {
+        let (core, began) = (Arc::clone(self), std::time::Instant::now());
+        self.files.recalls.workers.submit(Box::new(move || {
+            reply::done(reply, shared::until_free(began, || operation(&core)));
+        }));
     }
 }

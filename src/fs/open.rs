@@ -17,7 +17,7 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fuser::{FileHandle, FileType, FopenFlags, ReplyAttr, ReplyOpen, Request};
 use passthrough::Client;
@@ -27,16 +27,16 @@ use super::early::Early;
 use super::errno::{Fault, Result};
 use super::inodes::Table;
 use super::mapped::Mappings;
-use super::node::{Access, Handle, Mode, Node, Opened, Reading, Source};
+use super::node::{Access, Handle, Mode, Opened, Reading, Source};
+use super::opening::{Opening, open_file};
 use super::passthrough::{Backing, Passthrough, Reply};
 use super::privileges::Caller;
 use super::room::Room;
+use super::shared::{give_back, lock_open, until_free};
 use super::sys;
 use super::transition::{Prepared, RecallGoal, Recalls, Step};
 use super::tree::{Creator, Tree};
-use crate::archive::{FileId, process_of};
-use crate::recall::Reader;
-use crate::store::Stub;
+use crate::archive::process_of;
 use crate::sync::{Mutex, MutexGuard};
 
 /// The answer to an open, for the kernel.
@@ -46,55 +46,6 @@ pub(super) struct Answer {
     pub(super) backing: Option<Arc<Backing>>,
 }
 
-/// The file that a handle reads and writes.
-pub(super) struct Opening {
-    source: Source,
-    /// The stub whose object it reads.
-    stub: Option<Stub>,
-    readable: bool,
-    writable: bool,
-    /// Who serves it, if it becomes the node's first open. `None`: the kernel has not been asked.
-    mode: Option<Mode>,
-    /// Counts it among the files that the kernel writes to.
-    writer: Option<Arc<()>>,
-}
-
-impl Opening {
-    /// A plain file, and what it was opened for.
-    fn file(file: File, readable: bool, writable: bool) -> Self {
-        Self { source: Source::File(Arc::new(file)), stub: None, readable, writable, mode: None, writer: None }
-    }
-
-    fn reader(reader: Arc<Reader>, stub: Stub) -> Self {
-        let (readable, writable) = (true, false);
-        Self { source: Source::Reader(reader), stub: Some(stub), readable, writable, mode: None, writer: None }
-    }
-
-    /// Asks the kernel to serve the file by itself, if there is a whole one, and room for its writes. Call it without the
-    /// table's lock.
-    fn register(&mut self, by: &Arc<Passthrough>, room: Option<&Room>, reply: &dyn Reply) {
-        // Counted before the question, since others ask beside it.
-        self.writer = room.map(Room::writer);
-        let is_short = by.is_on() && room.is_some_and(Room::is_short);
-        let backing = match &self.source {
-            _ if is_short => None,
-            Source::File(file) => by.register(file, reply),
-            Source::Reader(reader) => reader.whole().and_then(|decoded| by.register(decoded.file(), reply)),
-        };
-        self.mode = Some(backing.map_or(Mode::Daemon, |backing| Mode::Passthrough(Arc::new(backing))));
-    }
-
-    /// It is what the node shows now.
-    fn is_of(&self, node: &Node) -> bool {
-        let is_file = |file: &File| file.metadata().is_ok_and(|metadata| FileId::of(&metadata) == node.file);
-        self.stub == node.stub
-            && match &self.source {
-                Source::File(file) => is_file(file),
-                Source::Reader(_) => true,
-            }
-    }
-}
-
 /// What an open that is not done needs next.
 pub(super) enum Tried {
     Done(Answer),
@@ -102,20 +53,6 @@ pub(super) enum Tried {
     Recall(RecallGoal),
     /// The kernel is asked whether it serves this file.
     Register(Opening),
-}
-
-/// Opens a node's file, read-write if that may be, so that later opens can share it.
-fn open_file(place: &super::place::Place, access: Access) -> io::Result<(File, bool, bool)> {
-    let open = |read, write| if access.aside { place.open_aside(read, write) } else { place.open(read, write) };
-    match open(true, true) {
-        Ok(file) => Ok((file, true, true)),
-        Err(error)
-            if matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM | libc::EROFS | libc::ETXTBSY)) =>
-        {
-            Ok((open(access.read, access.write)?, access.read, access.write))
-        }
-        Err(error) => Err(error),
-    }
 }
 
 /// Files with their handles; shared by the threads that answer the kernel and the workers.
@@ -185,7 +122,12 @@ impl OpenFiles {
                 None => reply.opened(answer.fh, answer.flags),
             },
             Ok(Tried::Register(mut opening)) => {
-                opening.register(&self.passthrough, access.changes().then_some(&*self.room), &reply);
+                opening.register(
+                    &self.passthrough,
+                    self.tree.archive().store().is_shared(),
+                    access.changes().then_some(&*self.room),
+                    &reply,
+                );
                 let mut opening = Some(opening);
                 let tried = self.try_open(ino, caller, access, None, &mut opening);
                 drop(opening);
@@ -202,6 +144,14 @@ impl OpenFiles {
                     Ok(made) => files.open(ino, caller, access, made, reply),
                     Err(fault) => reply.error(fault.into()),
                 });
+            }
+            Err(Fault::Locked) => {
+                let (files, began) = (Arc::clone(self), Instant::now());
+                self.recalls.workers.submit(Box::new(move || {
+                    let again = || files.try_open(ino, caller, access, None, &mut None);
+                    let tried = until_free(began, again);
+                    files.go_on(ino, caller, access, tried, reply);
+                }));
             }
             Err(fault) => reply.error(fault.into()),
         }
@@ -249,10 +199,14 @@ impl OpenFiles {
                     && (opened.writable || !access.write)
                     && (opened.passes_through() || !access.aside) =>
             {
+                if let (Source::File(file), true) = (&opened.source, access.changes()) {
+                    lock_open(self.tree.archive().store(), &table, ino, &Arc::clone(file), true)?;
+                }
                 &mut fresh
             }
             (None, _) => {
                 let (file, readable, writable) = open_file(&table.place(ino)?, access)?;
+                lock_open(self.tree.archive().store(), &table, ino, &file, access.changes())?;
                 if self.tree.find_out(&mut table, ino, &file)? {
                     return Ok(Tried::Recall(wanted));
                 }
@@ -313,12 +267,18 @@ impl OpenFiles {
         };
         let ino = entry.1.ino.0;
         let file = made.ok_or(Fault::Code(libc::EIO))?;
+        lock_open(self.tree.archive().store(), &table, ino, &file, access.changes())?;
         let node = table.node_mut(ino)?;
         node.unsynced_names += 1;
         node.opening += 1;
         let mut opening = Opening::file(file, true, true);
         drop(table);
-        opening.register(&self.passthrough, access.changes().then_some(&*self.room), reply);
+        opening.register(
+            &self.passthrough,
+            self.tree.archive().store().is_shared(),
+            access.changes().then_some(&*self.room),
+            reply,
+        );
         let opening = &mut Some(opening);
         let mut table = self.tree.table();
         table.node_mut(ino)?.opening -= 1;
@@ -399,7 +359,7 @@ impl OpenFiles {
         if direct || (changes && backing.is_some()) {
             node.version += 1;
         } else if backing.is_none() {
-            if node.cached == Some(node.version) {
+            if node.cached == Some(node.version) && !self.tree.archive().store().is_shared() {
                 flags |= FopenFlags::FOPEN_KEEP_CACHE;
             }
             node.cached = Some(node.version);
@@ -449,6 +409,14 @@ impl OpenFiles {
             }
         }
         table.reap(ino);
+        if self.tree.archive().store().is_shared() {
+            if let Some(node) = table.get_mut(ino) {
+                node.mapped = false;
+            }
+            table.reap(ino);
+            drop(table);
+            return give_back(self.tree.archive(), &self.recalls.workers, last, handle);
+        }
         // Closing what was open may free a file's blocks; and while we have it open, it has a writer.
         drop(table);
         drop((last, handle));
@@ -459,24 +427,35 @@ impl OpenFiles {
 
     /// Answers a SETATTR, at once or from a worker.
     pub(super) fn setattr(self: &Arc<Self>, ino: u64, caller: Caller, change: Change, reply: ReplyAttr) {
-        let resized = match change.size {
-            Some(size) => self.truncate(ino, caller, size, change.fh),
-            None => Ok(Step::Done(())),
-        };
-        let result = match resized {
-            Ok(Step::Done(())) => self.tree.change(ino, &change),
-            Ok(Step::First(wanted)) => {
-                let files = Arc::clone(self);
-                self.recalls.make(ino, wanted, move |made| match made {
-                    Ok(_) => files.setattr(ino, caller, change, reply),
-                    Err(fault) => reply.error(fault.into()),
-                });
-                return;
-            }
-            Err(fault) => Err(fault),
-        };
-        match result {
-            Ok((ttl, attributes, _)) => reply.attr(&ttl, &attributes),
+        self.answer_set(ino, caller, change, self.set(ino, caller, &change), reply);
+    }
+
+    fn set(&self, ino: u64, caller: Caller, change: &Change) -> Result<Step<Attributes>> {
+        match change.size.map(|size| self.truncate(ino, caller, size, change.fh)).transpose()? {
+            Some(Step::First(wanted)) => Ok(Step::First(wanted)),
+            Some(Step::Done(())) | None => self.tree.change(ino, change).map(Step::Done),
+        }
+    }
+
+    fn answer_set(
+        self: &Arc<Self>,
+        ino: u64,
+        caller: Caller,
+        change: Change,
+        set: Result<Step<Attributes>>,
+        reply: ReplyAttr,
+    ) {
+        let files = Arc::clone(self);
+        match set {
+            Ok(Step::Done((ttl, attributes, _))) => reply.attr(&ttl, &attributes),
+            Ok(Step::First(wanted)) => self.recalls.make(ino, wanted, move |made| match made {
+                Ok(_) => files.setattr(ino, caller, change, reply),
+                Err(fault) => reply.error(fault.into()),
+            }),
+            Err(Fault::Locked) => self.recalls.workers.submit(Box::new(move || {
+                let set = until_free(Instant::now(), || files.set(ino, caller, &change));
+                files.answer_set(ino, caller, change, set, reply);
+            })),
             Err(fault) => reply.error(fault.into()),
         }
     }
@@ -501,6 +480,11 @@ impl OpenFiles {
         let file = fh.and_then(|fh| self.handle(fh).ok()).and_then(|handle| handle.file());
         let file = match file {
             Some(file) => file,
+            None if table.is_shared() => {
+                let file = place.open(true, true)?;
+                lock_open(self.tree.archive().store(), &table, ino, &file, true)?;
+                Arc::new(file)
+            }
             None => Arc::new(place.open(false, true)?),
         };
         caller.drop_privileges(&place)?;

@@ -2,12 +2,13 @@
 
 use fuser::{ReplyEmpty, ReplyEntry};
 
-use super::attr::{Attributes, TTL};
+use super::attr::Attributes;
 use super::errno::Result;
+use super::tree::Tree;
 
-pub(super) fn entry(reply: ReplyEntry, result: Result<Attributes>) {
+pub(super) fn entry(tree: &Tree, reply: ReplyEntry, result: Result<Attributes>) {
     match result {
-        Ok((ttl, shown, generation)) => reply.entry_with_ttls(&ttl, &TTL, &shown, generation),
+        Ok((ttl, shown, generation)) => reply.entry_with_ttls(&ttl, &tree.ttl, &shown, generation),
         Err(fault) => reply.error(fault.into()),
     }
 }

@@ -8,20 +8,22 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fuser::FileType;
+use rustix::fs::{Mode, OFlags};
 
 use super::errno::Result;
 use super::inodes::Table;
 use super::node::{Opened, Source};
+use super::shared::{put_in_place, until_free};
 use super::tree::Tree;
 use super::workers::Workers;
 use crate::archive::FileId;
 use crate::clock;
 use crate::recall::Reader;
 use crate::store::durable::{CrashPoint, DeviceFile, scratch};
-use crate::store::{Stub, copy_attributes, copy_to_new_bytes, replace_stub, sync_replaced};
+use crate::store::{Stub, beneath, copy_attributes, copy_to_new_bytes, replace_stub, sync_replaced};
 use crate::sync::MutexGuard;
 
 /// The step that a released file needs first.
@@ -140,7 +142,8 @@ impl Recalls {
         let recalls = self.clone();
         let transition = Transition { recalls: self.clone(), ino };
         self.workers.submit(Box::new(move || {
-            let made = recalls.prepare(ino, stub, wanted);
+            // `Locked`: another daemon recalls it, or changes its attributes.
+            let made = until_free(Instant::now(), || recalls.prepare(ino, stub.clone(), wanted));
             drop(transition);
             again(made);
         }));
@@ -194,7 +197,10 @@ impl Recalls {
         };
         // What readers see must not be emptied before it is the file.
         let is_new_bytes = wanted == RecallGoal::Empty && !passes_through;
-        let given = reader.as_ref().filter(|_| !is_new_bytes).and_then(|reader| reader.give());
+        let is_shared = self.tree.archive().store().is_shared();
+        let given = reader.as_ref().filter(|_| !is_new_bytes && !is_shared).and_then(|reader| reader.give());
+        // Before the bytes: others may change the stub's attributes meanwhile, and say so by taking it down.
+        let fence = is_shared.then(|| self.tree.archive().store().fence(original.metadata()?.ino())).transpose()?;
         let before = Seen::of(&original)?;
         let (path, file) = if is_new_bytes {
             let path = self.temporary();
@@ -212,6 +218,22 @@ impl Recalls {
         let (mut table, now) = self.carry_attributes(ino, &original, (!is_new_bytes).then_some(before), &file)?;
         let opened = Arc::new(file.into_file());
         let replacement = FileId::of(&opened.metadata()?);
+        if let Some(fence) = fence {
+            put_in_place(self.tree.archive().store(), &table, ino, &now, (&path, &opened), &fence)?;
+            let node = table.node_mut(ino)?;
+            (node.file, node.stub) = (replacement, None);
+            node.version += u64::from(is_new_bytes);
+            node.unsynced_names += 1;
+            node.held = Some(Arc::new(hold_same(&opened)?));
+            if let Some(handles) = &mut node.opened {
+                handles.source = Source::File(Arc::clone(&opened));
+                handles.handles.values().for_each(|handle| handle.switch(&opened));
+            }
+            table.replaced(FileId::of(&now), replacement);
+            drop(table);
+            self.tree.invalidations.inode(ino);
+            return Ok(());
+        }
         let paths = Self::names(&table, ino, &now)?;
         let names = paths.iter().map(|path| table.reach(path)).collect::<io::Result<Vec<_>>>()?;
         // Before a name leads to the file: a program's fsync of it then makes the names durable, or fails.
@@ -316,6 +338,12 @@ impl Recalls {
         every_name(table, Path::new(""), FileId::of(stub), &mut found)?;
         Ok(found)
     }
+}
+
+/// Another descriptor of a file, only to refer to it.
+fn hold_same(file: &File) -> io::Result<File> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    Ok(rustix::fs::open(beneath::by_descriptor(file), flags, Mode::empty())?.into())
 }
 
 /// All names of a file below `directory`, a path inside the tree. Only needed for a stub with several links.

@@ -27,11 +27,11 @@ const MOST_OF_A_NAME: u32 = 8;
 pub(super) fn unlink(tree: &Tree, parent: u64, name: &OsStr, caller: Caller) -> Result<()> {
     let mut table = tree.table();
     let path = table.child(parent, name)?;
-    let metadata = table.reach(&path)?.symlink_metadata()?;
-    if metadata.is_dir() {
+    let found = table.look(parent, name)?;
+    if found.metadata.is_dir() {
         return Err(libc::EISDIR.into());
     }
-    if takes(tree.archive(), &path, &metadata) {
+    if takes(tree.archive(), &path, &found.metadata) {
         match (Trash { tree, table: &mut table, caller }).take((parent, name), &path) {
             Ok(true) => return Ok(()),
             Ok(false) => {}
@@ -39,7 +39,7 @@ pub(super) fn unlink(tree: &Tree, parent: u64, name: &OsStr, caller: Caller) -> 
             Err(fault) => log::warn!("{}: removed, since the trash cannot take it: {fault:?}", path.display()),
         }
     }
-    Ok(tree.take_away(&mut table, parent, &path, &metadata)?)
+    tree.take_away(&mut table, parent, &path, &found)
 }
 
 /// Whether a removal of this file goes to the trash. An empty file has nothing to bring back. Below the reserve a save needs
@@ -104,7 +104,8 @@ impl Trash<'_> {
             return Err(Fault::Code(libc::EEXIST));
         }
         self.tree.archive().touched(&path);
-        self.table.admit(self.tree.archive(), parent, name, &metadata)
+        let found = self.table.made(parent, name, metadata)?;
+        self.table.admit(self.tree.archive(), parent, name, &found)
     }
 
     /// Moves the file into a directory, under its own name or with a number after it. False: all those are taken.

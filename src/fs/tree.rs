@@ -3,9 +3,10 @@
 //! Each operation on names runs under the table's lock from its first check to its last change, so there are no races.
 //! The archive hears of a change before the lock is released.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::{File, Metadata, Permissions};
 use std::io;
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -17,10 +18,11 @@ use rustix::fs::{AtFlags, CWD, Mode, Timespec, Timestamps, UTIME_OMIT};
 
 use super::attr::{Attributes, Change, TTL, attributes, changed, device_number, requested, time};
 use super::errno::{Fault, Result};
-use super::inodes::Table;
+use super::inodes::{Found, Table};
 use super::notify::Invalidations;
 use super::privileges::{Caller, has_privileges};
-use crate::archive::Archive;
+use super::shared::{lock_name, lock_node};
+use crate::archive::{Archive, FileId};
 use crate::store::beneath;
 use crate::store::durable::{CrashPoint, Io};
 use crate::sync::{AtomicU64, Mutex, MutexGuard};
@@ -80,16 +82,21 @@ pub(super) struct Tree {
     next: AtomicU64,
     /// The daemon's user. As root the daemon gives new files to their creator.
     pub(super) user: u32,
+    /// How long the kernel may keep a name, and mostly attributes, too.
+    pub(super) ttl: Duration,
 }
 
 impl Tree {
     pub(super) fn new(archive: Arc<Archive>) -> io::Result<Self> {
-        let table = Mutex::new(Table::new(&archive.store().tree())?);
+        let is_shared = archive.store().is_shared();
+        let table = Mutex::new(Table::new(&archive.store().tree(), is_shared)?);
         let (next, user) = (AtomicU64::new(1), rustix::process::geteuid().as_raw());
-        Ok(Self { archive, table, invalidations: Arc::default(), next, user })
+        // Nobody tells of the changes that other daemons make.
+        let ttl = if is_shared { Duration::ZERO } else { TTL };
+        Ok(Self { archive, table, invalidations: Arc::default(), next, user, ttl })
     }
 
-    pub(super) fn archive(&self) -> &Archive {
+    pub(super) fn archive(&self) -> &Arc<Archive> {
         &self.archive
     }
 
@@ -121,7 +128,7 @@ impl Tree {
         // While somebody may write through a mapping, the kernel has to ask again: with passthrough it does not see
         // that. All other writes it sees, but not which bits they will take away.
         let privileged = node.kind == FileType::RegularFile && has_privileges(metadata.mode());
-        let ttl = if node.may_be_mapped() || privileged { Duration::ZERO } else { TTL };
+        let ttl = if node.may_be_mapped() || privileged { Duration::ZERO } else { self.ttl };
         let (seconds, nanoseconds) = node.shown_ctime(changed(metadata));
         let shown = FileAttr { ctime: time(seconds, nanoseconds), ..attributes(ino, metadata, stored) };
         (ttl, shown, node.generation)
@@ -137,6 +144,7 @@ impl Tree {
     pub(super) fn change(&self, ino: u64, change: &Change) -> Result<Attributes> {
         let table = self.table();
         let place = table.place(ino)?;
+        let _locked = lock_node(self.archive.store(), &table, ino)?;
         if change.uid.is_some() || change.gid.is_some() || change.is_empty() {
             // Before the mode, because a change of owner may take bits from it. A chown without ids takes such bits
             // too: it comes from a user, or from the kernel before another user's write.
@@ -202,22 +210,18 @@ impl Tree {
 
     pub(super) fn lookup(&self, parent: u64, name: &OsStr) -> Result<Attributes> {
         let mut table = self.table();
-        let path = table.child(parent, name)?;
-        let metadata = table.reach(&path)?.symlink_metadata()?;
-        self.entry(&mut table, parent, name, &metadata)
+        let found = table.look(parent, name);
+        if table.is_shared() && self.invalidations.is_idle() {
+            table.surplus().iter().for_each(|(parent, name)| self.invalidations.entry(*parent, name));
+        }
+        self.entry(&mut table, parent, name, &found?)
     }
 
     /// Answers with a node and counts that the kernel knows it once more.
-    pub(super) fn entry(
-        &self,
-        table: &mut Table,
-        parent: u64,
-        name: &OsStr,
-        metadata: &Metadata,
-    ) -> Result<Attributes> {
-        let ino = table.admit(&self.archive, parent, name, metadata)?;
+    pub(super) fn entry(&self, table: &mut Table, parent: u64, name: &OsStr, found: &Found) -> Result<Attributes> {
+        let ino = table.admit(&self.archive, parent, name, found)?;
         table.count(ino);
-        Ok(self.shown(table, ino, metadata))
+        Ok(self.shown(table, ino, &found.metadata))
     }
 
     /// Gives something new to its creator, and answers what it is then. Only a daemon that is root can, and only it has to.
@@ -248,7 +252,7 @@ impl Tree {
         creator: Creator,
         make: &mut dyn FnMut(&Path, u32) -> io::Result<()>,
     ) -> Result<Attributes> {
-        let path = table.reach(&table.child(parent, name)?)?;
+        let path = table.at(parent, name)?;
         let directory = table.place(parent)?.metadata()?;
         // Nothing runs with more rights than its creator's before it is his.
         make(&path, creator.permissions() & 0o777)?;
@@ -260,7 +264,10 @@ impl Tree {
             _ => Some(creator.granted(self.user)),
         };
         match self.hand_over(&path, &directory, creator, mode) {
-            Ok(metadata) => self.entry(table, parent, name, &metadata),
+            Ok(metadata) => {
+                let found = table.made(parent, name, metadata)?;
+                self.entry(table, parent, name, &found)
+            }
             Err(error) => {
                 let _ = if is_dir { std::fs::remove_dir(&path) } else { std::fs::remove_file(&path) };
                 Err(error.into())
@@ -309,43 +316,66 @@ impl Tree {
 
     pub(super) fn readlink(&self, ino: u64) -> Result<PathBuf> {
         let table = self.table();
-        Ok(std::fs::read_link(table.place(ino)?.path)?)
+        let place = table.place(ino)?;
+        if place.follow() {
+            let target = rustix::fs::readlinkat(&*place.hold()?, "", Vec::new())?;
+            return Ok(PathBuf::from(OsString::from_vec(target.into_bytes())));
+        }
+        Ok(std::fs::read_link(place.path)?)
     }
 
+    /// `Locked`: in a shared store, a released file has to be recalled first. It has one name, since nobody could replace several
+    /// at once.
     pub(super) fn link(&self, ino: u64, parent: u64, name: &OsStr) -> Result<Attributes> {
         let mut table = self.table();
-        let from = table.path(ino).ok_or(Fault::Code(libc::ENOENT))?;
         let to = table.child(parent, name)?;
-        let reached = table.reach(&to)?;
-        std::fs::hard_link(table.reach(&from)?, &reached)?;
-        let metadata = reached.symlink_metadata()?;
-        match metadata.is_symlink() {
+        let reached = table.at(parent, name)?;
+        let from = match table.path(ino) {
+            _ if table.is_shared() => {
+                if table.node(ino)?.stub.is_some() {
+                    return Err(Fault::Locked);
+                }
+                let (place, _locked) = (table.place(ino)?, lock_node(self.archive.store(), &table, ino)?);
+                rustix::fs::linkat(CWD, &*place.path, CWD, &*reached, AtFlags::SYMLINK_FOLLOW)?;
+                PathBuf::new()
+            }
+            from => {
+                let from = from.ok_or(Fault::Code(libc::ENOENT))?;
+                std::fs::hard_link(table.reach(&from)?, &reached)?;
+                from
+            }
+        };
+        let found = table.made(parent, name, reached.symlink_metadata()?)?;
+        match found.metadata.is_symlink() {
             true => self.archive.link_changed(&to),
             false => self.archive.linked(&from, &to),
         }
-        self.entry(&mut table, parent, name, &metadata)
+        self.entry(&mut table, parent, name, &found)
     }
 
     pub(super) fn rmdir(&self, parent: u64, name: &OsStr) -> Result<()> {
         let mut table = self.table();
         let path = table.child(parent, name)?;
-        let metadata = table.reach(&path)?.symlink_metadata()?;
-        if !metadata.is_dir() {
+        let found = table.look(parent, name)?;
+        if !found.metadata.is_dir() {
             return Err(libc::ENOTDIR.into());
         }
-        Ok(self.take_away(&mut table, parent, &path, &metadata)?)
+        self.take_away(&mut table, parent, &path, &found)
     }
 
     /// Removes a name in a directory, whose metadata the caller has, and updates the table and the archive.
-    pub(super) fn take_away(&self, table: &mut Table, parent: u64, path: &Path, metadata: &Metadata) -> io::Result<()> {
-        let reached = table.reach(path)?;
+    pub(super) fn take_away(&self, table: &mut Table, parent: u64, path: &Path, found: &Found) -> Result<()> {
+        let (metadata, name) = (&found.metadata, path.file_name().unwrap_or_default());
+        // The table may not know the directory of a file that the archive removes.
+        let reached = if table.is_shared() { table.at(parent, name)? } else { table.reach(path)? };
+        let _locked = lock_name(self.archive.store(), table, (parent, name), found)?;
         let removal = table.before_removal(path, metadata);
         let device = self.io().device();
         match metadata.is_dir() {
             true => device.remove_dir(&reached, CrashPoint::NameRemoved)?,
             false => device.remove_file(&reached, CrashPoint::NameRemoved)?,
         }
-        table.removed(parent, path.file_name().unwrap_or_default(), removal);
+        table.removed(parent, name, removal);
         if metadata.is_file() {
             self.archive.removed(path);
         } else if metadata.is_symlink() {
@@ -369,13 +399,17 @@ impl Tree {
         flags: RenameFlags,
     ) -> Result<()> {
         let (source, target) = (table.child(from.0, from.1)?, table.child(to.0, to.1)?);
-        let (old, new) = (table.reach(&source)?, table.reach(&target)?);
-        let moved = old.symlink_metadata()?;
-        let there = match new.symlink_metadata() {
-            Ok(metadata) => Some(metadata),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => return Err(error.into()),
+        let (old, new) = (table.at(from.0, from.1)?, table.at(to.0, to.1)?);
+        let moved = table.look(from.0, from.1)?;
+        let there = match table.look(to.0, to.1) {
+            Ok(found) => Some(found),
+            Err(fault) if fault.is_absence() => None,
+            Err(fault) => return Err(fault),
         };
+        let is_one = |there: &Found| FileId::of(&there.metadata) == FileId::of(&moved.metadata);
+        let _moved = lock_name(self.archive.store(), table, from, &moved)?;
+        let other = there.as_ref().filter(|there| !is_one(there));
+        let _there = other.map(|there| lock_name(self.archive.store(), table, to, there)).transpose()?;
         if flags == RenameFlags::RENAME_EXCHANGE {
             let there = there.ok_or(Fault::Code(libc::ENOENT))?;
             return self.exchange(table, (from, &source, &moved), (to, &target, &there));
@@ -387,13 +421,18 @@ impl Tree {
         if there.is_some() && !flags.is_empty() {
             return Err(libc::EEXIST.into());
         }
-        if there.as_ref().is_some_and(|there| (there.dev(), there.ino()) == (moved.dev(), moved.ino())) {
+        if there.as_ref().is_some_and(is_one) {
             // Two links of one file: POSIX wants nothing to happen.
             return Ok(());
         }
         let ino = table.admit(&self.archive, from.0, from.1, &moved)?;
-        let removal = there.as_ref().map(|there| table.before_removal(&target, there));
-        self.io().device().rename(&old, &new, CrashPoint::NameRemoved)?;
+        let removal = there.as_ref().map(|there| table.before_removal(&target, &there.metadata));
+        if table.is_shared() && flags.contains(RenameFlags::RENAME_NOREPLACE) {
+            // Another daemon may make that name at this moment.
+            rustix::fs::renameat_with(CWD, &*old, CWD, &*new, rustix::fs::RenameFlags::NOREPLACE)?;
+        } else {
+            self.io().device().rename(&old, &new, CrashPoint::NameRemoved)?;
+        }
         if let Some(removal) = removal {
             table.removed(to.0, to.1, removal);
         }
@@ -407,16 +446,16 @@ impl Tree {
     fn exchange(
         &self,
         table: &mut Table,
-        a: ((u64, &OsStr), &Path, &Metadata),
-        b: ((u64, &OsStr), &Path, &Metadata),
+        a: ((u64, &OsStr), &Path, &Found),
+        b: ((u64, &OsStr), &Path, &Found),
     ) -> Result<()> {
         let first = table.admit(&self.archive, a.0.0, a.0.1, a.2)?;
         let second = table.admit(&self.archive, b.0.0, b.0.1, b.2)?;
-        let (old, new) = (table.reach(a.1)?, table.reach(b.1)?);
+        let (old, new) = (table.at(a.0.0, a.0.1)?, table.at(b.0.0, b.0.1)?);
         let exchange = rustix::fs::RenameFlags::EXCHANGE;
         match rustix::fs::renameat_with(CWD, &*old, CWD, &*new, exchange).map_err(io::Error::from) {
             // EINVAL is also the answer when one would become its own parent; three renames say so too.
-            Err(error) if unsupported(&error) => self.exchange_by_hand(&old, &new)?,
+            Err(error) if unsupported(&error) && !table.is_shared() => self.exchange_by_hand(&old, &new)?,
             other => other?,
         }
         table.unbind(a.0.0, a.0.1);

@@ -1,10 +1,12 @@
 //! Extended attributes. `user.stepfs.*` are the archive's, all others are the file's own.
 
 use std::ffi::OsStr;
+use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use fuser::{Errno, FileType, ReplyEmpty, ReplyXattr};
 
@@ -13,6 +15,7 @@ use super::inodes::Table;
 use super::open::OpenFiles;
 use super::passthrough::Passthrough;
 use super::reply::done;
+use super::shared::lock_node;
 use super::transition::Recalls;
 use super::tree::Tree;
 use crate::archive::Status;
@@ -33,6 +36,9 @@ const TRUSTED: &str = "trusted.";
 
 /// Attributes of the whole store. Users who may see only some of its files do not get them.
 const OF_ALL: [&str; 5] = ["store", "status", "queue", "gc", "sync"];
+
+/// Attempts to lock a file that another daemon replaces, which takes a few system calls.
+const TRIES: u32 = 20;
 
 enum Name<'a> {
     Own(&'a str),
@@ -128,6 +134,7 @@ impl Xattrs {
             Name::File => {
                 let table = self.tree.table();
                 let place = table.place(ino)?;
+                let _locked = self.lock(&table, ino)?;
                 Ok(place.setxattr(name, value, flags)?)
             }
         }
@@ -141,6 +148,7 @@ impl Xattrs {
             return Err(libc::EOPNOTSUPP.into());
         }
         let place = table.place(ino)?;
+        let _locked = self.lock(&table, ino)?;
         place.setxattr(OsStr::new(name), value, flags)?;
         Ok(table)
     }
@@ -150,6 +158,7 @@ impl Xattrs {
             Name::Own(mark @ ("pin" | "profile")) => {
                 let table = self.tree.table();
                 let place = table.place(ino)?;
+                let _locked = self.lock(&table, ino)?;
                 place.removexattr(name)?;
                 table.paths(ino).iter().for_each(|path| match mark {
                     "pin" => self.tree.archive().unpinned(path),
@@ -162,9 +171,21 @@ impl Xattrs {
             Name::File => {
                 let table = self.tree.table();
                 let place = table.place(ino)?;
+                let _locked = self.lock(&table, ino)?;
                 Ok(place.removexattr(name)?)
             }
         }
+    }
+
+    /// [`lock_node`], which another daemon holds up for a moment at most.
+    fn lock(&self, table: &Table, ino: u64) -> Result<Option<File>> {
+        for _ in 0..TRIES {
+            match lock_node(self.tree.archive().store(), table, ino) {
+                Err(Fault::Locked) => std::thread::sleep(Duration::from_millis(1)),
+                locked => return locked,
+            }
+        }
+        Err(Fault::Locked)
     }
 
     /// True if this store-wide attribute is hidden from `uid` (neither root nor the daemon's user).
@@ -177,10 +198,15 @@ impl Xattrs {
         if self.is_kept_from(uid, name) {
             return reply.error(Errno::EPERM);
         }
-        if let Name::Own("status" | "file" | "mirror" | "generations" | "lossy" | "original" | "profile" | "why") =
-            classify(name)
+        let class = classify(name);
+        let asks_for_look = self.tree.archive().store().is_shared() && matches!(class, Name::Own("queue"));
+        if asks_for_look
+            || matches!(
+                class,
+                Name::Own("status" | "file" | "mirror" | "generations" | "lossy" | "original" | "profile" | "why")
+            )
         {
-            // The first reads the size of every file, the others read an object.
+            // The keeper looks at the tree first; or it reads the size of every file, or an object.
             let (xattrs, name) = (Arc::clone(self), name.to_owned());
             return self.recalls.workers.submit(Box::new(move || answer(xattrs.getxattr(ino, &name), size, reply)));
         }
@@ -201,6 +227,12 @@ impl Xattrs {
         }
         match classify(name) {
             Name::Own("recall") => self.recalls.recall(ino, move |result| done(reply, result)),
+            // The keeper looks at the tree first.
+            Name::Own("sync" | "gc") if self.tree.archive().store().is_shared() => {
+                let (xattrs, name, value) = (Arc::clone(self), name.to_owned(), value.to_vec());
+                let set = move || done(reply, xattrs.setxattr(ino, &name, &value, flags));
+                self.recalls.workers.submit(Box::new(set));
+            }
             class => self.answer_marked(ino, class, self.setxattr(ino, name, value, flags), reply),
         }
     }

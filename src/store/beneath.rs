@@ -12,6 +12,7 @@ use std::ops::Deref;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -86,7 +87,14 @@ pub fn metadata(root: &Path, path: &Path) -> io::Result<Metadata> {
 pub struct Reached {
     path: PathBuf,
     /// The descriptor that the path begins with.
-    _from: Option<File>,
+    _from: Option<Arc<File>>,
+}
+
+impl Reached {
+    /// A name in a directory that is held.
+    pub fn in_directory(directory: &Arc<File>, name: &OsStr) -> Reached {
+        Reached { path: by_descriptor(directory).join(name), _from: Some(Arc::clone(directory)) }
+    }
 }
 
 impl Deref for Reached {
@@ -125,7 +133,7 @@ pub fn reach(root: &Path, path: &Path) -> io::Result<Reached> {
     let names = names(path)?;
     let Some((above, last)) = names.split_last_chunk::<2>() else { return Ok(whole.into()) };
     let from = walk(root, above)?;
-    Ok(Reached { path: by_descriptor(&from).join(last[0]).join(last[1]), _from: Some(from) })
+    Ok(Reached { path: by_descriptor(&from).join(last[0]).join(last[1]), _from: Some(Arc::new(from)) })
 }
 
 /// A path to an open file or directory; it stays valid if the file's name changes.

@@ -64,6 +64,31 @@ pub enum Error {
         /// Process id of the holder, or "another machine".
         holder: String,
     },
+    /// A store on this file system cannot be shared.
+    #[error(
+        "{root} lies on {engine}, and a store there cannot be shared: {why}; docs/MACHINES.md names the file systems that can"
+    )]
+    Engine {
+        /// The store.
+        root: PathBuf,
+        /// The file system.
+        engine: &'static str,
+        /// What it lacks.
+        why: &'static str,
+    },
+    /// The locks of a daemon on another machine are not seen here.
+    #[error(
+        "{root}: the daemon of {} works, and its lock is free here: this file system's locks hold on one machine only, so the \
+         store cannot be shared; mount the file system with locks for all machines (NFS: without nolock or local_lock; Lustre: \
+         -o flock)",
+        seat.display()
+    )]
+    LocalLocks {
+        /// The store.
+        root: PathBuf,
+        /// The other daemon's place in it.
+        seat: PathBuf,
+    },
     /// A directory or file of the store has another type, such as a symlink.
     #[error("{0} is a symlink or no {1}; a store's files and directories must be real ones")]
     NotReal(PathBuf, &'static str),

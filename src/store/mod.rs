@@ -6,7 +6,9 @@
 pub mod beneath;
 pub mod durable;
 mod error;
+pub mod fence;
 mod guide;
+pub mod locks;
 mod marks;
 mod name_bytes;
 pub mod natural;
@@ -19,6 +21,7 @@ mod release;
 mod restores;
 pub mod retention;
 mod settings;
+pub mod shared;
 pub mod step_pattern;
 #[expect(clippy::module_inception, reason = "the file holds `Store`")]
 mod store;

@@ -13,6 +13,7 @@ use crate::sync::{AtomicBool, Mutex, MutexGuard};
 
 use super::beneath;
 use super::durable::{CrashPoint, DeviceFile, Io, parent};
+use super::fence::surely;
 use super::object::{Header, Id, Object, ObjectWriter, path_of};
 use super::parallel::in_parallel;
 use graph::Graph;
@@ -63,6 +64,8 @@ pub struct Objects {
     unnamed: AtomicBool,
     /// Held only for single look-ups and changes, never during I/O.
     graph: Mutex<Graph>,
+    /// In a shared store: the directory of the keeper's epoch.
+    through: Option<PathBuf>,
 }
 
 impl Objects {
@@ -107,7 +110,21 @@ impl Objects {
         }
         graph.connect();
         let (frozen, unnamed) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Objects { io, directory: directory.to_path_buf(), frozen, unnamed, graph: Mutex::new(graph) })
+        let (directory, graph) = (directory.to_path_buf(), Mutex::new(graph));
+        Ok(Objects { io, directory, frozen, unnamed, graph, through: None })
+    }
+
+    /// For a process that only reads objects. It knows none, and finds each when a file needs it.
+    pub fn none(io: Io, directory: &Path) -> Objects {
+        let (frozen, unnamed) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (directory, graph) = (directory.to_path_buf(), Mutex::default());
+        Objects { io, directory, frozen, unnamed, graph, through: None }
+    }
+
+    /// The same objects, of which each leaves through this directory: without it none is removed.
+    #[must_use]
+    pub fn removed_through(self, directory: PathBuf) -> Objects {
+        Objects { through: Some(directory), ..self }
     }
 
     fn lock(&self) -> MutexGuard<'_, Graph> {
@@ -136,6 +153,11 @@ impl Objects {
     pub fn add(&self, writer: ObjectWriter, header: Header, stored: u64) -> io::Result<()> {
         // The caller holds the parent. Without the parent the object would be unreadable, so it is not added.
         if header.parent.is_some_and(|parent| !self.lock().has(parent)) {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "the parent object is gone"));
+        }
+        // Another keeper may have removed it, if this one was suspended.
+        let is_there = |parent| surely(&path_of(&self.directory, parent), |path| fs::symlink_metadata(path)).is_ok();
+        if self.through.is_some() && !header.parent.is_none_or(is_there) {
             return Err(io::Error::new(io::ErrorKind::NotFound, "the parent object is gone"));
         }
         writer.finish(&header, &self.directory)?;
@@ -247,16 +269,39 @@ impl Objects {
     /// hold. Takes a bounded number, each child before its parent. Nobody can name them from here on; the caller
     /// removes them.
     pub fn take_garbage(&self, keep: &HashSet<Id>) -> Vec<Id> {
+        self.take_garbage_of(keep, &|_| true)
+    }
+
+    /// The same of those for which `may` is true.
+    pub fn take_garbage_of(&self, keep: &HashSet<Id>, may: &dyn Fn(Id) -> bool) -> Vec<Id> {
         match self.frozen() {
             Some(_) => Vec::new(),
-            None => self.lock().take_garbage(keep, COLLECT_AT_ONCE),
+            None => self.lock().take_garbage(keep, may, COLLECT_AT_ONCE),
         }
+    }
+
+    /// Objects that no file names, and that nothing but such objects needs.
+    pub fn unneeded(&self, keep: &HashSet<Id>) -> HashSet<Id> {
+        self.lock().unneeded(keep)
     }
 
     /// Removes objects that were taken out; if the device refuses one, [`Io::sweep`] tries again. Open handles stay
     /// readable.
     pub fn remove(&self, garbage: &[Id]) {
-        garbage.iter().for_each(|id| self.io.discard(&path_of(&self.directory, *id), CrashPoint::ObjectRemoved));
+        for id in garbage {
+            let mut path = path_of(&self.directory, *id);
+            if let Some(through) = &self.through {
+                let to = through.join(format!("removed-{id}"));
+                match self.io.device().rename(&path, &to, CrashPoint::ObjectRemoved) {
+                    Ok(()) => path = to,
+                    Err(error) => {
+                        log::warn!("{}: cannot be removed: {error}", path.display());
+                        continue;
+                    }
+                }
+            }
+            self.io.discard(&path, CrashPoint::ObjectRemoved);
+        }
         // One that the device refuses to remove stays until `Io::sweep` has removed it.
         let gone = garbage.iter().filter(|id| !path_of(&self.directory, **id).exists());
         self.lock().gone(gone.copied().collect::<Vec<_>>());

@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde::{Deserialize, Serialize};
 
 use super::durable::{self, Attribute, CrashPoint, DeviceFile, Io, Times};
+use super::fence::Fence;
 use super::marks::{PLAIN, RECALLED};
 use super::object::Id;
 use super::stub::Stub;
@@ -92,6 +93,8 @@ pub struct Prepared {
     /// The directory's times are not restored yet: the next mount needs the note.
     keep_note: AtomicBool,
     io: Io,
+    /// Of a shared store. It holds the stub.
+    _fence: Option<Fence>,
 }
 
 /// The outcome of a commit.
@@ -142,15 +145,18 @@ impl Prepared {
         }
         let directory = beneath::metadata(&store.tree(), path.parent().unwrap_or(Path::new("")))?;
         let times = Times::of(&directory);
+        let fence = store.is_shared().then(|| store.fence(source.ino())).transpose()?;
+        let at = fence.as_ref().map_or_else(|| store.tmp(), |fence| fence.dir().to_path_buf());
         let mut prepared = Prepared {
             original,
-            stub: store.tmp().join(format!("stub-{name}")),
+            stub: at.join(format!("stub-{name}")),
             placed: (0, 0),
             note: store.tmp().join(format!("{NOTE_PREFIX}{name}")),
             directory_times: Some(times),
             file: Fingerprint::of(source),
             keep_note: AtomicBool::new(false),
             io: store.io().clone(),
+            _fence: fence,
         };
         let file = prepared.io.create(&prepared.stub, CrashPoint::StubWritten)?;
         stub.write(&file)?;
@@ -324,7 +330,7 @@ fn rename_over<'a>(
     let mut directories: Vec<PathBuf> = Vec::new();
     for (from, name) in from.zip(names) {
         let directory = durable::parent(name);
-        let times = Times::of(&fs::symlink_metadata(directory)?);
+        let times = Times::of(&fs::metadata(directory)?);
         io.device().rename(from, name, CrashPoint::RecallInPlace)?;
         // The stub is gone by now: an error would say that it still exists.
         if let Err(error) = io.set_times(directory, times, CrashPoint::RecallTimes) {
@@ -343,9 +349,9 @@ pub fn sync_replaced(io: &Io, directories: &[PathBuf]) -> io::Result<()> {
     directories.iter().try_for_each(|directory| io.sync_dir(directory, CrashPoint::RecallSynced))
 }
 
-/// Carries out the notes that a crash left in `tmp/`.
-pub(super) fn recover(store: &Store) -> io::Result<()> {
-    for entry in fs::read_dir(store.tmp())? {
+/// Carries out the notes that a crash left in a directory.
+pub(super) fn recover(store: &Store, notes: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(notes)? {
         let entry = entry?;
         let metadata = entry.metadata()?;
         let named = entry.file_name().as_bytes().starts_with(NOTE_PREFIX.as_bytes());

@@ -21,6 +21,8 @@ struct Document {
     store: String,
     default_profile: Profile,
     cache_mib: u64,
+    #[serde(default)]
+    shared: bool,
     #[serde(default = "default_settle")]
     settle_seconds: u64,
     #[serde(default)]
@@ -38,8 +40,10 @@ struct Document {
 }
 
 /// The keys that stand above the first table. A line at the end of the file belongs to the last table.
-const TOP: [&str; 8] =
-    ["format", "store", "default_profile", "cache_mib", "settle_seconds", "reserve", "expected_restores", "trash_for"];
+const TOP: [&str; 9] = [
+    "format", "store", "shared", "default_profile", "cache_mib", "settle_seconds", "reserve", "expected_restores",
+    "trash_for",
+];
 
 fn above_tables(key: &str) -> String {
     format!("\nA line after a [table] belongs to that table: move `{key}` above the first line that begins with `[`.")
@@ -108,6 +112,8 @@ pub struct Settings {
     pub id: Id,
     /// Limit of `cache/`, bytes.
     pub cache_bytes: u64,
+    /// Several daemons may serve it at the same time.
+    pub shared: bool,
     /// How long the files of a checkpoint directory wait for each other; zero: not at all.
     pub settle: Duration,
     /// Room on the store's disk that programs leave to the archive while it is at work, bytes. `None`: a checkpoint as
@@ -122,12 +128,18 @@ pub struct Settings {
 }
 
 /// The `stepfs.toml` of a new store.
-pub(super) fn template(id: Id) -> String {
+pub(super) fn template(id: Id, shared: bool) -> String {
+    let shared = if shared {
+        "# Daemons on several machines may serve it at the same time (docs/MACHINES.md).\n\
+         shared = true\n"
+    } else {
+        ""
+    };
     format!(
         "# Settings of a stepfs store. A mount reads them when it starts; edit them while it is not mounted.\n\
          format = {FORMAT}\n\
          store = \"{id}\"\n\
-         \n\
+         {shared}\n\
          # How faithfully a checkpoint is kept once a newer one of its lineage is durable:\n\
          #   exact     bit-exact\n\
          #   balanced  a restore should cost half an iteration of training\n\
@@ -237,12 +249,19 @@ impl Settings {
                 return Err(Error::Settings("bandwidth_mib is not above 0; leave it out for no limit".into()));
             }
         }
+        let also = document.mirror.as_ref().map(|_| "[mirror]").or(trash_for.map(|_| "trash_for"));
+        if let Some(also) = also.filter(|_| document.shared) {
+            return Err(Error::Settings(format!(
+                "{also} does not work with `shared = true` yet; leave one of them out"
+            )));
+        }
         Ok(Settings {
             retention,
             trash_for: trash_for.map(Duration::from_nanos),
             reserve,
             mirror: document.mirror,
             id,
+            shared: document.shared,
             settle: Duration::from_secs(document.settle_seconds),
             cache_bytes: document.cache_mib.saturating_mul(1 << 20),
             profiles,
@@ -306,7 +325,7 @@ mod tests {
 
     #[test]
     fn a_new_store_keeps_best_and_final_exact() {
-        let settings = Settings::parse(&template(Id([7; 16]))).unwrap();
+        let settings = Settings::parse(&template(Id([7; 16]), false)).unwrap();
         for path in ["best.pt", "run/Model_BEST.ckpt", "final/model.safetensors", "a/b/x-final-2/optimizer.pt"] {
             assert_eq!(settings.profiles(Path::new(path)).coarsest(), Profile::Exact, "{path}");
         }
@@ -318,9 +337,9 @@ mod tests {
 
     #[test]
     fn a_reserve_is_a_size() {
-        let with = |value: &str| Settings::parse(&format!("reserve = {value}\n{}", template(Id([7; 16]))));
+        let with = |value: &str| Settings::parse(&format!("reserve = {value}\n{}", template(Id([7; 16]), false)));
         assert_eq!(with("\"20 GB\"").unwrap().reserve, Some(20 << 30));
-        assert_eq!(Settings::parse(&template(Id([7; 16]))).unwrap().reserve, None);
+        assert_eq!(Settings::parse(&template(Id([7; 16]), false)).unwrap().reserve, None);
         for wrong in ["20", "\"much\"", "\"-1 GB\"", "\"\"", "true"] {
             assert!(with(wrong).is_err_and(|error| error.to_string().contains("is no size")), "{wrong}");
         }
@@ -328,7 +347,7 @@ mod tests {
 
     #[test]
     fn the_default_profile_can_be_changed_and_nothing_else() {
-        let text = template(Id([7; 16]));
+        let text = template(Id([7; 16]), false);
         let changed = Settings::with_default_profile(&text, "lc-3".parse().unwrap()).unwrap();
         assert_eq!(Settings::parse(&changed).unwrap().profiles(Path::new("step_1.pt")).words(), "lc-3");
         assert_eq!(Settings::with_default_profile(&changed, Profile::Balanced).unwrap(), text);
@@ -345,7 +364,7 @@ mod tests {
 
     #[test]
     fn the_examples_of_profiles_are_what_they_say() {
-        let text = template(Id([7; 16]));
+        let text = template(Id([7; 16]), false);
         let lines: Vec<&str> = text.lines().collect();
         let at = lines.iter().position(|line| *line == "# [[profile]]").unwrap();
         let uncomment = |(number, line): (usize, &&str)| match number {
@@ -360,7 +379,7 @@ mod tests {
 
     #[test]
     fn retention_is_off_until_its_example_is_uncommented() {
-        let text = template(Id([7; 16]));
+        let text = template(Id([7; 16]), false);
         assert!(Settings::parse(&text).unwrap().retention().is_empty());
         let keys = ["[[retention]]", "glob = \"**/c", "keep_last", "keep_every", "keep_for", "keep_checkpoint"];
         let example = |line: &str| keys.iter().any(|key| line.starts_with(key));
@@ -377,7 +396,7 @@ mod tests {
 
     #[test]
     fn a_mirror_is_added_once_and_never_exchanged() {
-        let text = template(Id([7; 16]));
+        let text = template(Id([7; 16]), false);
         assert!(Settings::parse(&text).unwrap().mirror.is_none());
         let url = "s3://bucket/a\"b";
         let changed = Settings::with_mirror(&text, url).unwrap();
@@ -404,7 +423,8 @@ mod tests {
     #[test]
     fn another_format_is_told_apart_from_a_broken_file() {
         for other in [1, 3] {
-            let text = template(Id([7; 16])).replace("format = 2", &format!("format = {other}\nunheard_of = true"));
+            let text =
+                template(Id([7; 16]), false).replace("format = 2", &format!("format = {other}\nunheard_of = true"));
             assert!(matches!(Settings::parse(&text), Err(Error::Format { found, .. }) if found == other));
         }
         assert!(matches!(Settings::parse("format = \"x\""), Err(Error::Settings(_))));

@@ -10,23 +10,22 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::durable::{self, CrashPoint, DeviceFile, Io};
+use super::fence::{Fence, Fences};
+use super::locks::{self, Kind, LOCK, PATIENCE, WHOLE};
 use super::object::{Id, path_of};
 use super::settings::{self, Settings};
+use super::shared::{self, Epoch, Seat};
 use super::{Error, Profile, Profiles, Stub, beneath, files_below, guide, profile_mark, release};
 
 const DIRECTORIES: [&str; 4] = ["tree", "objects", "tmp", "cache"];
 pub(super) const SETTINGS: &str = "stepfs.toml";
 const SETTINGS_STEPS: (CrashPoint, CrashPoint) = (CrashPoint::SettingsWritten, CrashPoint::SettingsInPlace);
-const LOCK: &str = "lock";
 /// The holder of a lock that names no process of this machine.
 const ANOTHER_MACHINE: &str = "another machine";
 /// The files of a store that was never used. The settings go first: without them the rest is no store.
 const OWN_FILES: [&str; 3] = [SETTINGS, DAEMON_LOG, LOCK];
 /// Larger than any real settings; a larger file is not read into memory.
 const MAX_SETTINGS_BYTES: u64 = 1 << 20;
-/// After a daemon is told to end, or is killed, its lock lasts a moment longer. A child that it was just starting also
-/// holds the lock until it executes its program.
-const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The log of the daemon that serves a store.
 pub const DAEMON_LOG: &str = "daemon.log";
@@ -42,6 +41,18 @@ pub struct Store {
     failed: Mutex<HashMap<(u64, u64), i32>>,
     /// The kernel releases it when the process ends for any reason.
     lock: Option<File>,
+    place: Place,
+}
+
+/// Where a process makes files ready.
+#[derive(Debug)]
+enum Place {
+    /// In the store's own directories: it has the store alone.
+    Store,
+    /// A daemon of a shared store.
+    Seat(Seat),
+    /// The keeper of a shared store.
+    Epoch(Epoch),
 }
 
 impl Store {
@@ -53,20 +64,104 @@ impl Store {
 
     /// [`Store::open`] on another device than the disk.
     pub fn open_on(io: Io, root: &Path) -> Result<Store, Error> {
-        let made = if root.join(SETTINGS).exists() { None } else { Some(create(&io, root)?) };
+        let made = if root.join(SETTINGS).exists() { None } else { Some(create(&io, root, false)?) };
         let root = fs::canonicalize(root).map_err(Error::io(root))?;
         // Check the format first: a newer store must not be touched, not even to check whether it is in use.
         let settings = read_settings(&root)?;
         let lock = match made {
             Some(lock) => lock,
-            None => take_lock(&root)?,
+            None => take_lock(&root, Kind::Alone)?,
         };
         make_directories(&io, &root)?;
-        let store = Store { root, settings, io, failed: Mutex::default(), lock: Some(lock) };
-        release::recover(&store).map_err(Error::io(store.tmp()))?;
+        let store = Store { root, settings, io, failed: Mutex::default(), lock: Some(lock), place: Place::Store };
+        release::recover(&store, &store.tmp()).map_err(Error::io(store.tmp()))?;
+        if store.is_shared() {
+            let recover = |notes: &Path| release::recover(&store, notes);
+            let end = || shared::end(&store.root, shared::epochs(&store.root)?, &recover);
+            end().map_err(Error::io(&store.root))?;
+        }
         store.io.empty(&store.tmp(), CrashPoint::TmpEmptied).map_err(Error::io(store.tmp()))?;
         guide::leave(&store.root, &store.tmp());
         Ok(store)
+    }
+
+    /// Creates a store that several daemons may serve, unless there is a store.
+    ///
+    /// # Errors
+    /// [`Error::Engine`] if its file system cannot be shared; those of [`Store::open`].
+    pub fn create_shared(root: &Path) -> Result<(), Error> {
+        if root.join(SETTINGS).exists() {
+            return Ok(());
+        }
+        admit(root)?;
+        create(&Io::disk(), root, true).map(drop)
+    }
+
+    /// Opens a shared store for the daemon that serves it on `point`, beside other daemons.
+    ///
+    /// # Errors
+    /// [`Error::Engine`] and [`Error::LocalLocks`] if the store's file system cannot be shared; those of [`Store::open`].
+    pub fn join(root: &Path, point: &Path) -> Result<Store, Error> {
+        let root = fs::canonicalize(root).map_err(Error::io(root))?;
+        let settings = read_settings(&root)?;
+        admit(&root)?;
+        let io = Io::disk();
+        let lock = take_lock(&root, Kind::Shared)?;
+        make_directories(&io, &root)?;
+        shared::see_others(&root, point)?;
+        let seat = Seat::take(&io, &root, point)?;
+        let place = Place::Seat(seat);
+        let store = Store { root, settings, io, failed: Mutex::default(), lock: Some(lock), place };
+        guide::leave(&store.root, &store.tmp());
+        Ok(store)
+    }
+
+    /// Makes this daemon the keeper, if there is none. Answers the store for its archive: all that this makes lies in the
+    /// epoch's directory first.
+    ///
+    /// # Errors
+    /// Device errors. There is no keeper then, and the next attempt goes on.
+    pub fn elect(&self) -> io::Result<Option<Store>> {
+        let recover = |notes: &Path| release::recover(self, notes);
+        let Some(epoch) = Epoch::begin(&self.io, &self.root, &recover)? else { return Ok(None) };
+        let lock = self.lock.as_ref().map(File::try_clone).transpose()?;
+        let (root, settings, io) = (self.root.clone(), self.settings.clone(), self.io.clone());
+        Ok(Some(Store { root, settings, io, failed: Mutex::default(), lock, place: Place::Epoch(epoch) }))
+    }
+
+    /// Whether several daemons may serve it.
+    pub fn is_shared(&self) -> bool {
+        self.settings.shared
+    }
+
+    /// The place of a daemon that serves the store beside others.
+    pub fn seat(&self) -> Option<&Seat> {
+        if let Place::Seat(seat) = &self.place { Some(seat) } else { None }
+    }
+
+    /// Whether this is the store of the keeper, and no other keeper was elected since.
+    pub fn is_keepers(&self) -> bool {
+        if let Place::Epoch(epoch) = &self.place { epoch.holds() } else { false }
+    }
+
+    /// Puts up a fence for the file with this inode number. The keeper's comes through its epoch's directory, so a former keeper,
+    /// whose objects may be gone, puts up none.
+    ///
+    /// # Errors
+    /// `NotFound`: another keeper was elected; device errors.
+    pub fn fence(&self, ino: u64) -> io::Result<Fence> {
+        let fence = self.fences().raise(ino)?;
+        if let Place::Epoch(epoch) = &self.place {
+            let token = epoch.dir.join(format!("fence-{}", Id::random()?));
+            File::create_new(&token)?;
+            fs::rename(token, fence.dir().join("epoch"))?;
+        }
+        Ok(fence)
+    }
+
+    /// The permissions to replace files of a shared store.
+    pub fn fences(&self) -> Fences {
+        Fences::below(&self.root)
     }
 
     /// Opens a store for reading, mounted or not. Changes nothing.
@@ -84,7 +179,7 @@ impl Store {
         let root = fs::canonicalize(root).map_err(Error::io(root))?;
         let settings = read_settings(&root)?;
         DIRECTORIES.iter().try_for_each(|name| real_directory(&root.join(name)))?;
-        Ok(Store { root, settings, io: Io::disk(), failed: Mutex::default(), lock: None })
+        Ok(Store { root, settings, io: Io::disk(), failed: Mutex::default(), lock: None, place: Place::Store })
     }
 
     /// Removes a store without files and objects. One that holds anything stays.
@@ -115,9 +210,20 @@ impl Store {
     /// # Errors
     /// [`Error::Missing`] without a store there.
     pub fn is_locked(root: &Path) -> Result<bool, Error> {
-        let path = root.join(LOCK);
+        Store::is_lock_held(root, root.join(LOCK))
+    }
+
+    /// True if a daemon serves the store on this mount point, or, if it is not shared, on any.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] without a store there.
+    pub fn is_served_on(root: &Path, point: &Path) -> Result<bool, Error> {
+        Store::is_lock_held(root, shared::lock_of(root, point))
+    }
+
+    fn is_lock_held(root: &Path, path: PathBuf) -> Result<bool, Error> {
         match beneath::open_plain(&path) {
-            Ok(file) => held_by_another(&file).map_err(Error::io(path)),
+            Ok(file) => locks::is_held(&file, &WHOLE).map_err(Error::io(path)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Error::Missing(root.to_path_buf())),
             Err(error) => Err(Error::io(path)(error)),
         }
@@ -127,6 +233,12 @@ impl Store {
     pub fn holder(root: &Path) -> Option<u32> {
         Store::is_locked(root).ok().filter(|is_locked| *is_locked)?;
         fs::read_to_string(root.join(LOCK)).ok()?.trim().parse().ok()
+    }
+
+    /// The process that serves the store on this mount point.
+    pub fn server(root: &Path, point: &Path) -> Option<u32> {
+        Store::is_served_on(root, point).ok().filter(|is_served| *is_served)?;
+        fs::read_to_string(shared::lock_of(root, point)).ok()?.trim().parse().ok()
     }
 
     /// The error for a store that another process has.
@@ -143,7 +255,11 @@ impl Store {
 
     /// Checks that a file can be locked like a store's.
     pub fn can_lock(path: &Path) -> io::Result<()> {
-        set_lock(&OpenOptions::new().read(true).write(true).open(path)?)
+        let file = OpenOptions::new().read(true).write(true).open(path)?;
+        match locks::take(&file, Kind::Alone, &WHOLE)? {
+            true => Ok(()),
+            false => Err(io::Error::from_raw_os_error(libc::EAGAIN)),
+        }
     }
 
     /// Absolute path of the store.
@@ -238,17 +354,26 @@ impl Store {
 
     /// The directory of unfinished files; on the same device as all others.
     pub fn tmp(&self) -> PathBuf {
-        self.made_again("tmp")
+        match &self.place {
+            Place::Store => self.made_again(self.root.join("tmp")),
+            Place::Seat(seat) => self.made_again(seat.dir.join("tmp")),
+            // Never made again: without it this is the keeper no longer.
+            Place::Epoch(epoch) => epoch.dir.clone(),
+        }
     }
 
     /// The directory of decoded files.
     pub fn cache(&self) -> PathBuf {
-        self.root.join("cache")
+        match &self.place {
+            Place::Store => &self.root,
+            Place::Seat(seat) => &seat.dir,
+            Place::Epoch(epoch) => &epoch.dir,
+        }
+        .join("cache")
     }
 
     /// A directory that is empty most of the time. Programs that clean up may have removed it, so it is made again.
-    fn made_again(&self, name: &str) -> PathBuf {
-        let directory = self.root.join(name);
+    fn made_again(&self, directory: PathBuf) -> PathBuf {
         if self.lock.is_some() && !directory.exists() {
             match self.io.make_dir(&directory, 0o700, CrashPoint::StoreMade) {
                 Ok(()) => log::warn!("{} was removed; stepfs made it again", directory.display()),
@@ -261,14 +386,14 @@ impl Store {
 
 /// Creates a store. The settings come last, so that after a crash the next attempt completes it. It holds the lock: of
 /// two processes that create the same store, one must not change its id after the other has begun to use it.
-fn create(io: &Io, root: &Path) -> Result<File, Error> {
+fn create(io: &Io, root: &Path, shared: bool) -> Result<File, Error> {
     if let Some(error) = without_settings(root) {
         return Err(error);
     }
     if root.exists() {
         for entry in fs::read_dir(root).map_err(Error::io(root))? {
             let name = entry.map_err(Error::io(root))?.file_name();
-            let ours = DIRECTORIES.iter().any(|d| name == **d)
+            let ours = DIRECTORIES.iter().chain(&shared::DIRECTORIES).any(|d| name == **d)
                 || name == LOCK
                 || name == "stepfs.toml.new"
                 || guide::is_guide(root, &name);
@@ -283,17 +408,21 @@ fn create(io: &Io, root: &Path) -> Result<File, Error> {
     } else {
         io.make_dir(root, 0o700, CrashPoint::StoreMade).map_err(Error::io(root))?;
     }
-    let lock = take_lock(root)?;
+    let lock = take_lock(root, Kind::Alone)?;
     if root.join(SETTINGS).exists() {
         return Ok(lock);
     }
     make_directories(io, root)?;
+    if shared {
+        let make = |name: &&str| io.make_dir(&root.join(name), 0o700, CrashPoint::StoreMade);
+        shared::DIRECTORIES.iter().try_for_each(make).map_err(Error::io(root))?;
+    }
     let id = Id::random().map_err(Error::io(root))?;
     let path = root.join(SETTINGS);
     // The store's own name first: once its settings exist, the store is not created again.
     io.sync_dir(durable::parent(root), CrashPoint::StoreMade).map_err(Error::io(root))?;
     let new = root.join("stepfs.toml.new");
-    io.replace(&new, &path, settings::template(id).as_bytes(), SETTINGS_STEPS).map_err(Error::io(&path))?;
+    io.replace(&new, &path, settings::template(id, shared).as_bytes(), SETTINGS_STEPS).map_err(Error::io(&path))?;
     Ok(lock)
 }
 
@@ -308,6 +437,16 @@ fn without_settings(root: &Path) -> Option<Error> {
     let files = files_below(&tree, Path::new("")).ok().filter(|files| !files.is_empty())?;
     let found = files.iter().filter_map(stub).find(|stub| path_of(&objects, stub.object).exists());
     Some(Error::NoSettings { root: root.to_path_buf(), id: found.map(|stub| stub.store) })
+}
+
+/// Checks that the file system of a store can be shared.
+fn admit(root: &Path) -> Result<(), Error> {
+    let there = root.ancestors().find(|above| above.is_dir()).unwrap_or(Path::new("/"));
+    let found = rustix::fs::statfs(there).map_err(|error| Error::io(there)(error.into()))?;
+    match shared::refusal(found.f_type) {
+        None => Ok(()),
+        Some((engine, why)) => Err(Error::Engine { root: root.to_path_buf(), engine, why }),
+    }
 }
 
 /// Device and inode number.
@@ -398,7 +537,7 @@ fn settings_text(path: &Path) -> Result<String, Error> {
 
 /// An open-file-description lock: it ends with the process, works over NFS, and survives the close of another
 /// descriptor of the file.
-fn take_lock(root: &Path) -> Result<File, Error> {
+fn take_lock(root: &Path, kind: Kind) -> Result<File, Error> {
     let path = root.join(LOCK);
     let mut file = OpenOptions::new()
         .read(true)
@@ -411,11 +550,8 @@ fn take_lock(root: &Path) -> Result<File, Error> {
         .and_then(beneath::plain)
         .map_err(Error::io(&path))?;
     let began = Instant::now();
-    while let Err(error) = set_lock(&file) {
-        if !matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) {
-            return Err(Error::io(path)(error));
-        }
-        if began.elapsed() < LOCK_PATIENCE {
+    while !locks::take(&file, kind, &WHOLE).map_err(Error::io(&path))? {
+        if began.elapsed() < PATIENCE {
             std::thread::sleep(Duration::from_millis(20));
             continue;
         }
@@ -427,33 +563,12 @@ fn take_lock(root: &Path) -> Result<File, Error> {
         };
         return Err(Error::Busy { path: root.to_path_buf(), holder });
     }
+    if kind == Kind::Shared {
+        return Ok(file);
+    }
     // Best effort: only names the holder to the next process.
     let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
     Ok(file)
-}
-
-fn set_lock(file: &File) -> io::Result<()> {
-    let lock = whole_file();
-    // SAFETY: the descriptor is open and `lock` is an initialised flock that outlives the call.
-    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-fn held_by_another(file: &File) -> io::Result<bool> {
-    let mut lock = whole_file();
-    // SAFETY: the descriptor is open and `lock` is an initialised flock that outlives the call.
-    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &mut lock) } {
-        0 => Ok(lock.l_type != libc::F_UNLCK as libc::c_short),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-/// A write lock on all of a file.
-fn whole_file() -> libc::flock {
-    let (l_type, l_whence) = (libc::F_WRLCK as libc::c_short, libc::SEEK_SET as libc::c_short);
-    libc::flock { l_type, l_whence, l_start: 0, l_len: 0, l_pid: 0 }
 }
 
 #[cfg(test)]

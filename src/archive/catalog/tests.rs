@@ -42,6 +42,7 @@ fn sealed_at(steps: Vec<u64>, lineage: u64, modified_ns: i64, sample: u64) -> Ar
         part: PARTS[lineage as usize % 3],
         siblings: None,
         copy: false,
+        changed_ns: None,
     })
 }
 

@@ -27,6 +27,7 @@ fn files(directories: usize, files: usize) -> Vec<Arc<File>> {
             part: Part::Whole,
             siblings: None,
             copy: false,
+            changed_ns: None,
         };
         let entry = Entry::new(State::Sealed(Arc::new(sealed)), number as u64);
         let checkpoint = Checkpoint::of(&path, &entry.state)

@@ -11,6 +11,7 @@ use super::{Finding, ok, problem, warning};
 use crate::cli::format::size;
 use crate::cli::source::Local;
 use crate::fs::{has_leases, has_leases_of_others, is_dead, kind_of};
+use crate::store::shared::refusal;
 use crate::store::{Store, exposed};
 
 /// With less free space the next checkpoint may not fit.
@@ -38,7 +39,9 @@ pub(super) fn findings(dir: &Path) -> (Vec<Finding>, Option<io::Result<bool>>) {
     let mut found = vec![found];
     let inside = root.join("tmp");
     let place = if root.join("stepfs.toml").exists() && inside.is_dir() { inside } else { nearest(&root) };
+    let is_shared = Store::look(&root).is_ok_and(|store| store.is_shared());
     found.extend([file_system(&place), reachable(&root), length(&root)]);
+    found.extend(shared(&place, is_shared));
     found.extend(room(&place));
     let probe = match tempfile::Builder::new().prefix(".stepfs-doctor-").tempdir_in(&place) {
         Ok(probe) => probe,
@@ -118,6 +121,22 @@ fn file_system(place: &Path) -> Finding {
         }
         _ => ok(CHECK, kind),
     }
+}
+
+/// Whether a store here can be shared.
+fn shared(place: &Path, is_shared: bool) -> Option<Finding> {
+    const CHECK: &str = "sharing";
+    let magic = rustix::fs::statfs(place).ok()?.f_type;
+    Some(match (refusal(magic), is_shared) {
+        (None, true) => ok(CHECK, "the store is shared: several daemons may mount it"),
+        (None, false) => ok(CHECK, "a store here can be shared (stepfs mount --shared, when it is made)"),
+        (Some((engine, why)), true) => {
+            problem(CHECK, format!("the store is shared, and lies on {engine}: {why}"), "put it on ext4 or XFS")
+        }
+        (Some((engine, why)), false) => {
+            ok(CHECK, format!("a store here cannot be shared: it lies on {engine}, and {why}"))
+        }
+    })
 }
 
 fn reachable(root: &Path) -> Finding {

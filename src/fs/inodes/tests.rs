@@ -10,16 +10,15 @@ struct Fixture {
 fn fixture() -> Fixture {
     let dir = tempfile::tempdir().unwrap();
     let archive = Archive::open(crate::store::Store::open(dir.path()).unwrap()).unwrap();
-    let table = Table::new(&archive.store().tree()).unwrap();
+    let table = Table::new(&archive.store().tree(), false).unwrap();
     Fixture { dir, archive, table }
 }
 
 impl Fixture {
     fn enter(&mut self, parent: u64, name: &str) -> u64 {
         let name = OsStr::new(name);
-        let path = self.table.child(parent, name).unwrap();
-        let metadata = self.table.reach(&path).unwrap().symlink_metadata().unwrap();
-        let ino = self.table.admit(&self.archive, parent, name, &metadata).unwrap();
+        let found = self.table.look(parent, name).unwrap();
+        let ino = self.table.admit(&self.archive, parent, name, &found).unwrap();
         self.table.count(ino);
         ino
     }

@@ -1,7 +1,7 @@
 use std::path::Path;
 
 use super::*;
-use crate::archive::{Archive, Namespace, Outcome};
+use crate::archive::{Archive, FileId, Namespace, Outcome};
 use crate::fs::Core;
 use crate::fs::archive_hooks::Served;
 use crate::fs::numbers::ROOT;

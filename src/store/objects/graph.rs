@@ -275,9 +275,9 @@ impl Graph {
     }
 
     /// Takes at most `most` objects out that no file names and no object needs.
-    pub(super) fn take_garbage(&mut self, keep: &HashSet<Id>, most: usize) -> Vec<Id> {
+    pub(super) fn take_garbage(&mut self, keep: &HashSet<Id>, may: &dyn Fn(Id) -> bool, most: usize) -> Vec<Id> {
         let is_garbage = |graph: &Graph, id: &Id| {
-            !keep.contains(id) && graph.known.get(id).is_some_and(|k| k.names == 0 && k.children.is_empty())
+            !keep.contains(id) && may(*id) && graph.known.get(id).is_some_and(|k| k.names == 0 && k.children.is_empty())
         };
         let mut rest: Vec<Id> = self.unnamed.iter().copied().filter(|id| is_garbage(self, id)).take(most).collect();
         let mut taken = Vec::new();
@@ -301,6 +301,19 @@ impl Graph {
             rest.extend(known.header.parent.filter(|parent| is_garbage(self, parent)));
         }
         taken
+    }
+
+    /// See [`super::Objects::unneeded`].
+    pub(super) fn unneeded(&self, keep: &HashSet<Id>) -> HashSet<Id> {
+        let mut needed = HashSet::new();
+        let roots = self.known.iter().filter(|(id, known)| known.names > 0 || keep.contains(id));
+        let mut rest: Vec<Id> = roots.map(|(id, _)| *id).collect();
+        while let Some(id) = rest.pop() {
+            needed.insert(id);
+            let parent = self.known.get(&id).and_then(|known| known.header.parent);
+            rest.extend(parent.filter(|parent| !needed.contains(parent)));
+        }
+        self.known.keys().filter(|id| !needed.contains(id)).copied().collect()
     }
 
     /// Whether an object was taken out, and is not removed yet.

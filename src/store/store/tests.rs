@@ -36,7 +36,7 @@ fn a_new_store_is_whole_and_stays_the_same() {
 fn another_format_is_refused_untouched() {
     for (other, words) in [(1, "a former stepfs"), (3, "a newer stepfs")] {
         let dir = tempfile::tempdir().unwrap();
-        let text = settings::template(Id([5; 16])).replace("format = 2", &format!("format = {other}"));
+        let text = settings::template(Id([5; 16]), false).replace("format = 2", &format!("format = {other}"));
         fs::write(dir.path().join(SETTINGS), text).unwrap();
         fs::create_dir(dir.path().join("tmp")).unwrap();
         fs::write(dir.path().join("tmp/half-done"), "x").unwrap();
@@ -51,7 +51,7 @@ fn another_format_is_refused_untouched() {
 
 #[test]
 fn broken_settings_name_the_key() {
-    let good = settings::template(Id([5; 16]));
+    let good = settings::template(Id([5; 16]), false);
     for (old, new, key) in [
         ("cache_mib = 10240", "cache_mib = \"much\"", "cache_mib"),
         ("cache_mib = 10240", "cache_mib = -1", "cache_mib"),

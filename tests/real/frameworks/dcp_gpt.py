@@ -5,12 +5,14 @@
 
 Each checkpoint goes into every DIR: `step_0025/__0_0.distcp`, ..., `.metadata`. Rank 0 prints the held-out loss at the end.
 The same seed, ranks and threads give the same bytes. `--resume DIR...` continues from checkpoints of any number of ranks, one after
-the other. The ranks are forks of one process: torch is imported once, which takes longer than such a training.
+the other. `{rank}` in a DIR is the rank's number: each rank works in a mount of its own. With `--keep N` rank 0 removes older
+checkpoints. The ranks are forks of one process: torch is imported once, which takes longer than such a training.
 """
 
 import argparse
 import os
 import random
+import shutil
 import signal
 import socket
 import sys
@@ -39,6 +41,7 @@ def arguments():
     parser.add_argument("--layers", type=int, default=5)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--resume", nargs="*", default=[])
+    parser.add_argument("--keep", type=int, default=0)
     parser.add_argument("--async-save", action="store_true")
     parser.add_argument("--threads", type=int, default=1, help="files that each rank writes")
     return parser.parse_args()
@@ -101,7 +104,7 @@ def train(args, resume):
     done = 0
     if resume:
         state = state_of(model, optimizer, 0)
-        dcp.load(state, checkpoint_id=resume)
+        dcp.load(state, checkpoint_id=own(resume))
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"])
         done = state["step"]
     train, held_out = gpt.corpus()
@@ -114,10 +117,18 @@ def train(args, resume):
         optimizer.zero_grad()
         if step % args.every == 0:
             for out in args.out:
-                save(state_of(model, optimizer, step), f"{out}/step_{step:04d}", args)
+                save(state_of(model, optimizer, step), f"{own(out)}/step_{step:04d}", args)
+                dist.barrier()
+                if args.keep and dist.get_rank() == 0:
+                    for old in sorted(Path(own(out)).glob("step_*"))[:-args.keep]:
+                        shutil.rmtree(old)
     loss = gpt.held_out_loss(model, config, held_out)
     if dist.get_rank() == 0:
         print(f"loss {loss:.6f}", flush=True)
+
+
+def own(folder):
+    return folder.replace("{rank}", str(dist.get_rank()))
 
 
 def save(state, folder, args):

@@ -73,6 +73,30 @@ def option(when, words, says, then):
 
 
 MISTAKES = [
+    # --- shared stores
+    Mistake("a shared store on a file system without what it needs", "mkdir t; mount -t tmpfs tmpfs t", "stepfs mount --shared t/sh m",
+            "* lies on *, and a store there cannot be shared: *; docs/MACHINES.md names the file systems that can",
+            "umount t; stepfs mount --shared sh m", needs="root"),
+    Mistake("a daemon on another machine, whose lock is not seen here",
+            "stepfs mount --shared sh m; stepfs umount m; mkdir sh/daemons/else; touch sh/daemons/else/lock; "
+            "(for i in $(seq 100); do touch sh/daemons/else/lock; sleep .1; done) > /dev/null 2>&1 &",
+            "stepfs mount sh m",
+            "*: the daemon of * works, and its lock is free here: this file system's locks hold on one machine only, so the store cannot be "
+            "shared; mount the file system with locks for all machines (NFS: without nolock or local_lock; Lustre: -o flock)",
+            "until stepfs mount sh m; do sleep 1; done"),
+    Mistake("an existing store is to become a shared one", "", "stepfs mount --shared st m",
+            "* is a store of one daemon at a time; --shared makes a new store: name a new directory, and `stepfs export * . DIR` copies the "
+            "files", "stepfs export st . copy; stepfs mount --shared sh m", needs="st"),
+    Mistake("a mirror of a shared store", "stepfs mount --shared sh m; stepfs umount m", f"stepfs mount sh m --mirror {URL}",
+            "* is a shared store, which cannot have a mirror yet; leave out --mirror", "stepfs mount sh m"),
+    Mistake("a profile for a shared store, at a mount", "stepfs mount --shared sh m; stepfs umount m", "stepfs mount sh m --profile exact",
+            "* is a shared store; write default_profile in */stepfs.toml while no daemon serves it",
+            "sed -i 's/^default_profile.*/default_profile = \"exact\"/' $2/stepfs.toml; stepfs mount sh m"),
+    Mistake("the trash of a shared store", "stepfs mount --shared sh m; stepfs umount m; cp sh/stepfs.toml good; "
+            "sed -i 's/^# trash_for/trash_for/' sh/stepfs.toml", "stepfs mount sh m",
+            "* does not work with `shared = true` yet; leave one of them out", "cp good sh/stepfs.toml; stepfs mount sh m"),
+    Mistake("work for the keeper, on another mount", "stepfs mount --shared sh m1; until stepfs status m1 | grep -q keeper$; do sleep .1; done; "
+            "stepfs mount sh m2", "stepfs release m2", "* is only *; the keeper's mount does this", "stepfs release m1"),
     # --- mount
     Mistake("the directory above the store is missing", "", "stepfs mount none/deep/st m",
             "* does not exist, so the store cannot be created in it; mkdir -p *", "mkdir -p $2; stepfs mount none/deep/st m"),

@@ -1,0 +1,173 @@
+//! A shared store: each call locks the files that it changes, since other daemons change the same tree (`store/fence.rs`).
+
+use std::ffi::OsStr;
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fuser::FileType;
+
+use super::errno::{Fault, Result};
+use super::inodes::{Found, Table};
+use super::node::{Handle, Opened, Source};
+use super::place::Place;
+use super::workers::Workers;
+use crate::archive::{Archive, FileId};
+use crate::store::durable::CrashPoint;
+use crate::store::fence::{Fence, Take, leads_to};
+use crate::store::{MIN_RELEASE_BYTES, Store, Stub, locks, replace_stub};
+
+/// How long others hold a file that they replace: a few system calls.
+const PAUSE: Duration = Duration::from_millis(2);
+/// How long a program waits for a daemon that was suspended while it replaced a file.
+const LONGEST: Duration = Duration::from_secs(30);
+
+/// Repeats an operation while another daemon has the file. For a worker. Never answers `Locked`.
+pub(super) fn until_free<T>(began: Instant, mut operation: impl FnMut() -> Result<T>) -> Result<T> {
+    loop {
+        match operation() {
+            Err(Fault::Locked) if began.elapsed() < LONGEST => std::thread::sleep(PAUSE),
+            Err(Fault::Locked) => return Err(libc::EBUSY.into()),
+            done => return done,
+        }
+    }
+}
+
+/// A file that was opened; none if the daemon may not open it. Then no other daemon of its user replaces it either.
+fn readable(opened: io::Result<File>) -> Result<Option<File>> {
+    match opened {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(None),
+        // It went, or another one took its place.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESTALE)) => Err(Fault::Locked),
+        opened => Ok(Some(opened?)),
+    }
+}
+
+/// Locks a file of which a program changes attributes or names, until the result is dropped. Others replace it neither meanwhile,
+/// nor by an attempt that began before. Only files that stepfs may replace need that.
+pub(super) fn lock_node(store: &Store, table: &Table, ino: u64) -> Result<Option<File>> {
+    let node = table.node(ino)?;
+    if !table.is_shared() || node.kind != FileType::RegularFile {
+        return Ok(None);
+    }
+    let place = table.place(ino)?;
+    let metadata = place.metadata()?;
+    if metadata.len() < MIN_RELEASE_BYTES {
+        return Ok(None);
+    }
+    let Some(file) = readable(place.open(true, false))? else { return Ok(None) };
+    if !locks::open(&file, false)? {
+        return Err(Fault::Locked);
+    }
+    // Replaced: the kernel looks the name up anew.
+    if file.metadata()?.nlink() == 0 && node.opened.is_none() {
+        return Err(libc::ESTALE.into());
+    }
+    store.fences().revoke(metadata.ino())?;
+    Ok(Some(file))
+}
+
+/// Locks the file at a name that a program takes away, or gives to another file.
+pub(super) fn lock_name(
+    store: &Store,
+    table: &Table,
+    (parent, name): (u64, &OsStr),
+    found: &Found,
+) -> Result<Option<File>> {
+    if !table.is_shared() || !found.metadata.is_file() || found.metadata.len() < MIN_RELEASE_BYTES {
+        return Ok(None);
+    }
+    let Some(file) = readable(Place::named(table.at(parent, name)?).open(true, false))? else { return Ok(None) };
+    let is_it = FileId::of(&file.metadata()?) == FileId::of(&found.metadata);
+    if !is_it || !locks::open(&file, false)? || !leads_to(&*table.directory(parent)?, name, &file)? {
+        return Err(Fault::Locked);
+    }
+    store.fences().revoke(found.metadata.ino())?;
+    Ok(Some(file))
+}
+
+/// Locks a file that a program opens, and checks that its name still leads to it.
+pub(super) fn lock_open(store: &Store, table: &Table, ino: u64, file: &File, writes: bool) -> Result<()> {
+    if !table.is_shared() {
+        return Ok(());
+    }
+    if !locks::open(file, writes)? {
+        return Err(Fault::Locked);
+    }
+    for (parent, name) in &table.node(ino)?.names {
+        if !leads_to(&*table.directory(*parent)?, name, file)? {
+            // Replaced or renamed since: the kernel looks the name up anew.
+            return Err(libc::ESTALE.into());
+        }
+    }
+    let metadata = file.metadata()?;
+    if writes && metadata.len() >= MIN_RELEASE_BYTES {
+        store.fences().revoke(metadata.ino())?;
+    }
+    Ok(())
+}
+
+/// Closes a file, whose lock goes with that. If it was written, its bytes become durable first: only this description hears of an
+/// error. After an error the lock stays, so no older state is given up for this one.
+pub(super) fn give_back(
+    archive: &Arc<Archive>,
+    workers: &Workers,
+    opened: Option<Opened>,
+    handle: Option<Arc<Handle>>,
+) {
+    let source = opened.as_ref().filter(|opened| opened.wrote).map(|opened| opened.source.clone());
+    let Some(Source::File(file)) = source else { return };
+    if file.metadata().is_ok_and(|metadata| metadata.len() < MIN_RELEASE_BYTES || metadata.nlink() == 0) {
+        return;
+    }
+    let archive = Arc::clone(archive);
+    workers.submit(Box::new(move || {
+        let _held = (opened, handle);
+        let synced = file.try_clone().and_then(|own| {
+            let store = archive.store();
+            let own = store.io().adopt(own);
+            match Stub::disown(&own, CrashPoint::FileSealed) {
+                Err(error) if error.raw_os_error() != Some(libc::EOPNOTSUPP) => Err(error),
+                _ => store.sync_written(&own, CrashPoint::FileSealed),
+            }
+        });
+        if let Err(error) = synced {
+            log::error!("a file that was written could not be made durable: {error}; save it again");
+            std::mem::forget(file);
+        }
+    }));
+}
+
+/// Gives a recalled file the stub's name, unless another daemon replaces or changes the stub. `original`: the stub, as it was when
+/// the file got its attributes.
+pub(super) fn put_in_place(
+    store: &Store,
+    table: &Table,
+    ino: u64,
+    original: &Metadata,
+    (path, opened): (&Path, &File),
+    fence: &Fence,
+) -> Result<()> {
+    let (parent, name) = table.node(ino)?.names.first().cloned().ok_or(Fault::Code(libc::ESTALE))?;
+    let taken = match Take::of(&*table.directory(parent)?, &name)? {
+        Take::Taken(taken) => taken,
+        Take::Busy => return Err(Fault::Locked),
+        Take::Gone => return Err(libc::ESTALE.into()),
+    };
+    let held = taken.metadata()?;
+    let changed = |of: &Metadata| (of.dev(), of.ino(), of.ctime(), of.ctime_nsec());
+    // From its first moment under that name it is open to be written, by this node.
+    if changed(&held) != changed(original) || !locks::open(opened, true)? {
+        return Err(Fault::Locked);
+    }
+    store.fences().revoke_others(held.ino(), fence)?;
+    let ready = fence.dir().join("recalled");
+    std::fs::rename(path, &ready)?;
+    let replaced = replace_stub(store.io(), &ready, &[taken.path()], &mut || unreachable!("it has one name"));
+    replaced
+        .map(drop)
+        .map_err(|error| if error.kind() == io::ErrorKind::NotFound { Fault::Locked } else { error.into() })
+}

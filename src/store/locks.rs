@@ -1,0 +1,150 @@
+//! Locks on open file descriptions. They end with the last descriptor, hold over NFS, and stay when another descriptor of the
+//! file is closed. So they also hold between two threads of a daemon.
+//!
+//! In a shared store each open file of the tree is locked, far behind its bytes: whoever has it open holds [`OPEN`] shared,
+//! whoever may write it holds [`WRITING`] shared too. Whoever replaces it needs both alone.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+/// The name of a lock's file.
+pub(super) const LOCK: &str = "lock";
+/// After a daemon is told to end, or is killed, its lock lasts a moment longer. A child that it was just starting also
+/// holds the lock until it executes its program.
+pub(super) const PATIENCE: Duration = Duration::from_secs(1);
+/// All of a file.
+pub(super) const WHOLE: Range<i64> = 0..0;
+/// No file is that long.
+const BEHIND: i64 = 1 << 62;
+const OPEN: Range<i64> = BEHIND..BEHIND + 1;
+const WRITING: Range<i64> = BEHIND + 1..BEHIND + 2;
+const BOTH: Range<i64> = BEHIND..BEHIND + 2;
+
+/// The kinds of locks, as fcntl(2) has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Shared,
+    Alone,
+}
+
+fn flock(kind: Kind, range: &Range<i64>) -> libc::flock {
+    let l_type = match kind {
+        Kind::Shared => libc::F_RDLCK,
+        Kind::Alone => libc::F_WRLCK,
+    };
+    let (l_type, l_whence) = (l_type as libc::c_short, libc::SEEK_SET as libc::c_short);
+    libc::flock { l_type, l_whence, l_start: range.start, l_len: range.end - range.start, l_pid: 0 }
+}
+
+/// Takes a lock without waiting. False: another one is in the way.
+pub(super) fn take(file: &File, kind: Kind, range: &Range<i64>) -> io::Result<bool> {
+    let lock = flock(kind, range);
+    // SAFETY: the descriptor is open and `lock` is an initialised flock that outlives the call.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) } {
+        0 => Ok(true),
+        _ => match io::Error::last_os_error() {
+            error if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(false),
+            error => Err(error),
+        },
+    }
+}
+
+/// Whether another description holds any lock there.
+pub(super) fn is_held(file: &File, range: &Range<i64>) -> io::Result<bool> {
+    let mut lock = flock(Kind::Alone, range);
+    // SAFETY: the descriptor is open and `lock` is an initialised flock that outlives the call.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &mut lock) } {
+        0 => Ok(lock.l_type != libc::F_UNLCK as libc::c_short),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+pub(super) fn give_up(file: &File) {
+    let lock = libc::flock { l_type: libc::F_UNLCK as libc::c_short, ..flock(Kind::Alone, &WHOLE) };
+    // SAFETY: the descriptor is open and `lock` is an initialised flock that outlives the call.
+    assert_eq!(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) }, 0);
+}
+
+/// Locks a file of a shared store that a program opens. False: it is being replaced.
+pub fn open(file: &File, writes: bool) -> io::Result<bool> {
+    take(file, Kind::Shared, if writes { &BOTH } else { &OPEN })
+}
+
+/// Locks a file against all others. False: somebody has it open.
+pub(super) fn alone(file: &File) -> io::Result<bool> {
+    take(file, Kind::Alone, &BOTH)
+}
+
+/// Keeps all others from beginning to write. False: somebody may write it already.
+pub fn unwritten(file: &File) -> io::Result<bool> {
+    take(file, Kind::Alone, &WRITING)
+}
+
+/// Whether somebody has a file open; with `writes`, to write it.
+pub fn is_open(file: &File, writes: bool) -> io::Result<bool> {
+    is_held(file, if writes { &WRITING } else { &BOTH })
+}
+
+/// Whether a program on this machine has a file open or mapped to write it, also one whose daemon was killed. `file` is open for
+/// reading only.
+pub fn has_writer(file: &File) -> io::Result<bool> {
+    lease(file, libc::F_RDLCK).map(|granted| !granted)
+}
+
+/// Whether nobody else on this machine has the file open or mapped, not even a program whose daemon was killed: then the kernel
+/// grants a write lease. `file` is open for writing. File systems without leases have no such programs.
+pub(super) fn has_no_other(file: &File) -> io::Result<bool> {
+    lease(file, libc::F_WRLCK)
+}
+
+/// Whether the kernel grants a lease, which is given back at once. It does on file systems without leases, and to those who may
+/// not have one of another user's file.
+fn lease(file: &File, kind: libc::c_int) -> io::Result<bool> {
+    /// Chooses the signal of a lease (fcntl.h); the libc crate has no name for it.
+    const F_SETSIG: libc::c_int = 10;
+    let fcntl = |command, argument: libc::c_int| {
+        // SAFETY: no memory is passed; the descriptor is open for as long as `file` is borrowed.
+        match unsafe { libc::fcntl(file.as_raw_fd(), command, argument) } {
+            -1 => Err(io::Error::last_os_error()),
+            _ => Ok(()),
+        }
+    };
+    // Somebody may open it at this moment. SIGIO would end the process; this signal is ignored by default.
+    fcntl(F_SETSIG, libc::SIGURG)?;
+    match fcntl(libc::F_SETLEASE, kind) {
+        Ok(()) => fcntl(libc::F_SETLEASE, libc::F_UNLCK).map(|()| true),
+        Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => Ok(false),
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL | libc::EACCES) => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_replaces_a_file_is_alone() {
+        let path = tempfile::NamedTempFile::new().unwrap().into_temp_path();
+        let new = || File::options().read(true).write(true).open(&path).unwrap();
+        let (reader, writer, keeper) = (new(), new(), new());
+        assert!(open(&reader, false).unwrap() && open(&writer, false).unwrap());
+        assert!(!is_open(&keeper, true).unwrap() && is_open(&keeper, false).unwrap());
+        assert!(unwritten(&keeper).unwrap() && !open(&writer, true).unwrap(), "a newer state is being relied on");
+        drop(keeper);
+        let keeper = new();
+        assert!(open(&writer, true).unwrap());
+        assert!(is_open(&keeper, true).unwrap() && !alone(&keeper).unwrap() && !unwritten(&keeper).unwrap());
+        drop(writer);
+        assert!(!alone(&keeper).unwrap(), "there is a reader");
+        drop(reader);
+        assert!(alone(&keeper).unwrap() && has_no_other(&keeper).unwrap());
+        let late = new();
+        assert!(!open(&late, false).unwrap());
+        assert!(!has_no_other(&keeper).unwrap(), "a program without a daemon has it");
+    }
+}

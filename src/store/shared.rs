@@ -1,0 +1,242 @@
+//! The shared store: several daemons, on one or many machines, serve one store on a file system that all of them mount
+//! (docs/MACHINES.md).
+//!
+//! - Each daemon has a *seat*, `daemons/NAME/`, with a lock for as long as it lives.
+//! - One daemon is the *keeper*. It holds `keeper/lock` and works in `keeper/EPOCH/`. A new keeper removes the directories of
+//!   former ones. So a former keeper that wakes up late finds neither its files to put in place, nor a place to remove to.
+//! - `fence` has the way in which files of the tree are replaced.
+
+use std::fs::{self, File, Metadata, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Timespec, Timestamps, UTIME_NOW};
+
+use super::durable::{CrashPoint, Io};
+use super::fence::{Fences, surely, tear_down};
+use super::locks::{self, Kind, LOCK, PATIENCE, WHOLE};
+use super::{Error, beneath};
+
+const SEATS: &str = "daemons";
+const KEEPER: &str = "keeper";
+/// Beside the directories of every store.
+pub(super) const DIRECTORIES: [&str; 3] = [SEATS, KEEPER, Fences::DIRECTORY];
+/// How often a daemon shows that it lives.
+pub const BEAT: Duration = Duration::from_secs(1);
+/// A seat of a daemon that lives changes within this time, even where its machine is busy.
+const LIVES: Duration = Duration::from_secs(4);
+/// Longest name of a seat: the file system's limit, less the room for other names.
+const LONGEST_NAME: usize = 200;
+
+/// Why a store on a file system of this type cannot be shared. `None`: it can.
+///
+/// Only types that were tried are admitted.
+pub fn refusal(magic: i64) -> Option<(&'static str, &'static str)> {
+    const LOCAL_LOCKS: &str = "its locks may hold on one machine only";
+    const UNTRIED: &str = "this version was not tried on it";
+    Some(match magic {
+        0xEF53 | 0x5846_5342 => return None,
+        0x6969 => ("NFS", UNTRIED),
+        0x00C3_6400 => ("CephFS", UNTRIED),
+        0x0BD0_0BD0 => ("Lustre", UNTRIED),
+        0x4750_4653 => ("GPFS", UNTRIED),
+        0x1983_0326 => ("BeeGFS", LOCAL_LOCKS),
+        0x6573_5546 => (
+            "a FUSE file system",
+            "ceph-fuse reads stale pages, Gluster has no fence for a machine that was cut off, and JuiceFS has no locks of open \
+             file descriptions",
+        ),
+        0x0102_1994 => ("tmpfs", "it is gone after a restart"),
+        _ => ("another file system", UNTRIED),
+    })
+}
+
+/// The name of this machine.
+fn node() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// A daemon's own place in a shared store.
+#[derive(Debug)]
+pub struct Seat {
+    pub(super) dir: PathBuf,
+    lock: File,
+}
+
+/// The name of the seat of a mount: no two daemons of a machine have one mount point.
+fn seat_name(point: &Path) -> String {
+    let escaped: String = point.to_string_lossy().chars().map(|c| if c == '/' { '+' } else { c }).collect();
+    let name = format!("{}{escaped}", node());
+    let mut from = name.len().saturating_sub(LONGEST_NAME);
+    while !name.is_char_boundary(from) {
+        from += 1;
+    }
+    name[from..].to_string()
+}
+
+/// The lock that a daemon holds which serves the store at `root` on `point`.
+pub(super) fn lock_of(root: &Path, point: &Path) -> PathBuf {
+    match root.join(SEATS).is_dir() {
+        true => root.join(SEATS).join(seat_name(point)).join(LOCK),
+        false => root.join(LOCK),
+    }
+}
+
+/// The directory for the log of the daemon that serves the store at `root` on `point`.
+pub fn log_dir(root: &Path, point: &Path) -> PathBuf {
+    lock_of(root, point).parent().unwrap_or(root).to_path_buf()
+}
+
+fn lock_file(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path).and_then(beneath::plain)
+}
+
+/// Sets a file's time to the server's clock, and returns that.
+fn stamp(file: &File) -> io::Result<i64> {
+    const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+    rustix::fs::futimens(file, &Timestamps { last_access: NOW, last_modification: NOW })?;
+    Ok(super::modified_ns(&file.metadata()?))
+}
+
+impl Seat {
+    /// Takes the seat of a mount.
+    pub(super) fn take(io: &Io, root: &Path, point: &Path) -> Result<Seat, Error> {
+        let dir = root.join(SEATS).join(seat_name(point));
+        let make = |path: &Path| io.make_dir(path, 0o700, CrashPoint::StoreMade).map_err(Error::io(path));
+        make(&dir)?;
+        let path = dir.join(LOCK);
+        let lock = lock_file(&path).map_err(Error::io(&path))?;
+        let began = Instant::now();
+        while !locks::take(&lock, Kind::Alone, &WHOLE).map_err(Error::io(&path))? {
+            if began.elapsed() > PATIENCE {
+                let mut holder = String::new();
+                let _ = (&lock).take(32).read_to_string(&mut holder);
+                return Err(Error::Busy { path: root.to_path_buf(), holder: holder.trim().into() });
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let _ = lock.set_len(0).and_then(|()| writeln!(&lock, "{}", std::process::id()));
+        for name in ["tmp", "cache"] {
+            make(&dir.join(name))?;
+            io.empty(&dir.join(name), CrashPoint::TmpEmptied).map_err(Error::io(&dir))?;
+        }
+        Ok(Seat { dir, lock })
+    }
+
+    /// Shows that this daemon lives; answers the server's clock.
+    pub fn beat(&self) -> io::Result<i64> {
+        stamp(&self.lock)
+    }
+}
+
+/// Checks that the locks of other daemons are seen here. One that shows that it lives, and whose lock is free, is on another
+/// machine, and the locks hold on one machine only.
+pub(super) fn see_others(root: &Path, point: &Path) -> Result<(), Error> {
+    let seats = root.join(SEATS);
+    let own = seat_name(point);
+    let look = || -> io::Result<Vec<(PathBuf, i64)>> {
+        let mut free = Vec::new();
+        for entry in fs::read_dir(&seats)? {
+            let entry = entry?;
+            let Ok(file) = OpenOptions::new().read(true).write(true).open(entry.path().join(LOCK)) else { continue };
+            if entry.file_name() != *own && !locks::is_held(&file, &WHOLE)? {
+                free.push((entry.path(), super::modified_ns(&file.metadata()?)));
+            }
+        }
+        Ok(free)
+    };
+    let look = || look().map_err(Error::io(&seats));
+    let now = stamp(&tempfile::tempfile_in(&seats).map_err(Error::io(&seats))?).map_err(Error::io(&seats))?;
+    let lives = LIVES.as_nanos() as i64;
+    // A daemon that was just killed has a young time, too; its time stands still.
+    let young: Vec<_> = look()?.into_iter().filter(|(_, at)| now.saturating_sub(*at) < lives).collect();
+    let began = Instant::now();
+    while !young.is_empty() && began.elapsed() < LIVES {
+        let moved = |(path, at): &(PathBuf, i64)| young.iter().any(|(known, before)| known == path && before < at);
+        if let Some((path, _)) = look()?.iter().find(|seat| moved(seat)) {
+            return Err(Error::LocalLocks { root: root.to_path_buf(), seat: path.clone() });
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+/// The time of a keeper: it ends with another keeper's election.
+#[derive(Debug)]
+pub(super) struct Epoch {
+    pub(super) dir: PathBuf,
+    lock: File,
+}
+
+impl Epoch {
+    /// Begins one, if there is no keeper. Ends former ones: `recover` carries out the notes in their directories.
+    ///
+    /// # Errors
+    /// Device errors. There is no keeper then, and the next attempt goes on.
+    pub(super) fn begin(io: &Io, root: &Path, recover: &dyn Fn(&Path) -> io::Result<()>) -> io::Result<Option<Epoch>> {
+        let keeper = root.join(KEEPER);
+        let lock = lock_file(&keeper.join(LOCK))?;
+        if !locks::take(&lock, Kind::Alone, &WHOLE)? {
+            return Ok(None);
+        }
+        let former = epochs(root)?;
+        let dir = keeper.join(format!("{:016}", former.last().map_or(0, |(number, _)| *number) + 1));
+        io.make_dir(&dir, 0o700, CrashPoint::StoreMade)?;
+        io.make_dir(&dir.join("cache"), 0o700, CrashPoint::StoreMade)?;
+        io.sync_dir(&keeper, CrashPoint::StoreMade)?;
+        end(root, former, recover)?;
+        lock.set_len(0)?;
+        writeln!(&lock, "{} (process {})", node(), std::process::id())?;
+        Ok(Some(Epoch { dir, lock }))
+    }
+
+    /// Whether no other keeper was elected.
+    pub(super) fn holds(&self) -> bool {
+        let at = self.dir.parent().map(|keeper| keeper.join(LOCK));
+        let same = |a: &Metadata, b: &Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
+        let named = at.and_then(|path| surely(&path, |path| fs::symlink_metadata(path)).ok());
+        let is_own = named.zip(self.lock.metadata().ok()).is_some_and(|(named, own)| same(&named, &own));
+        is_own && surely(&self.dir, |dir| fs::symlink_metadata(dir)).is_ok()
+    }
+}
+
+/// Directories of epochs, the oldest first.
+pub(super) fn epochs(root: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(root.join(KEEPER))? {
+        let entry = entry?;
+        let number = entry.file_name().to_str().and_then(|name| name.parse().ok());
+        found.extend(number.map(|number| (number, entry.path())));
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Ends epochs: carries out their notes, and removes all that was made ready.
+pub(super) fn end(
+    root: &Path,
+    epochs: Vec<(u64, PathBuf)>,
+    recover: &dyn Fn(&Path) -> io::Result<()>,
+) -> io::Result<()> {
+    for (_, dir) in epochs {
+        recover(&dir)?;
+        tear_down(&dir)?;
+    }
+    Fences::below(root).clear()
+}
+
+/// The keeper of the store at `root`, as it calls itself. `None`: there is none.
+pub fn keeper_of(root: &Path) -> Option<String> {
+    let mut file = beneath::open_plain(&root.join(KEEPER).join(LOCK)).ok()?;
+    let mut name = String::new();
+    let held = locks::is_held(&file, &WHOLE).ok()?;
+    (&mut file).take(256).read_to_string(&mut name).ok()?;
+    held.then(|| name.trim().to_string())
+}
+
+#[cfg(test)]
+mod tests;

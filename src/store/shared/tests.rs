@@ -1,0 +1,222 @@
+use std::os::unix::fs::FileExt;
+
+use std::ffi::OsStr;
+
+use super::*;
+use crate::store::fence::{Fence, Take, Taken, leads_to};
+use crate::store::{MIN_RELEASE_BYTES, Store};
+
+const NAME: &str = "step_1.pt";
+
+/// A shared store with a file, and the seats of two daemons.
+struct World {
+    dir: tempfile::TempDir,
+    ours: Store,
+    theirs: Store,
+}
+
+impl World {
+    fn new() -> World {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("store");
+        Store::create_shared(&root).unwrap();
+        let join = |point: &str| Store::join(&root, Path::new(point)).unwrap();
+        let (ours, theirs) = (join("/a"), join("/b"));
+        fs::write(ours.tree().join(NAME), vec![1; MIN_RELEASE_BYTES as usize]).unwrap();
+        World { dir, ours, theirs }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.ours.tree().join(NAME)
+    }
+
+    fn ino(&self) -> u64 {
+        fs::metadata(self.path()).unwrap().ino()
+    }
+
+    fn take(&self) -> Take {
+        Take::of(&File::open(self.ours.tree()).unwrap(), OsStr::new(NAME)).unwrap()
+    }
+
+    fn taken(&self) -> Taken {
+        let Take::Taken(taken) = self.take() else { panic!("somebody has it") };
+        taken
+    }
+
+    fn open(&self) -> File {
+        File::options().read(true).write(true).open(self.path()).unwrap()
+    }
+
+    /// A replacement behind a fence.
+    fn ready(&self) -> (Fence, PathBuf) {
+        let fence = self.ours.fences().raise(self.ino()).unwrap();
+        let ready = fence.dir().join("new");
+        fs::write(&ready, "new").unwrap();
+        (fence, ready)
+    }
+}
+
+#[test]
+fn nobody_replaces_a_file_that_is_open() {
+    let world = World::new();
+    let reader = world.open();
+    assert!(locks::open(&reader, false).unwrap());
+    assert!(matches!(world.take(), Take::Busy));
+    drop(reader);
+    // A program whose daemon was killed has no lock.
+    let orphan = File::open(world.path()).unwrap();
+    assert!(matches!(world.take(), Take::Busy));
+    drop(orphan);
+    let taken = world.taken();
+    assert!(!locks::open(&world.open(), false).unwrap());
+    drop(taken);
+    assert!(locks::open(&world.open(), true).unwrap());
+}
+
+#[test]
+fn a_name_is_looked_up_again_after_the_lock() {
+    let world = World::new();
+    let tree = File::open(world.ours.tree()).unwrap();
+    let file = world.open();
+    assert!(leads_to(&tree, OsStr::new(NAME), &file).unwrap());
+    let new = world.dir.path().join("new");
+    fs::write(&new, "new").unwrap();
+    fs::rename(new, world.path()).unwrap();
+    assert!(!leads_to(&tree, OsStr::new(NAME), &file).unwrap());
+    fs::rename(world.path(), world.dir.path().join("away")).unwrap();
+    assert!(!leads_to(&tree, OsStr::new(NAME), &file).unwrap());
+}
+
+#[test]
+fn a_rename_that_comes_late_finds_no_source() {
+    let world = World::new();
+    let (fence, ready) = world.ready();
+    let taken = world.taken();
+    // The machine is suspended, and the server gives its locks to others.
+    taken.lose_lock();
+    let at = taken.path();
+    let theirs = world.open();
+    assert!(locks::open(&theirs, true).unwrap());
+    world.theirs.fences().revoke(world.ino()).unwrap();
+    theirs.write_all_at(b"theirs", 0).unwrap();
+    theirs.sync_all().unwrap();
+    let error = fs::rename(&ready, &at).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::NotFound);
+    assert!(fs::read(world.path()).unwrap().starts_with(b"theirs"));
+    drop(fence);
+    assert_eq!(fs::read_dir(world.ours.root().join(Fences::DIRECTORY)).unwrap().count(), 0);
+}
+
+#[test]
+fn a_removal_that_comes_late_finds_no_place() {
+    let world = World::new();
+    let fence = world.ours.fences().raise(world.ino()).unwrap();
+    let taken = world.taken();
+    taken.lose_lock();
+    world.theirs.fences().revoke(world.ino()).unwrap();
+    assert_eq!(taken.remove(&fence).unwrap_err().kind(), io::ErrorKind::NotFound);
+    assert!(world.path().exists());
+    let fence = world.ours.fences().raise(world.ino()).unwrap();
+    assert!(taken.remove(&fence).unwrap());
+    assert!(!world.path().exists());
+}
+
+#[test]
+fn a_file_that_takes_the_name_at_the_last_moment_keeps_it() {
+    let world = World::new();
+    let fence = world.ours.fences().raise(world.ino()).unwrap();
+    let taken = world.taken();
+    let new = world.dir.path().join("store/tree/new");
+    fs::write(&new, "small").unwrap();
+    fs::rename(new, world.path()).unwrap();
+    assert!(!taken.remove(&fence).unwrap());
+    drop(fence);
+    assert_eq!(fs::read(world.path()).unwrap(), b"small");
+}
+
+#[test]
+fn a_fence_does_not_take_down_others_of_its_file() {
+    let world = World::new();
+    let (fence, ready) = world.ready();
+    let (other, late) = world.ready();
+    world.ours.fences().revoke_others(world.ino(), &fence).unwrap();
+    assert!(ready.exists() && !late.exists());
+    drop(other);
+    assert!(ready.exists());
+}
+
+#[test]
+fn a_keeper_ends_when_another_is_elected() {
+    let world = World::new();
+    let keeper = world.ours.elect().unwrap().unwrap();
+    assert!(world.theirs.elect().unwrap().is_none());
+    assert!(keeper.is_keepers());
+    let ready = keeper.tmp().join("object");
+    fs::write(&ready, "object").unwrap();
+    let (_fence, stub) = world.ready();
+    // It is suspended, and its machine's locks end.
+    let lock = world.ours.root().join("keeper/lock");
+    fs::rename(&lock, world.dir.path().join("lost")).unwrap();
+    let next = world.theirs.elect().unwrap().unwrap();
+    assert!(next.is_keepers() && !keeper.is_keepers());
+    assert!(!ready.exists() && !stub.exists(), "what was made ready in the former time is gone");
+    let objects = keeper.objects();
+    let path = objects.join("object");
+    fs::write(&path, "object").unwrap();
+    assert!(fs::rename(&path, keeper.tmp().join("gone")).is_err(), "a former keeper removes nothing");
+    assert_eq!(keeper.fence(7).unwrap_err().kind(), io::ErrorKind::NotFound, "nor does it replace anything");
+    assert!(next.fence(7).is_ok());
+    drop(next);
+    assert!(world.theirs.elect().unwrap().unwrap().is_keepers());
+}
+
+#[test]
+fn locks_that_hold_on_one_machine_only_are_noticed() {
+    let world = World::new();
+    let root = world.ours.root();
+    // A daemon on another machine, whose lock is not seen here.
+    let seat = root.join(SEATS).join("elsewhere+mnt");
+    fs::create_dir(&seat).unwrap();
+    let lock = lock_file(&seat.join(LOCK)).unwrap();
+    stamp(&lock).unwrap();
+    // One that was killed just now does no harm.
+    assert!(Store::join(root, Path::new("/c")).is_ok());
+    stamp(&lock).unwrap();
+    let (done, beats) = std::sync::mpsc::channel::<()>();
+    let beating = std::thread::spawn(move || {
+        while beats
+            .recv_timeout(Duration::from_millis(200))
+            .is_err_and(|e| e == std::sync::mpsc::RecvTimeoutError::Timeout)
+        {
+            stamp(&lock).unwrap();
+        }
+    });
+    let refused = Store::join(root, Path::new("/c")).unwrap_err();
+    assert!(matches!(refused, Error::LocalLocks { .. }), "{refused}");
+    drop(done);
+    beating.join().unwrap();
+}
+
+#[test]
+fn a_store_at_rest_is_no_store_of_daemons() {
+    let world = World::new();
+    let root = world.ours.root().to_path_buf();
+    assert!(matches!(Store::open(&root), Err(Error::Busy { .. })));
+    assert!(matches!(Store::join(&root, Path::new("/a")), Err(Error::Busy { .. })), "the seat is taken");
+    drop(world.ours.elect().unwrap().unwrap());
+    let World { dir: _dir, ours, theirs } = world;
+    drop((ours, theirs));
+    let alone = Store::open(&root).unwrap();
+    assert!(matches!(Store::join(&root, Path::new("/a")), Err(Error::Busy { .. })));
+    assert_eq!(epochs(alone.root()).unwrap(), []);
+}
+
+#[test]
+fn file_systems_that_were_not_tried_are_refused() {
+    for magic in [0xEF53, 0x5846_5342] {
+        assert!(refusal(magic).is_none());
+    }
+    for magic in [0x6969, 0x00C3_6400, 0x0BD0_0BD0, 0x4750_4653, 0x1983_0326, 0x6573_5546, 0x0102_1994, 0x9123_683E] {
+        assert!(refusal(magic).is_some());
+    }
+}

@@ -1,0 +1,284 @@
+"""Daemons of one machine serve one store: three kernels' worth of caches, one file system."""
+
+import fcntl
+import os
+import shlex
+import signal
+import struct
+import subprocess
+import threading
+import time
+
+import harness
+import pytest
+import torch
+from harness import FAILURE, run, run_json, wait_until
+from nodes import Nodes, open_nodes, verify
+from series import save_walk
+
+pytestmark = [pytest.mark.stepfs, pytest.mark.slow]
+
+
+@pytest.fixture(params=[True, False], ids=["passthrough", "daemon"])
+def nodes(request):
+    yield from open_nodes(3, request.param)
+
+
+def test_a_file_of_one_is_a_file_of_all(nodes):
+    a, b, c = nodes
+    (a / "run").mkdir()
+    (a / "run/x").write_bytes(b"1" * 100_000)
+    assert [(n / "run/x").read_bytes() for n in nodes] == [b"1" * 100_000] * 3
+    # In place, shorter and longer, with names that others know.
+    (b / "run/latest").write_text("9")
+    for step in range(10, 2000, 97):
+        node, others = nodes[step % 3], [nodes[(step + 1) % 3], nodes[(step + 2) % 3]]
+        (node / "run/latest").write_text(str(step) if step % 2 else "s")
+        assert [(n / "run/latest").read_text() for n in others] == [str(step) if step % 2 else "s"] * 2
+    os.rename(c / "run", c / "done")
+    assert [sorted(os.listdir(n.dir)) for n in nodes] == [["done"]] * 3
+    assert not (a / "run/x").exists() and (b / "done/x").stat().st_size == 100_000
+    # A new directory under the name that others knew.
+    (a / "run").mkdir()
+    assert [os.listdir(n / "run") for n in nodes] == [[]] * 3
+    os.unlink(b / "done/x")
+    for n in nodes:
+        with pytest.raises(FileNotFoundError):
+            open(n / "done/x")
+    os.unlink(a / "done/latest")
+    os.rmdir(c / "done")
+    assert sorted(os.listdir(a.dir)) == ["run"]
+
+
+def test_the_keeper_releases_files_of_all_and_each_reads_them(nodes):
+    names = []
+    for number, node in enumerate(nodes):
+        (node / f"run{number}").mkdir()
+        names += [f"run{number}/{name}" for name in save_walk(node / f"run{number}", 4, seed=number)]
+    keeper = nodes.keeper()
+    keeper.sync()
+    states = keeper.states()
+    assert [states[name] for name in names] == (["released"] * 3 + ["sealed"]) * 3, states
+    for name in names:
+        read = [(node / name).read_bytes() for node in nodes]
+        assert read[0] == read[1] == read[2] and len(read[0]) > 1_000_000
+        torch.load(nodes[1] / name)
+    # Others read the store without the keeper.
+    other = next(node for node in nodes if node is not keeper)
+    assert {row["path"].removeprefix(str(other.dir)).strip("/") for row in other.ls()} == set(names)
+    status = run_json("status", "--json", other.dir)
+    assert status["shared"].startswith("serving, keeper on ") and status["released"] == 9
+    assert "keeper" in run("status", keeper.dir).stdout
+    assert "keeper's mount" in run("release", other / names[0], check=False).stderr
+    verify(nodes.store)
+
+
+def test_a_released_file_is_written_through_any_mount(nodes):
+    names = save_walk(nodes[0].dir, 4)
+    keeper = nodes.keeper()
+    keeper.sync()
+    assert keeper.state(names[0]) == "released"
+    for number, node in enumerate(nodes):
+        name = names[number]
+        whole = (nodes[number - 1] / name).read_bytes()
+        with open(node / name, "r+b") as file:
+            file.seek(1000)
+            file.write(b"changed")
+            file.flush()
+            os.fsync(file.fileno())
+            expected = whole[:1000] + b"changed" + whole[1007:]
+            assert [(n / name).read_bytes() == expected for n in nodes] == [True] * 3
+    # A link to a released file, and an overwrite of it.
+    save_walk(nodes[1].dir, 4, seed=5)
+    keeper.sync()
+    assert keeper.state(names[0]) == "released"
+    whole = (nodes[1] / names[0]).read_bytes()
+    os.link(nodes[2] / names[0], nodes[2] / "linked")
+    assert (nodes[0] / "linked").read_bytes() == whole and (nodes[1] / names[0]).stat().st_nlink == 2
+    with open(nodes[1] / names[1], "wb") as file:
+        file.write(b"short")
+    assert (nodes[0] / names[1]).read_bytes() == b"short"
+    verify(nodes.store)
+
+
+def test_a_file_that_is_open_anywhere_stays(nodes):
+    keeper = nodes.keeper()
+    other = next(node for node in nodes if node is not keeper)
+    names = save_walk(nodes[0].dir, 3)
+    with open(other / names[0], "rb") as file:
+        keeper.sync()
+        assert keeper.state(names[0]) != "released" and keeper.state(names[1]) == "released"
+        assert len(file.read()) > 1_000_000
+    keeper.sync()
+    wait_until(lambda: keeper.state(names[0]) == "released", 20, "the file is released once it is closed")
+
+
+def test_an_older_state_stays_while_the_newest_is_written_elsewhere(nodes):
+    keeper = nodes.keeper()
+    other = next(node for node in nodes if node is not keeper)
+    names = save_walk(nodes[0].dir, 2)
+    with open(other / names[1], "r+b") as file:
+        time.sleep(9)
+        assert keeper.state(names[0]) != "released"
+        file.write(b"x")
+    with open(other / names[1], "r+b") as file:
+        time.sleep(9)
+        assert keeper.state(names[0]) != "released"
+
+
+def test_another_daemon_becomes_the_keeper(nodes):
+    names = save_walk(nodes[0].dir, 3)
+    nodes.keeper().sync()
+    for round in range(2):
+        keeper = nodes.keeper()
+        keeper.die()
+        left = [node for node in nodes if node.pid]
+        # Files are read and written meanwhile.
+        assert (left[0] / names[0]).stat().st_size > 1_000_000 and (left[0] / names[0]).read_bytes()
+        (left[0] / f"run{round}").mkdir()
+        new = [f"run{round}/{name}" for name in save_walk(left[0] / f"run{round}", 3, seed=round)]
+        nodes.keeper().sync()
+        assert [nodes.keeper().state(name) for name in new] == ["released", "released", "sealed"]
+    for node in nodes:
+        if not node.pid:
+            node.mount()
+    assert [sorted(os.listdir(node.dir)) for node in nodes] == [sorted([*names, "run0", "run1"])] * 3
+    verify(nodes.store)
+
+
+def test_a_keeper_that_wakes_up_late_does_nothing(nodes):
+    """The lock of a suspended machine ends: here its file is moved away."""
+    names = save_walk(nodes[0].dir, 4)
+    old = nodes.keeper()
+    wait_until(lambda: any(old.state(name) != "staged" for name in names), 20, "it works")
+    os.kill(old.pid, signal.SIGSTOP)
+    try:
+        os.rename(nodes.store / "keeper/lock", nodes.base / "lock")
+        left = [node for node in nodes if node is not old]
+        wait_until(lambda: any(node.is_keeper() for node in left), 20, "another daemon is the keeper")
+        new = next(node for node in left if node.is_keeper())
+        new.sync()
+        before = {name: (new / name).read_bytes() for name in names}
+    finally:
+        os.kill(old.pid, signal.SIGCONT)
+    wait_until(lambda: not old.is_keeper(), 20, "the former keeper notices")
+    time.sleep(3)
+    assert {name: (old / name).read_bytes() for name in names} == before
+    assert new.is_keeper() and len(list((nodes.store / "keeper").iterdir())) == 2
+    verify(nodes.store)
+
+
+def alone(path):
+    """The lock of whoever replaces a file, on the file in the store."""
+    handle = os.open(path, os.O_RDWR)
+    fcntl.fcntl(handle, 37, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 1 << 62, 2, 0))
+    return handle
+
+
+@pytest.mark.parametrize("call", ["open", "unlink", "rename", "rename over", "link", "chmod", "truncate"])
+def test_a_program_waits_while_a_file_is_replaced(call):
+    for nodes in open_nodes(1):
+        file, other = nodes[0] / "file", nodes[0] / "other"
+        file.write_bytes(b"x" * 100_000)
+        other.write_bytes(b"y" * 100_000)
+        lock = lambda: alone(nodes.store / "tree/file")
+        wait_until(lambda: not isinstance(attempt(lock), OSError), 10, "the file is closed")
+        held = lock()
+        fence = nodes.store / f"replacing/{os.fstat(held).st_ino:x}/0/stub"
+        os.makedirs(fence.parent)
+        fence.write_text("")
+        calls = {"open": lambda: open(file, "r+b").close(), "unlink": lambda: os.unlink(file), "rename": lambda: os.rename(file, nodes[0] / "new"),
+                 "rename over": lambda: os.rename(other, file), "link": lambda: os.link(file, nodes[0] / "new"),
+                 "chmod": lambda: os.chmod(file, 0o600), "truncate": lambda: os.truncate(file, 90_000)}
+        done = []
+        thread = threading.Thread(target=lambda: done.append(calls[call]()))
+        thread.start()
+        time.sleep(1)
+        assert not done and fence.exists(), "it waits for the lock"
+        os.close(held)
+        thread.join(20)
+        assert done == [None] and not fence.exists(), "it takes down the fences of whoever had the lock"
+
+
+def attempt(call):
+    try:
+        os.close(call())
+    except OSError as error:
+        return error
+
+
+def test_locks_of_programs_are_not_those_of_daemons(nodes):
+    (nodes[0] / "file").write_bytes(b"x" * 100_000)
+    with open(nodes[1] / "file", "r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with open(nodes.store / "tree/file", "r+b") as below:
+            fcntl.flock(below, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_file_that_changes_again_and_again_is_not_archived():
+    for nodes in open_nodes(1):
+        names = save_walk(nodes[0].dir, 2)
+        began = time.monotonic()
+        while time.monotonic() - began < 9:
+            os.utime(nodes[0] / names[0])
+            os.utime(nodes[0] / names[1])
+            time.sleep(.5)
+            # It may have been quiet for a moment before.
+            assert time.monotonic() - began < 5 or nodes[0].state(names[0]) == "staged"
+        nodes[0].sync()
+        assert nodes[0].state(names[0]) == "released"
+
+
+def test_more_names_than_descriptors():
+    for nodes in open_nodes(1):
+        node = nodes[0]
+        node.umount()
+        command = shlex.join(map(str, [harness.BIN, *node.arguments()]))
+        subprocess.run(["bash", "-c", f"ulimit -n 400; exec {command}"], check=True, stdin=subprocess.DEVNULL)
+        node.pid = node.find_daemon()
+        for number in range(1500):
+            (node / f"file{number}").write_text(str(number))
+        for _ in range(2):
+            assert len(list(os.scandir(node.dir))) == 1500
+            for number in range(1500):
+                assert (node / f"file{number}").read_text() == str(number)
+
+
+def test_objects_go_after_two_looks(monkeypatch):
+    monkeypatch.setenv("STEPFS_GRACE_MS", "6000")
+    for nodes in open_nodes(2):
+        names = save_walk(nodes[0].dir, 5)
+        keeper = nodes.keeper()
+        keeper.sync()
+        objects = lambda: sorted(path.name for path in (nodes.store / "objects").glob("*/*"))
+        had = objects()
+        assert len(had) == 4
+        other = next(node for node in nodes if node is not keeper)
+        # The name moves from look to look: its object stays.
+        os.mkdir(other / "a")
+        for name in names[1:4]:
+            os.unlink(other / name)
+        began = time.monotonic()
+        while time.monotonic() - began < 5:
+            os.rename(other / names[0], other / "a/x")
+            os.rename(other / "a/x", other / names[0])
+        assert len(objects()) == 4, "nothing goes before the grace is over"
+        wait_until(lambda: len(objects()) < 4, 30, "unneeded objects go")
+        assert torch.load(other / names[0])["step"] == 1
+        verify(nodes.store)
+
+
+def test_what_cannot_be_shared_is_refused(tmp_path):
+    run("mount", tmp_path / "alone", tmp_path / "m1")
+    run("umount", tmp_path / "m1")
+    refused = run("mount", "--shared", tmp_path / "alone", tmp_path / "m2", check=False)
+    assert refused.returncode == FAILURE and "--shared makes a new store" in refused.stderr
+    refused = run("mount", "--shared", "/dev/shm/stepfs-shared-test", tmp_path / "m2", check=False)
+    assert refused.returncode == FAILURE and "tmpfs" in refused.stderr
+    assert not os.path.exists("/dev/shm/stepfs-shared-test")
+    for nodes in open_nodes(1):
+        refused = run("mount", "--mirror", f"file://{tmp_path}/mirror", nodes.store, tmp_path / "m2", check=False)
+        assert refused.returncode == FAILURE and "mirror" in refused.stderr
+        refused = run("import", nodes.store, __file__, check=False)
+        assert refused.returncode == FAILURE and "in use" in refused.stderr
+        assert "several daemons" in run("doctor", nodes.store, check=False).stdout
