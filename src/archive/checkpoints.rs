@@ -52,6 +52,7 @@ impl Condition {
         let Some(entry) = catalog.get(path) else { return Condition::BeingWritten };
         let has_tensors = match &entry.state {
             State::Staged | State::Resident(ResidentReason::NotDurable) => return Condition::BeingWritten,
+            _ if entry.cut => return Condition::CutShort,
             State::Closed => return Condition::Closed,
             State::Resident(ResidentReason::CutShort(_)) => return Condition::CutShort,
             State::Resident(why) if why.hides_an_object() => return Condition::Damaged,

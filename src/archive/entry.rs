@@ -309,7 +309,7 @@ impl Entry {
 
     /// Whether it counts as a newer state of others.
     pub(super) fn counts_as_newer(&self) -> bool {
-        matches!(self.state, State::Sealed(_)) && !self.unsound
+        matches!(self.state, State::Sealed(_)) && !self.unsound && !self.cut
     }
 
     /// An attempt failed, and no repetition mends that.

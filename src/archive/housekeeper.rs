@@ -153,6 +153,7 @@ impl Housekeeper {
                 return false;
             }
             self.shared.objects.remove(&std::mem::take(&mut self.condemned));
+            self.shared.room_came();
         }
         self.shared.io().sweep()
     }

@@ -94,7 +94,7 @@ impl Reserve {
     /// A program left a file of so many bytes. It counts before its close does.
     pub(super) fn saw(&self, len: u64) {
         let mut sizes = self.sizes();
-        (sizes.file, sizes.checkpoint) = (sizes.file.max(len), sizes.checkpoint.max(len));
+        sizes.file = sizes.file.max(len);
         sizes.closed += 1;
     }
 
@@ -146,6 +146,8 @@ impl Reserve {
             (sizes.file, sizes.checkpoint, sizes.closed) = (file, checkpoint, 0);
         } else {
             (sizes.file, sizes.checkpoint) = (sizes.file.max(file), sizes.checkpoint.max(checkpoint));
+            // Right after a mount nothing was closed, and no length is known.
+            sizes.closed = sizes.closed.max(1);
         }
     }
 
@@ -176,7 +178,9 @@ impl Reserve {
         let has_garbage = self.shared.objects.frozen().is_none() && self.shared.garbage.load(Ordering::Relaxed);
         let mut catalog = self.shared.catalog();
         let mut steps = catalog.steps();
-        has_garbage && !steps.has_unsealed() || steps.may_free(closed_by) || self.retention.is_asked()
+        has_garbage && !steps.has_unsealed()
+            || steps.may_free(closed_by)
+            || self.retention.is_asked() && !steps.waits_for_failed()
     }
 
     /// A call begins to wait for room, or ends its wait.
@@ -208,16 +212,17 @@ impl Reserve {
     }
 }
 
-/// Bytes of the largest file, and of the largest checkpoint that is still as written.
+/// Bytes of the largest file with tensors, and of the largest checkpoint, of those that are still as written.
 fn largest(catalog: &Catalog) -> (u64, u64) {
     let mut directories = HashMap::new();
     let (mut largest, mut whole) = (0, 0);
     for (path, entry) in catalog.files().iter() {
-        let mut sum = entry.stamp.len;
-        largest = largest.max(sum);
-        if entry.state.sealed().is_none() {
+        // A sparse file, or a data set, says nothing about the next save.
+        if entry.state.sealed().is_none() || entry.has_tensors != Some(true) {
             continue;
         }
+        let mut sum = entry.stamp.len;
+        largest = largest.max(sum);
         let checkpoint = catalog.files().file(path).and_then(|file| file.checkpoint.clone());
         if let Some(directory) = checkpoint.filter(|of| of.is_directory()) {
             let others: &mut u64 = directories.entry(Arc::as_ptr(&directory)).or_default();
@@ -244,6 +249,6 @@ mod tests {
             let stamp = Stamp { len, ..Stamp::default() };
             catalog.found(Path::new(path), State::Resident(ResidentReason::Small), (stamp, None), None);
         }
-        assert_eq!(largest(&catalog), (20, 0));
+        assert_eq!(largest(&catalog), (0, 0));
     }
 }

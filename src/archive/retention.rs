@@ -160,6 +160,9 @@ impl Retention {
         let started = Instant::now();
         let (removed, mut failed) = self.apply_policy(namespace.as_ref());
         failed.truncate(MOST_FAILURES);
+        if !removed.is_empty() {
+            self.shared.room_came();
+        }
         // Before the caller hears that it is done.
         collect();
         let mut state = self.state();

@@ -148,7 +148,7 @@ pub(super) struct Shared {
     pub(super) notes: AtomicU64,
     /// The disk has less room than the reserve.
     pub(super) is_low: AtomicBool,
-    /// An archiving found no room since the last release.
+    /// An archiving found no room since something was removed last.
     lacked_room: AtomicBool,
     /// In a shared store: files that changed before this time of the server are settled.
     pub(super) quiet_ns: AtomicI64,
@@ -342,14 +342,21 @@ impl Shared {
         self.notify();
     }
 
+    /// Something was removed: files that could not be archived for lack of room are tried again.
+    pub(super) fn room_came(&self) {
+        if self.lacked_room.swap(false, Ordering::Relaxed) {
+            self.catalog().retry();
+        }
+    }
+
     /// Takes the step that was claimed, and says how it went. What panics is a defect: its file stays as it was written.
     pub(super) fn conclude(&self, task: &Task, pause: &mut Pause, step: impl FnOnce() -> StepResult<()>) {
         match catch_unwind(AssertUnwindSafe(step)) {
             Ok(Ok(())) => {
                 pause.end();
                 let frees = matches!(task.step, Step::Release { .. });
-                if frees && self.lacked_room.swap(false, Ordering::Relaxed) {
-                    self.catalog().retry();
+                if frees {
+                    self.room_came();
                 }
             }
             Ok(Err(error)) => self.failed(task, &error, pause),

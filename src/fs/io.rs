@@ -122,6 +122,10 @@ impl Bytes {
         // The kernel holds closes back while many of these are unanswered.
         if how.contains(WriteFlags::FUSE_WRITE_CACHE) {
             let written = try_write(&handle, offset, data, (how, caller));
+            // The kernel takes a short answer for the whole.
+            let written = written.and_then(|of| {
+                if of.0 < data.len() { Err(io::Error::from_raw_os_error(libc::ENOSPC).into()) } else { Ok(of) }
+            });
             if written.as_ref().is_err_and(Fault::lacks_room) {
                 self.files.room.refused(&need);
             }

@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::mount::UnmountFlags;
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, UnmountFlags, fsconfig_create, fsmount, fsopen};
 
 use super::error::MountError;
 use super::sys;
@@ -173,10 +174,21 @@ impl Mounted {
     /// Ends the connection to the daemon. Programs that use the mount get errors from now on.
     ///
     /// # Errors
-    /// We may not, or fusectl is not mounted.
+    /// We may not.
     pub fn abort(&self) -> io::Result<()> {
         let minor = self.device.split_once(':').map_or("", |(_, minor)| minor);
-        std::fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1")
+        let name = format!("{minor}/abort");
+        match std::fs::write(Path::new("/sys/fs/fuse/connections").join(&name), "1") {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                // No service has mounted fusectl. This mount of it has no place in the tree, and ends with its descriptor.
+                let opened = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
+                fsconfig_create(&opened)?;
+                let root = fsmount(&opened, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
+                let file = rustix::fs::openat(root, name, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+                rustix::io::write(file, b"1").map(drop).map_err(io::Error::from)
+            }
+            written => written,
+        }
     }
 
     /// Name of the block device that the kernel counts its pages by.

@@ -43,6 +43,10 @@ const MOST_CALLS: usize = 256;
 /// A file below this part of the reserve, and of fewer bytes than this, does not leave it to the archive: a log goes on.
 const PART: u64 = 64;
 const LOG: u64 = 64 << 20;
+/// Bytes that calls may take between two looks at the disk, and a part of the reserve for the same: the kernel and other programs
+/// fill the disk unseen meanwhile.
+const CREDIT: u64 = 8 << 20;
+const CREDIT_PART: u64 = 8;
 /// The bit of SIGKILL in a mask of signals. The kernel sends it to each thread of a program that any signal ends.
 const KILLED: u64 = 1 << (libc::SIGKILL - 1);
 
@@ -166,7 +170,8 @@ impl Room {
         }
         let spare = self.spare();
         // Others fill the disk meanwhile.
-        self.left.store((spare / 2).saturating_sub(need.len), Ordering::Relaxed);
+        let credit = (spare / 2).min((self.reserve().bytes() / CREDIT_PART).max(CREDIT));
+        self.left.store(credit.saturating_sub(need.len), Ordering::Relaxed);
         let is_calm = || {
             let calm = self.state().calm;
             calm.is_some_and(|(at, changes)| at.elapsed() < GRACE && changes == self.reserve().changes())

@@ -276,6 +276,11 @@ impl Steps<'_> {
         self.files.queue().has_unsealed()
     }
 
+    /// Whether nothing but files whose attempts failed is not durable yet.
+    pub(in crate::archive) fn waits_for_failed(&self) -> bool {
+        self.has_unsealed() && self.files.queue().closed().all(|file| file.entry.failed.is_some())
+    }
+
     /// Whether a file that was closed before the change of this number is not durable yet.
     pub(in crate::archive) fn has_unsealed_since(&self, number: u64) -> bool {
         self.has_unsealed() || self.files.queue().together().any(|file| file.entry.sequence < number)

@@ -41,6 +41,8 @@ const WITNESS: Cow<'static, str> = Cow::Borrowed(
     "the first with fewer files than before, fewer with tensors or far fewer bytes: it shows that newer ones are complete",
 );
 const NEWEST: Cow<'static, str> = Cow::Borrowed("the newest complete one");
+const LATER: Cow<'static, str> = Cow::Borrowed("written after the one with the largest step, less than an hour ago");
+const LAST: Cow<'static, str> = Cow::Borrowed("the one written last");
 
 /// The kind of a checkpoint in the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -182,13 +184,16 @@ fn keep_beside_newest(units: &[Unit], newer: &[Option<u64>], verdicts: &mut [Ver
     }
 }
 
-/// Keeps the files in a directory that a run may go on from, whatever rule they have of their own. A run that dies in a
-/// save, however often, may leave whole files in newer directories that are not complete.
+/// Keeps the files in a directory that a run may go on from, whatever rule they have of their own: so in one of which something
+/// is pinned or named as the best. A run that dies in a save, however often, may leave whole files in newer directories
+/// that are not complete.
 fn keep_in_newest(units: &[Unit], verdicts: &mut [Verdict]) {
-    let goes_on = |verdict: &Verdict| matches!(verdict, Verdict::Keep(why) if [NEWEST, FULLEST].contains(why));
-    let directories = units.iter().zip(&*verdicts).filter(|(unit, _)| unit.kind == Kind::Directory);
-    let kept: HashSet<&Path> =
-        directories.filter(|(_, verdict)| goes_on(verdict)).map(|(unit, _)| unit.path.as_path()).collect();
+    let goes_on = |(unit, verdict): &(&Unit, &Verdict)| {
+        let Verdict::Keep(why) = verdict else { return false };
+        unit.kind == Kind::Directory && (unit.pinned || unit.best || [NEWEST, FULLEST, LAST, LATER].contains(why))
+    };
+    let kept = units.iter().zip(&*verdicts).filter(goes_on).map(|(unit, _)| unit.path.as_path());
+    let kept: HashSet<&Path> = kept.collect();
     for (unit, verdict) in units.iter().zip(verdicts) {
         if verdict.removes() && unit.path.ancestors().skip(1).any(|above| kept.contains(above)) {
             *verdict = Verdict::Keep("in a checkpoint that the run may go on from".into());
@@ -228,8 +233,8 @@ fn one_pass(
             Some(newest) if place < newest => {
                 let after = unit.modified_ns > units[members[newest]].modified_ns;
                 match after && now_ns.saturating_sub(unit.modified_ns) < SETTLED_NS {
-                    true => Some("written after the one with the largest step, less than an hour ago".into()),
-                    false if last_written == Some(at) => Some("the one written last".into()),
+                    true => Some(LATER),
+                    false if last_written == Some(at) => Some(LAST),
                     false => wanted(unit, rule, newer, now_ns),
                 }
             }
@@ -330,19 +335,27 @@ struct Judged {
 /// files than the one before. If the program dies within one, stepfs finds no tensors in that. A save of weights alone
 /// has far fewer bytes. Less than before is complete if two checkpoints in a row have the same and the first has
 /// settled. The first stays, to show it to those after it. It is also complete if it lacks nothing but files with a rule
-/// of their own, and a later one has such files: the rule took them, not a writer's death.
+/// of their own, and a later one lacks nothing.
 fn judge(units: &[Unit], rule: &Rule, now_ns: i64, members: &[usize]) -> Vec<Judged> {
     let mut judged = vec![Judged::default(); members.len()];
     let mut last_complete: Option<&Unit> = None;
-    let last_with_own = members.iter().rposition(|&at| units[at].own.files > 0);
     for (place, &at) in members.iter().enumerate() {
         let (unit, own) = (&units[at], Fullness::of(&units[at], rule));
         let is_sound = unit.files > 0 && unit.bytes > 0 && !unit.lacks && !unit.being_written;
         let is_version = rule.keep_checkpoint_max.is_none() || unit.is_version;
         let as_full = last_complete.is_none_or(|last| own.lack(Fullness::of(last, rule)).is_none());
-        let rule_took_own = unit.own.files == 0 && last_with_own > Some(place);
-        let is_stripped =
-            rule_took_own && last_complete.is_some_and(|last| own.lack(Fullness::without_own(last, rule)).is_none());
+        let is_stripped = unit.own.files == 0
+            && last_complete.is_some_and(|last| {
+                // A later one that is as full shows that the rule took them, not a writer's death.
+                let is_as_full = |later: &usize| {
+                    let later = &units[*later];
+                    !later.lacks
+                        && !later.being_written
+                        && Fullness::of(later, rule).lack(Fullness::of(last, rule)).is_none()
+                };
+                own.lack(Fullness::without_own(last, rule)).is_none()
+                    && members[place + 1..].iter().rev().any(is_as_full)
+            });
         let settled = now_ns.saturating_sub(unit.modified_ns) >= SETTLED_NS;
         let agrees = || members.get(place + 1).is_some_and(|&next| Fullness::of(&units[next], rule).is_like(own));
         judged[place].witness = is_sound && is_version && !as_full && !is_stripped && settled && agrees();

@@ -210,6 +210,38 @@ fn what_a_rule_took_from_the_middle_of_a_series_makes_it_no_less_complete() {
     assert!(!complete(&some, &[rule(keys)], NOW)[5]);
     some[2].files = 1;
     assert_eq!(complete(&some, &[rule(keys)], NOW), [true, true, false, true, true, false]);
+    // A later one with a part of its own files died in its save, as the one before it.
+    let died = Unit { own: Own { files: 1, ..Own::default() }, files: 2, with_tensors: 1, ..stripped(3) };
+    let all = Unit { own: Own { files: 2, ..Own::default() }, ..unit(1) };
+    let own_missing = Unit { files: 1, with_tensors: 1, ..stripped(2) };
+    assert_eq!(complete(&[all, own_missing, died], &[rule(keys)], NOW), [true, false, false]);
+}
+
+#[test]
+fn a_rule_for_files_takes_none_of_a_checkpoint_that_a_run_may_go_on_from() {
+    let file = |step: u64| Unit {
+        path: PathBuf::from(format!("checkpoint-{step}/optimizer.pt")),
+        rule: 1,
+        kind: Kind::File,
+        series: b"checkpoint-#/optimizer.pt".to_vec(),
+        files: 1,
+        with_tensors: 1,
+        ..unit(step)
+    };
+    let rules = [rule("keep_last = 9"), rule("keep_last = 1")];
+    let gone = |directories: [Unit; 3]| {
+        let all: Vec<Unit> = directories.into_iter().chain([1, 2, 3].map(file)).collect();
+        let verdicts = plan(&all, &rules, NOW);
+        let going = all.iter().zip(&verdicts).filter(|(_, verdict)| verdict.removes());
+        going.filter_map(|(unit, _)| unit.step).collect::<Vec<_>>()
+    };
+    let died = Unit { files: 1, with_tensors: 1, modified_ns: NOW, ..unit(3) };
+    assert_eq!(gone([unit(1), unit(2), died.clone()]), [1]);
+    assert_eq!(gone([unit(1), Unit { pinned: true, ..unit(2) }, died.clone()]), [1]);
+    assert_eq!(gone([Unit { best: true, ..unit(1) }, unit(2), unit(3)]), [2]);
+    // A run that began anew at 1 wrote it last.
+    let last = Unit { modified_ns: NOW - 2 * HOUR, ..unit(1) };
+    assert_eq!(gone([last, unit(2), died]), [0; 0]);
 }
 
 /// A save of weights alone among whole states.
