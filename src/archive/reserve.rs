@@ -94,7 +94,7 @@ impl Reserve {
     /// A program left a file of so many bytes. It counts before its close does.
     pub(super) fn saw(&self, len: u64) {
         let mut sizes = self.sizes();
-        sizes.file = sizes.file.max(len);
+        (sizes.file, sizes.checkpoint) = (sizes.file.max(len), sizes.checkpoint.max(len));
         sizes.closed += 1;
     }
 
@@ -113,7 +113,9 @@ impl Reserve {
             self.shared.recall.make_room(reserve);
         }
         let free = self.free();
-        let is_low = free < reserve;
+        // A file that nobody has looked at yet may be no checkpoint: for its sake writes wait, but nothing goes.
+        let is_known = self.sizes().closed == 0 || self.shared.is_low.load(Ordering::Relaxed);
+        let is_low = free < reserve && is_known;
         if self.shared.is_low.swap(is_low, Ordering::Relaxed) != is_low {
             let settles =
                 if is_low { "nothing waits for the rest of its checkpoint by time" } else { "files settle again" };

@@ -138,7 +138,9 @@ impl Sealer {
                 log::info!("{}: stays as it is: {why}", path.display());
             }
             // Of a file that the kernel served, nobody else knows.
-            if matches!(&state, State::Resident(CutShort(_))) && self.shared.is_low.load(Ordering::Relaxed) {
+            let free =
+                || rustix::fs::statvfs(self.shared.store.root()).map(|of| of.f_bavail.saturating_mul(of.f_frsize));
+            if matches!(&state, State::Resident(CutShort(_))) && free().is_ok_and(|free| free < metadata.len()) {
                 log::warn!("{}: is cut short, and the disk of the store is nearly full", path.display());
             }
             let mut catalog = self.shared.catalog();
