@@ -110,7 +110,9 @@ impl Keeper {
         archive.start(Arc::new(OverLocks { shared: Arc::downgrade(&archive.shared) }));
         let (eyes, seat) = (Arc::clone(&looks), self.serving.clone());
         let clock = move || seat.upgrade().map_or(Err(io::ErrorKind::NotConnected.into()), |seat| beat(seat.store()));
-        let thread = std::thread::Builder::new().name("look".into()).spawn(move || eyes.run(clock))?;
+        let looking = std::thread::Builder::new().name("look".into()).spawn(move || eyes.run(clock));
+        // Without eyes it must not hold the lock that another keeper needs.
+        let thread = looking.inspect_err(|_| archive.stop())?;
         self.state().keeping = Some((archive, looks));
         Ok(Some(thread))
     }
