@@ -138,16 +138,16 @@ class Mount:
         return self
 
     def find_daemon(self):
-        """The process whose command line mounts this store; a background daemon has no other name."""
+        """The process whose command line names this mount; a background daemon has no other name."""
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 try:
                     words = (entry / "cmdline").read_bytes().split(b"\0")
                 except (FileNotFoundError, ProcessLookupError):
                     continue
-                if b"mount" in words and os.fsencode(self.store) in words and is_alive(int(entry.name)):
+                if b"mount" in words and os.fsencode(os.path.realpath(self.dir)) in words and is_alive(int(entry.name)):
                     return int(entry.name)
-        raise AssertionError(f"no daemon serves {self.store}")
+        raise AssertionError(f"no daemon serves {self.dir}")
 
     def umount(self):
         run("umount", self.dir)

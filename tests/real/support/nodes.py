@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 import harness
-from harness import Mount, is_alive, run, wait_until
+from harness import Mount, run, wait_until
 
 
 class Node(Mount):
@@ -16,18 +16,6 @@ class Node(Mount):
 
     def arguments(self):
         return ["mount", "--shared", *super().arguments()[1:]]
-
-    def find_daemon(self):
-        """The process whose command line names this mount."""
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    words = (entry / "cmdline").read_bytes().split(b"\0")
-                except (FileNotFoundError, ProcessLookupError):
-                    continue
-                if b"mount" in words and os.fsencode(os.path.realpath(self.dir)) in words and is_alive(int(entry.name)):
-                    return int(entry.name)
-        raise AssertionError(f"no daemon serves {self.dir}")
 
     def role(self):
         return os.getxattr(self.dir, "user.stepfs.role").decode()
