@@ -6,7 +6,7 @@
 Modes: with the helper stepfs-passthrough, which lies beside the program, and served by the daemon. As root it becomes `nobody`, in
 a mount namespace of its own where every user may open /dev/fuse. All files are removed at the end. It takes four to six minutes.
 
-- `small`: writes and appends in pieces of 1 KiB, 8 KiB and 1 MiB
+- `small`: writes and appends in pieces of 1 KiB, 8 KiB and 1 MiB to an open file; and files of one byte, opened and closed
 - `save`, `load`, `map`: torch.save, torch.load, and safe_open with every tensor summed up. Before each load the mount's own pages are
   dropped, as after a save. The store's file stays in the page cache, as the plain one does.
 - `encode`: torch.load of the newest file while the daemon encodes the one before it; and of a plain file meanwhile
@@ -34,6 +34,8 @@ MB = 1 << 20
 NOBODY = 65534
 # Pieces: bytes, how many of them, whether they are appended.
 PIECES = ((1 << 10, 4096, False), (1 << 10, 4096, True), (8 << 10, 2048, False), (8 << 10, 2048, True), (MB, 256, False))
+# Files of one byte.
+FILES = 256
 # Lowest ratios that the project aims at.
 GOALS = {
     "helper": {"small 1 KiB": 0.8, "small 8 KiB": 0.8, "save": 0.95, "load": 0.95, "map": 0.95},
@@ -114,17 +116,34 @@ def remove(plain, meter, name):
 
 def small(meter, plain):
     for size, count, appends in PIECES:
-        data = os.urandom(size)
+        data, files = os.urandom(size), {}
 
-        def write(folder, data=data, count=count, appends=appends):
-            with open(folder / "pieces.bin", "ab" if appends else "wb", buffering=0) as file:
-                for _ in range(count):
-                    file.write(data)
+        def before(appends=appends, files=files):
+            for folder in (plain, meter.mount.dir):
+                if folder in files:
+                    files.pop(folder).close()
+                (folder / "pieces.bin").unlink(missing_ok=True)
+                files[folder] = open(folder / "pieces.bin", "ab" if appends else "wb", buffering=0)
 
-        before = lambda: remove(plain, meter, "pieces.bin")
+        def write(folder, data=data, count=count, files=files):
+            for _ in range(count):
+                files[folder].write(data)
+
         name = f"small {size >> 10} KiB{' append' if appends else ''}" if size < MB else "small 1 MiB"
         meter.in_turns(name, lambda: write(plain), lambda: write(meter.mount.dir), before)
-        before()
+        [file.close() for file in files.values()]
+        remove(plain, meter, "pieces.bin")
+
+    def make(folder):
+        for n in range(FILES):
+            (folder / f"file{n}.bin").write_bytes(b"x")
+
+    def before():
+        [remove(plain, meter, f"file{n}.bin") for n in range(FILES)]
+        meter.mount.rest()
+
+    meter.in_turns("files", lambda: make(plain), lambda: make(meter.mount.dir), before)
+    before()
 
 
 def state(torch, megabytes):
@@ -200,7 +219,7 @@ def measure(arguments, base):
         with safe_open(path, "pt") as file:
             return sum(float(file.get_tensor(name).sum()) for name in file.keys())
 
-    counts = {f"small {size >> 10} KiB": (count, "call") for size, count, _ in PIECES if size < MB}
+    counts = {f"small {size >> 10} KiB": (count, "call") for size, count, _ in PIECES if size < MB} | {"files": (FILES, "file")}
     whole = lambda row: (256 if row == "small 1 MiB" else arguments.size, "MiB")
     calls = lambda row: next((found for name, found in counts.items() if row.startswith(name)), whole(row))
     plain = base / "plain"
