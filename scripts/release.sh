@@ -30,7 +30,8 @@ packages() {
     # Who finds a store needs no package for this one.
     cp tools/read_store.py "$PACKAGES/"
     section "checksums"
-    (cd "$PACKAGES" && rm -f SHA256SUMS && sha256sum -- * | tee SHA256SUMS)
+    # All are summed up before the file of the sums exists.
+    (cd "$PACKAGES" && rm -f SHA256SUMS && sums=$(sha256sum -- *) && tee SHA256SUMS <<<"$sums")
 }
 
 dry=''

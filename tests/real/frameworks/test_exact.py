@@ -108,26 +108,27 @@ def test_a_copy_of_a_lossy_file_says_what_it_is(mount, plain):
 
 
 def test_what_a_link_named_best_leads_to_stays_exact(mount, plain):
-    names = save_walk(mount.dir, 2, seed=33)
-    os.symlink(names[0], mount / "best.pt")
-    later = save_walk(plain, 4, seed=33)
-    for name in later[2:]:
+    names = save_walk(plain, 4, seed=33)
+    for at, name in enumerate(names):
         shutil.copy(plain / name, mount / name)
+        if at == 0:
+            os.symlink(name, mount / "best.pt")
     mount.sync()
-    assert mount.released() == [names[1], later[2]]
+    assert mount.released() == names[1:3]
     assert (mount / "best.pt").read_bytes() == (plain / names[0]).read_bytes()
     # A newer one takes its place, as scripts do it.
-    os.symlink(later[3], mount / "best.pt.new")
+    os.symlink(names[3], mount / "best.pt.new")
     os.replace(mount / "best.pt.new", mount / "best.pt")
     wait_until(lambda: mount.state(names[0]) == "released", 30, "the link leads elsewhere")
 
 
 def test_a_link_named_best_may_lead_through_another_link(mount, plain):
     names = save_walk(plain, 5, seed=37)
-    for name in names[:3]:
-        shutil.copy(plain / name, mount / name)
+    shutil.copy(plain / names[0], mount / names[0])
     os.symlink(names[0], mount / "current.pt")
     os.symlink("current.pt", mount / "best.pt")
+    for name in names[1:3]:
+        shutil.copy(plain / name, mount / name)
     mount.sync()
     assert mount.released() == [names[1]]
     os.symlink(names[2], mount / "new")

@@ -108,10 +108,13 @@ def saved(mount):
     plain.mkdir()
     run_.mkdir()
     names = save_walk(plain, STATES, save=with_loss)
-    for name in names:
+    for at, name in enumerate(names):
         shutil.copyfile(plain / name, run_ / name)
-    run("pin", run_ / names[1])
-    os.symlink(names[3], run_ / "best.pt")
+        # While it is the newest: an older one may be released at any moment.
+        if at == 1:
+            run("pin", run_ / name)
+        if at == 3:
+            os.symlink(name, run_ / "best.pt")
     whole = (plain / names[0]).read_bytes()
     (run_ / "step_0007.pt").write_bytes(whole[: len(whole) // 2])
     # An hour from each save to the next.
