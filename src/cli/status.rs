@@ -312,7 +312,11 @@ pub(super) fn room_words(room: &Room) -> String {
         None => "it hardly grows: as many checkpoints go as come".into(),
         Some(0) => "not for another checkpoint".into(),
         Some(1) => format!("about one more checkpoint{full}"),
-        Some(count) => format!("about {count} more checkpoints{full}"),
+        Some(count) => {
+            // More digits than the pace has.
+            let last = 10_u64.pow(count.ilog10().saturating_sub(1));
+            format!("about {} more checkpoints{full}", count / last * last)
+        }
     }
 }
 
