@@ -58,8 +58,10 @@ pub(super) struct Writer {
     doubted: BTreeSet<PathBuf>,
     /// Files whose other names are to be looked at, by inode number.
     renewed: HashMap<u64, Witness>,
-    /// The store's change that was looked at last.
+    /// The store's change that was looked at last, and the first one after the look before: a name that was told now may have
+    /// changed by any between.
     change: u64,
+    first: u64,
     /// Directories that are not put yet.
     packed: Vec<(Blob, Vec<u8>)>,
     is_new: bool,
@@ -104,6 +106,7 @@ impl Writer {
             doubted: BTreeSet::new(),
             renewed: HashMap::new(),
             change: 0,
+            first: 1,
             packed: Vec::new(),
             is_new: true,
             // What is new comes first.
@@ -202,7 +205,7 @@ impl Writer {
     /// Enters changed names into the tree, as far as its bytes are there. `change`: the store's present one. `asked`:
     /// failed files are tried again now.
     pub(super) fn look(&mut self, source: &dyn Source, change: u64, asked: bool) {
-        self.change = change;
+        (self.first, self.change) = (self.change + 1, change);
         if asked {
             self.pending.values_mut().for_each(|pending| pending.again = None);
         }
@@ -248,7 +251,7 @@ impl Writer {
         }
         let noted = self.changed_since(source);
         for (found, path) in seen {
-            let first = again.get(&path).copied().unwrap_or(change);
+            let first = again.get(&path).copied().unwrap_or(self.first);
             // With a directory that moved, all below it is told anew.
             if path.ancestors().any(|above| noted.contains(above)) {
                 continue;
@@ -262,7 +265,7 @@ impl Writer {
             self.learn(source, &path, found);
             if let Some(pending) = self.pending.get_mut(&path) {
                 let same = waiting.get(&pending.found.witness.inode).filter(|of| of.0 == pending.modified_ns());
-                pending.change = pending.change.min(first).min(same.map_or(change, |of| of.1));
+                pending.change = pending.change.min(first).min(same.map_or(first, |of| of.1));
             }
         }
         self.look_at_other_names();
@@ -365,7 +368,7 @@ impl Writer {
         let former = self.pending.get(path);
         if former.is_none_or(|pending| pending.found != found) {
             let same = former.filter(|pending| pending.modified_ns() == found.attributes.modified_ns);
-            let change = same.map_or(self.change, |of| of.change);
+            let change = same.map_or(self.first, |of| of.change);
             self.pending.insert(path.to_path_buf(), Pending::new(found, change));
         }
     }

@@ -173,6 +173,21 @@ fn saves_that_go_on_do_not_delay_what_was_saved_before() {
     assert!(pulled(&place, None).unwrap().0.contains_key("run/newest.pt"));
 }
 
+/// Between two looks programs may save any number of files, and somebody waits for the first one.
+#[test]
+fn a_file_is_not_done_because_others_were_saved_before_it_was_looked_at() {
+    let (machine, _, mut writer) = mirrored();
+    machine.write("run/stuck.pt", &noise(100_000, 9));
+    machine.shapes.lock().unwrap().insert("run/stuck.pt".into(), Shape::Stuck);
+    let wanted = machine.changes();
+    for number in 0..5 {
+        machine.write(&format!("run/later_{number}.json"), b"{}");
+    }
+    assert!(!step(&mut writer, &machine, true).unwrap());
+    assert!(writer.done().0 < wanted, "{:?}", writer.done());
+    assert_eq!(writer.done().1, machine.changes());
+}
+
 #[test]
 fn a_file_that_fails_is_told_from_those_that_travel() {
     let (machine, _, mut writer) = mirrored();

@@ -159,12 +159,12 @@ def against(mount, manifest, place=None):
     return answer.returncode, {row["name"]: row["verdict"] for row in json.loads(answer.stdout)["files"]}
 
 
-def test_a_manifest_tells_what_has_become_of_each_file(mount, plain):
+def test_a_manifest_tells_what_has_become_of_each_file(mount, plain, tmp_path):
     # Of the saved bytes, not of the mount's: a file may be released before it is hashed.
     names = save_walk(plain, 4, seed=35)
     (plain / "runs").mkdir()
     (plain / "runs/a\nb.txt").write_text("small")
-    manifest = plain.parent / "SHA256SUMS"
+    manifest = tmp_path / "SHA256SUMS"
     shell(f"sha256sum *.pt runs/* > {manifest}", cwd=plain)
     originals = {name: hashlib.sha256((plain / name).read_bytes()).hexdigest() for name in names}
     shell(f"cp -r --preserve=timestamps . {mount.dir}", cwd=plain)
@@ -191,8 +191,9 @@ def test_a_manifest_tells_what_has_become_of_each_file(mount, plain):
     code, verdicts = against(mount, manifest)
     assert code == DAMAGE
     assert (verdicts[names[0]], verdicts[names[1]], verdicts[names[3]]) == ("missing", "lossy", "differs")
-    words = run("verify", "--against", manifest, mount.dir, check=False).stdout
-    assert f"{names[0]}: MISSING" in words and f"{names[1]}: lossy now, made from exactly those bytes" in words
+    done = run("verify", "--against", manifest, mount.dir, check=False)
+    assert f"{names[0]}: MISSING" in done.stdout, done
+    assert f"{names[1]}: lossy now, made from exactly those bytes" in done.stdout
     for text in ("", "no manifest\n", "abc  step_0001.pt\n"):
         manifest.write_text(text)
         assert run("verify", "--against", manifest, mount.dir, check=False).returncode == FAILURE
