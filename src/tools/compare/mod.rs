@@ -9,18 +9,17 @@ mod kept;
 mod plain;
 mod report;
 
-use std::fs::Permissions;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
+use indicatif::ProgressBar;
 
 use crate::terminal::format::{progress, table};
-use crate::terminal::interrupt::interrupted;
+use crate::terminal::interrupt::Temporary;
 use crate::terminal::{log_to_stderr, say_json};
 
-use super::{Series, Watch, of_file};
+use super::Series;
 use codec::Codec;
 use report::{Measured, Report};
 
@@ -73,22 +72,14 @@ pub fn run(args: Args) -> Result<ExitCode> {
     for (path, why) in &series.skipped {
         say_error!("stepfs: left out: {}: {why}", path.display());
     }
-    let stop = interrupted()?;
     let parent = args.dir.unwrap_or_else(std::env::temp_dir);
-    // Other users may not be allowed to read the checkpoints that are copied here.
-    let private = Permissions::from_mode(0o700);
-    let dir = tempfile::Builder::new().prefix("stepfs-compare-").permissions(private).tempdir_in(&parent);
-    let dir = dir.with_context(|| format!("{}", parent.display()))?;
-    let bar = progress(steps(&series, codecs.len()), false);
-    let note = |words: &str, done: u64| {
-        bar.set_message(words.to_string());
-        bar.set_position(done);
-    };
-    let result = compare(&series, &codecs, dir.path(), &Watch { stop: &stop, progress: &note });
+    let dir = Temporary::directory("stepfs-compare-", &parent);
+    let (dir, _held) = dir.with_context(|| format!("{}", parent.display()))?;
+    // Each file is encoded and decoded by each codec.
+    let bar = progress((2 * series.states.len() * codecs.len()) as u64, false);
+    let report = compare(&series, &codecs, dir.path(), &bar);
     bar.finish_and_clear();
-    let kept = dir.path().to_path_buf();
-    dir.close().with_context(|| format!("{}", kept.display()))?;
-    let report = result?;
+    let report = report?;
     match args.json {
         true => say_json(&report)?,
         false => say_part!("{report}"),
@@ -126,46 +117,22 @@ fn list(json: bool) -> Result<()> {
     say_json(&all.collect::<Vec<_>>())
 }
 
-/// How far one codec is.
-struct Steps<'a> {
-    watch: &'a Watch<'a>,
-    /// Steps of the codecs before.
-    done: u64,
-    name: String,
-}
-
-impl Steps<'_> {
-    fn check(&self) -> Result<()> {
-        self.watch.check()
-    }
-
-    fn at(&self, step: u64) {
-        (self.watch.progress)(&self.name, self.done + step);
-    }
-}
-
-/// Steps of a comparison: each file is encoded and decoded by each codec.
-fn steps(series: &Series, codecs: usize) -> u64 {
-    (2 * series.len() * codecs) as u64
-}
-
 /// Keeps the series by each of the codecs, and measures. All files that it writes are below `dir`, and gone when it
-/// returns. Takes room for the series twice there, and for the decoded states of one file in memory.
-fn compare(series: &Series, codecs: &[Codec], dir: &Path, watch: &Watch) -> Result<Report> {
+/// returns. Takes room there for the series by one codec and for one decoded file.
+fn compare(series: &Series, codecs: &[Codec], dir: &Path, bar: &ProgressBar) -> Result<Report> {
     codecs.iter().try_for_each(|codec| codec.is_for(series))?;
-    (watch.progress)("updates", 0);
-    let scale = series.scale(watch)?;
+    bar.set_message("updates");
+    let scale = series.scale()?;
     let mut kept = Vec::new();
-    for (number, codec) in codecs.iter().enumerate() {
-        let steps = Steps { watch, done: steps(series, number), name: codec.to_string() };
-        // One directory each, so that the room of one is free before the next begins.
-        let dir = tempfile::Builder::new().prefix("codec-").tempdir_in(dir).map_err(of_file(dir))?;
-        let measured: Measured = match *codec {
-            Codec::Profile(profile) => kept::measure(series, profile, dir.path(), &steps)?,
-            Codec::Zstd(level) => plain::zstd(series, level, false, dir.path(), &steps)?,
-            Codec::ZstdPatch(level) => plain::zstd(series, level, true, dir.path(), &steps)?,
-            Codec::Planes => plain::planes(series, &steps)?,
+    for codec in codecs {
+        bar.set_message(codec.to_string());
+        let measured: Result<Measured> = match *codec {
+            Codec::Profile(profile) => kept::measure(series, profile, dir, bar),
+            Codec::Zstd(level) => plain::zstd(series, level, false, dir, bar),
+            Codec::ZstdPatch(level) => plain::zstd(series, level, true, dir, bar),
+            Codec::Planes => plain::planes(series, bar),
         };
+        let measured = measured.with_context(|| codec.to_string())?;
         kept.push(measured.report(codec.to_string(), codec.about(), series, &scale));
     }
     Ok(Report::new(series, &scale, kept))
