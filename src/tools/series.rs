@@ -115,7 +115,7 @@ impl Series {
         }
         rest.iter().try_for_each(|other| is_of_the_same_model(first, other))?;
         // While the files are open: then a mount releases none of them meanwhile.
-        refuse_lossy(paths)?;
+        refuse_lossy(&states)?;
         let has_model = states.iter().any(|state| state.description.tensors.iter().any(is_parameter));
         Ok(Series { states, skipped, has_model })
     }
@@ -238,24 +238,13 @@ fn files(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Refuses files, and directories with files, that a mount decodes with loss: a measurement would compare lossy values
-/// with themselves.
-fn refuse_lossy(paths: &[PathBuf]) -> Result<()> {
-    let mut lossy = Vec::new();
-    for path in paths {
-        match path.is_dir() {
-            true => {
-                let files = fs::read_dir(path)?.filter_map(|entry| Some(entry.ok()?.path()));
-                lossy.extend(files.filter_map(|file| Some((loss(&file)?, file))));
-            }
-            false => lossy.extend(loss(path).map(|errors| (errors, path.clone()))),
-        }
-    }
-    lossy.sort_by(|(_, a), (_, b)| natural::order(a, b));
-    let Some((errors, first)) = lossy.first() else { return Ok(()) };
-    let more = match lossy.len() {
-        1 => String::new(),
-        count => format!(" and {} more", count - 1),
+/// Refuses files that a mount decodes with loss: a measurement would compare lossy values with themselves.
+fn refuse_lossy(states: &[State]) -> Result<()> {
+    let mut lossy = states.iter().filter_map(|state| Some((loss(&state.path)?, &state.path)));
+    let Some((errors, first)) = lossy.next() else { return Ok(()) };
+    let more = match lossy.count() {
+        0 => String::new(),
+        count => format!(" and {count} more"),
     };
     bail!(
         "{}{more}: stepfs has released this with loss{errors}; a measurement would compare the loss with itself\nName \

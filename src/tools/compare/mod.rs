@@ -1,6 +1,6 @@
 //! `stepfs compare`: ways to keep a series of checkpoints by size, loss and cost, measured on the user's own files.
 //!
-//! stepfs's profiles and the published systems go through the archive of a store of their own, exactly as in a mount
+//! stepfs's profiles and the published systems take the encoder's way from a file to its object, as under a mount
 //! ([`kept`]). A user's first ideas run beside them ([`plain`]). Errors are measured on decoded files, element by
 //! element, never taken from an object's own statement. All work is done below one directory, which is removed.
 
@@ -26,14 +26,14 @@ use report::{Measured, Report};
 /// Store a series of checkpoints with many codecs, and compare size, loss and cost.
 ///
 /// FILES are checkpoints of one run, oldest first. A directory stands for the checkpoints in it, in the order of their
-/// numbers. stepfs only reads them. Profiles and published systems go through a temporary store, as in a mount:
-/// keyframes, indexes and stubs count. The newest checkpoint is archived too, although a mount would keep it as
-/// written; a copy of the one before it serves as its successor. Loss is measured on decoded values.
+/// numbers. stepfs only reads them. Profiles and published systems keep them as a mount does: keyframes, indexes and
+/// stubs count. The newest checkpoint is encoded too, although a mount would keep it as written; the one before it
+/// serves as its successor. Loss is measured on decoded values.
 ///
 /// FILES must hold the values that a program wrote: released files of a mount that are lossy already are refused. To
 /// get exact ones, set `stepfs profile --set exact DIR`, and save a few checkpoints in DIR.
 ///
-/// DIR needs room for twice the series. All temporary data is removed at the end, also after Ctrl-C.
+/// DIR needs room for the series as one codec keeps it, and for one file. All temporary data is removed at the end, also after Ctrl-C.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  stepfs compare run/step_*.pt\n  \
 stepfs compare run --codecs balanced,compact,lc-3,zstd-patch-19\n\n\
@@ -49,7 +49,7 @@ pub struct Args {
     /// List the codecs, and exit.
     #[arg(long, conflicts_with_all = ["codecs", "files"])]
     list: bool,
-    /// Directory for the temporary stores [default: TMPDIR].
+    /// Directory for temporary files [default: TMPDIR].
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// Print a JSON object.

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -26,41 +26,18 @@ pub(super) struct Evaluator<'a> {
     scratch: &'a Path,
 }
 
-/// A command's output. It goes into files, so that no thread has to read it while the command runs.
-struct Output {
-    path: PathBuf,
-    file: File,
-}
-
-impl Output {
-    fn begin(path: PathBuf) -> Result<Output> {
-        let file = File::options().read(true).write(true).create(true).truncate(true).open(&path);
-        Ok(Output { file: file.with_context(|| format!("{}", path.display()))?, path })
-    }
-
-    fn stdio(&self) -> Result<Stdio> {
-        Ok(self.file.try_clone()?.into())
-    }
-
-    /// The end of the output, without a line that is cut off.
-    fn tail(&mut self) -> Result<String> {
-        let len = self.file.metadata()?.len();
-        let from = len.saturating_sub(TAIL_BYTES);
-        self.file.seek(SeekFrom::Start(from))?;
-        let mut bytes = Vec::new();
-        (&self.file).take(TAIL_BYTES).read_to_end(&mut bytes)?;
-        let text = String::from_utf8_lossy(&bytes).into_owned();
-        Ok(match text.split_once('\n') {
-            Some((_, rest)) if from > 0 => rest.to_string(),
-            _ => text,
-        })
-    }
-}
-
-impl Drop for Output {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
-    }
+/// The end of a command's output, without a line that is cut off. The output goes into a file, so that no thread has to
+/// read it while the command runs.
+fn tail(mut output: &File) -> Result<String> {
+    let from = output.metadata()?.len().saturating_sub(TAIL_BYTES);
+    output.seek(SeekFrom::Start(from))?;
+    let mut bytes = Vec::new();
+    output.take(TAIL_BYTES).read_to_end(&mut bytes)?;
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    Ok(match text.split_once('\n') {
+        Some((_, rest)) if from > 0 => rest.to_string(),
+        _ => text,
+    })
 }
 
 /// The last non-empty line must be exactly one number.
@@ -84,15 +61,15 @@ impl<'a> Evaluator<'a> {
     /// # Errors
     /// The command fails, prints no number or takes too long.
     pub(super) fn score(&self, checkpoint: &Path) -> Result<f64> {
-        let mut out = Output::begin(self.scratch.join("stdout"))?;
-        let mut err = Output::begin(self.scratch.join("stderr"))?;
+        let output = || tempfile::tempfile_in(self.scratch).with_context(|| format!("{}", self.scratch.display()));
+        let (out, err) = (output()?, output()?);
         let mut command = Command::new("sh");
         command.args(["-c", &self.script, "stepfs-tune"]).arg(checkpoint).stdin(Stdio::null());
-        command.stdout(out.stdio()?).stderr(err.stdio()?);
+        command.stdout(out.try_clone()?).stderr(err.try_clone()?);
         let (mut child, _held) = Temporary::program(&mut command).context("cannot start sh")?;
         let status = self.wait(&mut child).map_err(|error| error.context(format!("--eval {:?}", self.script)))?;
-        let mut said = || -> Result<String> {
-            let text = err.tail()?;
+        let said = || -> Result<String> {
+            let text = tail(&err)?;
             let lines: Vec<String> = text.lines().map(name).collect();
             let shown = lines[lines.len().saturating_sub(SHOWN_LINES)..].join("\n  ");
             Ok(if shown.is_empty() { String::new() } else { format!("; its last words:\n  {shown}") })
@@ -100,7 +77,7 @@ impl<'a> Evaluator<'a> {
         if !status.success() {
             bail!("--eval {:?} failed ({status}){}", self.script, said()?);
         }
-        match number(&out.tail()?) {
+        match number(&tail(&out)?) {
             Some(number) => Ok(number),
             None => bail!("--eval {:?}: the last line of its output must be a number{}", self.script, said()?),
         }
