@@ -59,7 +59,7 @@ fn write(io: &Io, version: &dyn Place, shards: &[Shard], servers: u32, staging: 
         .map(|(shard, (file, _))| Source { name: format!("{}/{}", version.name(), shard.name()), file })
         .collect();
     let reshard = Reshard::new(&sources, servers)?;
-    let bar = progress((0..servers).map(|index| reshard.len(index)).sum(), true);
+    let bar = progress((0..servers).map(|index| reshard.size(index)).sum(), true);
     let permissions = files.first().map(|(_, permissions)| permissions.clone());
     for index in 0..servers {
         let shard = Shard { index, count: servers, ending: shards[0].ending };
