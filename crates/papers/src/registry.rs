@@ -93,7 +93,7 @@ pub static FAMILIES: &[Family] = &[
         sound(Inshrinkerator::new(usual(bits, Metric::Sensitivity)))
     })
     .about("Inshrinkerator that prunes by |w g|, g the gradient's running mean"),
-    family(30, "qd-compressor", &[(0, 0)], &[0], |_| sound(QdCompressor::new(8, 256)))
+    family(30, "qd-compressor", &[(0, 0)], &[0], |_| Box::new(QdCompressor))
         .about("QD-Compressor (2023): bins by each layer's entropy, cyclic differences"),
     family(31, "delta-dnn", &[(1, 8)], &[2, 3], |digits| {
         sound(format!("1e-{digits}").parse().ok().and_then(DeltaDnn::new))
