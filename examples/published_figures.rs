@@ -360,7 +360,7 @@ fn bins(folder: &Path, file: &str) -> Fallible<Value> {
     };
     for bins in BINS {
         // Without pruning, and without a minimum of bins for embeddings.
-        let config = Config { prune: 0.0, embedding_bins: bins, ..Config::new(bins) };
+        let config = Config { prune: 0, embedding_bins: bins, ..Config::new(bins) };
         put("inshrinkerator", bins.into(), decoded(&Inshrinkerator::new(config).ok_or("number of bins")?, &weights)?)?;
         let uniform = weights.iter().map(|weight| evenly(&weight.values, bins.into())).collect();
         put("uniform", bins.into(), uniform)?;

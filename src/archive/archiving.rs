@@ -11,7 +11,7 @@ use crate::encode::{Base, Difference, StepError, StepResult, Workers, Written, s
 use crate::store::durable::DeviceFile;
 use crate::store::object::Id;
 use crate::store::{Newest, Profile, Profiles, is_pinned, step_pattern};
-use crate::sync::{AtomicBool, Mutex};
+use crate::sync::Mutex;
 use formats::{InOrder, ReadAt, is_named_elsewhere};
 
 use super::FileId;
@@ -89,8 +89,6 @@ pub(super) struct Encoder {
     pub(super) restores: Arc<Restores>,
     workers: Arc<Workers>,
     releaser: Releaser,
-    /// A user says that all files are states of one run.
-    one_run: AtomicBool,
 }
 
 impl Encoder {
@@ -110,13 +108,7 @@ impl Encoder {
             restores,
             workers,
             releaser: Releaser::of(Arc::clone(shared)),
-            one_run: AtomicBool::new(false),
         }
-    }
-
-    /// All files are states of one run, as a user says who compares ways to keep them: nothing has to prove it.
-    pub(super) fn trust_in_one_run(&self) {
-        self.one_run.store(true, Ordering::Relaxed);
     }
 
     /// The loop of an encoder, until the archive stops.
@@ -162,10 +154,8 @@ impl Encoder {
             if self.is_best(path, version) || !self.is_followed_by_sound((path, &source), newer)? {
                 return Ok(());
             }
-            if !self.one_run.load(Ordering::Relaxed) {
-                let after = self.open_newer(newer)?;
-                refusal = self.refusal((path, &source), (&newer.0, &after))?;
-            }
+            let after = self.open_newer(newer)?;
+            refusal = self.refusal((path, &source), (&newer.0, &after))?;
         }
         if let Some(why) = &refusal {
             log::info!("{}: stays exact, not proven to be a step of one run: {why}", path.display());

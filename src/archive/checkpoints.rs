@@ -27,7 +27,7 @@ use super::resident::ResidentReason;
 use super::scan;
 
 /// The condition of a regular file's content.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Condition {
     /// It is durable, and can be read.
@@ -36,6 +36,7 @@ pub enum Condition {
         has_tensors: bool,
     },
     /// It is open for writing, not durable yet, or not known.
+    #[default]
     BeingWritten,
     /// It is closed, and stepfs has not looked at it yet.
     Closed,

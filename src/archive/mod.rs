@@ -119,11 +119,6 @@ impl Archive {
         Archive::open_with(store, usual_memory())
     }
 
-    /// All files are states of one run, as a user says who compares ways to keep them: nothing has to prove it.
-    pub fn trust_in_one_run(&self) {
-        self.encoder.trust_in_one_run();
-    }
-
     /// Reads the tree and the objects of a store; nothing is changed before [`Archive::start`]. Keeps at most `memory`
     /// bytes of decoded states.
     pub fn open_with(store: Store, memory: u64) -> Result<Arc<Archive>, Error> {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
 use std::io::{ErrorKind, Read};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::store::object::Object;
 use crate::store::{beneath, name_bytes};
-use codec::hash::Sha256;
+use codec::hash::{Sha256, hex};
 
 use super::format::{name, progress};
 use super::say_json;
@@ -77,7 +77,8 @@ struct Report {
 #[derive(Debug, PartialEq, Eq)]
 struct Line {
     name: PathBuf,
-    digest: [u8; 32],
+    /// In lower-case hexadecimal.
+    digest: String,
 }
 
 pub(super) fn run(manifest: &Path, place: &Path, json: bool) -> Result<ExitCode> {
@@ -142,12 +143,12 @@ fn compare(tree: &Tree, local: &Local, line: &Line) -> Result<(Verdict, Option<S
         hash.update(bytes);
         Ok(())
     })?;
-    if hash.digest() == line.digest {
+    if hex(&hash.digest()) == line.digest {
         return Ok((Verdict::Same, None));
     }
     let Some(stub) = tree.stub(&path)? else { return Ok((Verdict::Differs, None)) };
     let object = Object::open(&tree.store.objects(), stub.object)?;
-    Ok(match object.header().original == line.digest {
+    Ok(match hex(&object.header().original) == line.digest {
         true => (Verdict::Lossy, None),
         false => (Verdict::Differs, None),
     })
@@ -185,8 +186,9 @@ fn parse_line(line: &[u8]) -> Option<Line> {
         }
     };
     let name = if escaped { unescape(name)? } else { name.to_vec() };
-    let name = PathBuf::from(OsString::from_vec(name));
-    (!name.as_os_str().as_bytes().is_empty()).then_some(Line { name, digest: digits(digest)? })
+    let is_sound = !name.is_empty() && digest.iter().all(u8::is_ascii_hexdigit);
+    let digest = String::from_utf8_lossy(digest).to_ascii_lowercase();
+    is_sound.then(|| Line { name: PathBuf::from(OsString::from_vec(name)), digest })
 }
 
 fn unescape(name: &[u8]) -> Option<Vec<u8>> {
@@ -204,15 +206,6 @@ fn unescape(name: &[u8]) -> Option<Vec<u8>> {
         });
     }
     Some(plain)
-}
-
-fn digits(text: &[u8]) -> Option<[u8; 32]> {
-    let digit = |byte: u8| (byte as char).to_digit(16).map(|digit| digit as u8);
-    let mut digest = [0; 32];
-    for (byte, pair) in digest.iter_mut().zip(text.chunks_exact(2)) {
-        *byte = digit(pair[0])? << 4 | digit(pair[1])?;
-    }
-    Some(digest)
 }
 
 #[cfg(test)]
@@ -233,7 +226,7 @@ mod tests {
         );
         assert_eq!(names(text), ["run/a b.pt", "b.pt", "new\nline\\.pt", "c (1).pt"].map(PathBuf::from));
         let line = parse_line(format!("{DIGEST}  x").as_bytes()).unwrap();
-        assert_eq!(line.digest, codec::hash::sha256(b""));
+        assert_eq!(line.digest, hex(&codec::hash::sha256(b"")));
         for wrong in
             ["", "\n", "x", DIGEST, &format!("{DIGEST} x"), &format!("{DIGEST}  "), &format!("g{}  x", &DIGEST[1..])]
         {

@@ -24,7 +24,7 @@ use super::color::Look;
 use super::source::{Local, Tree};
 
 /// Properties of a file.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub(super) struct Entry {
     /// Path inside the mount.
     pub(super) path: String,
@@ -176,28 +176,10 @@ impl Entry {
             modified_ns: modified_ns(metadata),
             condition,
             state: "sealed".into(),
-            pinned: false,
             logical_bytes: metadata.len(),
             stored_bytes: metadata.blocks() * 512,
-            profile: String::new(),
-            asked: String::new(),
             lossy: "0".into(),
-            best: None,
-            has_best_result: false,
-            is_less_than_asked: false,
-            original: None,
-            generations: None,
-            object: None,
-            parent: None,
-            kind: None,
-            note: String::new(),
-            chain_len: 0,
-            max_abs_error: 0.0,
-            error_updates: None,
-            roles: BTreeMap::new(),
-            kinds: BTreeMap::new(),
-            damage: None,
-            cut_short: None,
+            ..Entry::default()
         }
     }
 

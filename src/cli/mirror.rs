@@ -15,7 +15,7 @@ use crate::mirror::{Missing, Place, Reader, Settings, check, claim, directory_of
 use crate::store::retention::duration;
 use crate::store::{MirrorSettings, Store, name_bytes};
 
-use super::format::{name, size, table};
+use super::format::{name, size, table, utc};
 use super::{DAMAGED, say_json};
 
 /// Opens the mirror of a store that is about to be mounted on `dir`. It need not answer yet.
@@ -227,28 +227,6 @@ impl Mirror {
     }
 }
 
-/// A time in seconds since 1970, as people write it, in UTC.
-fn utc(seconds: u64) -> String {
-    let (days, rest) = (seconds / 86_400, seconds % 86_400);
-    let (mut year, mut day) = (1970, days);
-    let is = |year: u64, of| year.is_multiple_of(of);
-    let length = |year| 365 + u64::from(is(year, 4) && (!is(year, 100) || is(year, 400)));
-    while day >= length(year) {
-        day -= length(year);
-        year += 1;
-    }
-    let february = length(year) - 337;
-    let mut month = 1;
-    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30] {
-        if day < length {
-            break;
-        }
-        day -= length;
-        month += 1;
-    }
-    format!("{year}-{month:02}-{:02} {:02}:{:02}:{:02} UTC", day + 1, rest / 3600, rest / 60 % 60, rest % 60)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -256,10 +234,11 @@ mod tests {
     #[test]
     fn times_are_read_and_written() {
         let known = [
-            (0, "1970-01-01 00:00:00 UTC"),
-            (951_782_399, "2000-02-28 23:59:59 UTC"),
-            (951_782_400, "2000-02-29 00:00:00 UTC"),
-            (1_798_761_599, "2026-12-31 23:59:59 UTC"),
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_399, "2000-02-28T23:59:59Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (1_798_761_599, "2026-12-31T23:59:59Z"),
+            (u64::MAX, "9999-12-31T23:59:59Z"),
         ];
         known.into_iter().for_each(|(seconds, text)| assert_eq!(utc(seconds), text));
         assert_eq!("@951782400".parse(), Ok(At(951_782_400_999)));

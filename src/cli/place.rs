@@ -123,7 +123,7 @@ impl tools::Place for Place {
     }
 
     /// A released file of a store is decoded into a temporary file.
-    fn open(&self, path: &Path, check: &dyn Fn() -> io::Result<()>) -> io::Result<(File, Permissions)> {
+    fn open(&self, path: &Path) -> io::Result<(File, Permissions)> {
         let in_tree = self.tree.as_ref().map(|tree| (tree, path.strip_prefix(tree.store.tree()).unwrap_or(path)));
         let file = match in_tree {
             Some((tree, path)) => beneath::open_file(&tree.store.tree(), path),
@@ -139,11 +139,8 @@ impl tools::Place for Place {
         }
         let no_room = |error: io::Error| io::Error::new(error.kind(), format!("{NO_TEMPORARY}: {error}"));
         let decoded = tempfile::tempfile().map_err(no_room)?;
-        tree.read(inside, &mut |at, bytes| {
-            check()?;
-            scratch::write_all_at(&decoded, bytes, at).map_err(no_room)
-        })
-        .map_err(told)?;
+        tree.read(inside, &mut |at, bytes| scratch::write_all_at(&decoded, bytes, at).map_err(no_room))
+            .map_err(told)?;
         Ok((decoded, permissions))
     }
 }

@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::atomic::AtomicBool;
 
 use anyhow::Result;
 
@@ -41,19 +40,17 @@ const MAX_SERVERS: i64 = 10_000;
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     super::log_to_stderr("warn");
-    let stop = super::interrupted()?;
-    reshard(&Io::disk(), (&args.from, args.servers), &args.dir, &stop)?;
+    reshard(&Io::disk(), (&args.from, args.servers), &args.dir)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes the version at `from` for another number of servers, as a new directory. Leaves nothing behind if `stop` is
-/// set.
+/// Writes the version at `from` for another number of servers, as a new directory.
 ///
 /// # Errors
 /// A message for the user; `dir` does not exist then.
-pub fn reshard(io: &Io, (from, servers): (&str, u32), dir: &Path, stop: &AtomicBool) -> Result<()> {
+pub fn reshard(io: &Io, (from, servers): (&str, u32), dir: &Path) -> Result<()> {
     let version = Place::find(Path::new(from), either)?;
-    tools::reshard(io, &version, servers, dir, stop)
+    tools::reshard(io, &version, servers, dir)
 }
 
 /// The path, or its other spelling if only that exists: ElasticDL writes `version-40`, its design document `version_40`.

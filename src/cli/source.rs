@@ -321,7 +321,7 @@ impl Brought {
     /// A new store with the names of a mirror at and below `wanted`, and their objects.
     pub(super) fn of(mirror: &Mirror, wanted: &Path) -> Result<Brought> {
         // It may be large.
-        let (copy, temporary) = Temporary::directory(COPY).context(NO_TEMPORARY)?;
+        let (copy, temporary) = Temporary::directory(COPY, &std::env::temp_dir()).context(NO_TEMPORARY)?;
         let root = copy.path().join("store");
         let local = Local { store: root.clone(), mount: None, path: PathBuf::new(), served: None };
         let path = local.wanted(Path::new(&mirror.url), wanted)?;

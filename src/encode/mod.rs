@@ -25,7 +25,7 @@ mod workers;
 pub(crate) use base::{Base, LONGEST_READ, Place};
 pub(crate) use difference::{Difference, Facts, Written};
 pub(crate) use error::{StepError, StepResult};
-pub use series::{SeriesFile, encode_series};
+pub use series::{SeriesFile, SeriesObject, encode_series};
 pub(crate) use workers::Workers;
 
 /// Target of the notes, at level trace, that name the stage of encoding that a file ended. `examples/speed` takes

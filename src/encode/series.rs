@@ -1,4 +1,4 @@
-//! Encodes a series of files without a store: what their objects take, and what the last one has become.
+//! Encodes a series of files without a store: what their objects take, and what they have become.
 
 use std::fs::File;
 use std::io;
@@ -9,7 +9,7 @@ use crate::recall::{Chain, Memory, usual_memory};
 use crate::store::durable::Io;
 use crate::store::object::Id;
 use crate::store::step_pattern::iterations;
-use crate::store::{Profile, Profiles};
+use crate::store::{MIN_RELEASE_BYTES, Profile, Profiles};
 use formats::{Description, InOrder};
 use papers::check_n_run;
 
@@ -25,36 +25,35 @@ pub struct SeriesFile<'a> {
     pub len: u64,
     /// What is in it.
     pub description: &'a Description,
-    /// Hash of its tensors' names, types and shapes.
-    pub signature: u64,
     /// It agrees with its own checksums. A file that does not stays exact.
     pub intact: bool,
 }
 
-/// Encodes each file under `profile` as a difference to those before it, as a store would. Answers the bytes that each
-/// takes (all of the file, if no object is smaller), and the chain of the last one, if it is an object.
+/// An object of a series: its bytes, of which a copy of the file before takes none, and its chain, to be read from the
+/// device.
+pub type SeriesObject = (u64, Chain);
+
+/// Encodes each file under `profile` as a difference to those before it, as a store would, and hands what became of it to
+/// `take`: none, if it stays as it is.
 ///
 /// The update after the last file is not known; it counts as large as the one before. `dir` holds the objects while they are
-/// written. They have no names, so nothing stays behind. `begin` is called before each file.
+/// written. They have no names, so nothing stays behind.
 ///
 /// # Errors
-/// Those of `begin`; `Interrupted` if cancelled; device errors. They name the file.
+/// Those of `take`, and device errors. They name the file.
 pub fn encode_series(
     files: &[SeriesFile<'_>],
     profile: Profile,
     dir: &Path,
-    begin: &dyn Fn(usize) -> io::Result<()>,
-    cancelled: &(dyn Fn() -> bool + Sync),
-) -> io::Result<(Vec<u64>, Option<Chain>)> {
+    take: &mut dyn FnMut(usize, Option<SeriesObject>) -> io::Result<()>,
+) -> io::Result<()> {
     let memory = Arc::new(Memory::new(usual_memory()));
     let workers = Workers::new(std::thread::available_parallelism().map_or(2, usize::from))?;
-    let mut bytes = Vec::with_capacity(files.len());
-    let (mut previous, mut last): (Option<Chain>, Option<Chain>) = (None, None);
+    let (mut previous, mut original): (Option<Chain>, _) = (None, [0; 32]);
     // Bytes of each difference, with the object that it is a difference to.
     let mut differences: Vec<(Id, u64)> = Vec::new();
     for (number, state) in files.iter().enumerate() {
         let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", state.path.display()));
-        begin(number).map_err(named)?;
         let newer = &files[if number + 1 < files.len() { number + 1 } else { number.saturating_sub(1) }];
         let profiles = Profiles::all(if state.intact { profile } else { Profile::Exact });
         let source = InOrder::new(state.file, state.description);
@@ -71,13 +70,7 @@ pub fn encode_series(
         };
         let difference = Difference {
             path: state.path,
-            facts: Facts {
-                len: state.len,
-                modified_ns: number as i64,
-                sample: 0,
-                signature: state.signature,
-                lineage: 0,
-            },
+            facts: Facts { len: state.len, modified_ns: number as i64, sample: 0, signature: 0, lineage: 0 },
             own: (&source, state.description),
             newer: (&after, &of_newer),
             ahead: false,
@@ -90,21 +83,27 @@ pub fn encode_series(
             tmp: (&Io::disk(), dir),
             memory: &memory,
             workers: &workers,
-            cancelled,
+            cancelled: &|| false,
         };
-        last = None;
-        let Some(Written { writer, header, chain }) = difference.write().map_err(io::Error::from).map_err(named)?
-        else {
-            bytes.push(state.len);
+        let written = match state.len < MIN_RELEASE_BYTES {
+            true => None,
+            false => difference.write().map_err(io::Error::from).map_err(named)?,
+        };
+        let Some(Written { writer, header, chain }) = written else {
+            take(number, None).map_err(named)?;
             continue;
         };
-        bytes.push(writer.file_len()?);
+        let from_device = |chain: &Chain| Chain::of_opened(chain.objects().to_vec());
+        if let Some(same) = previous.as_ref().filter(|_| original == header.original) {
+            take(number, Some((0, from_device(same)))).map_err(named)?;
+            continue;
+        }
         differences.extend(header.parent.map(|parent| (parent, chain.leaf().stored())));
-        last = chain.from_ancestor(header.id);
-        previous.clone_from(&last);
-        if let Some(chain) = &last {
+        take(number, Some((writer.file_len()?, from_device(&chain)))).map_err(named)?;
+        (previous, original) = (chain.from_ancestor(header.id), header.original);
+        if let Some(chain) = &previous {
             memory.hold(chain);
         }
     }
-    Ok((bytes, last))
+    Ok(())
 }

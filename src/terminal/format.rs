@@ -1,7 +1,7 @@
 //! Sizes and progress for people.
 
 use std::io::IsTerminal;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use crate::clock::{local, wall_ns};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -86,6 +86,13 @@ pub fn time(seconds: i64) -> String {
         true => format!("{day} {:02}:{:02}", tm.tm_hour, tm.tm_min),
         false => format!("{day}  {}", 1900 + tm.tm_year),
     }
+}
+
+/// A time in seconds since 1970 by RFC 3339, as logs and pages have it.
+pub fn utc(seconds: u64) -> String {
+    // humantime has no year of five digits.
+    const LAST: u64 = 253_402_300_799;
+    humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(seconds.min(LAST))).to_string()
 }
 
 /// A share in percent, with suitable digits.

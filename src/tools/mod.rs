@@ -21,9 +21,8 @@ mod values;
 use std::fs::{File, Permissions};
 use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Error, Result, anyhow};
+use anyhow::{Error, Result};
 
 pub use output::new_file;
 use series::Series;
@@ -36,30 +35,15 @@ pub trait Place {
     /// Its path on disk. The names are there, but in a store not all bytes.
     fn at(&self) -> &Path;
 
-    /// Opens the file at a path on disk, with the bytes and the permissions that programs see. Calls `check` often: its error
-    /// ends the work.
+    /// Opens the file at a path on disk, with the bytes and the permissions that programs see.
     ///
     /// # Errors
-    /// Those of `check` and of the device; damage.
-    fn open(&self, path: &Path, check: &dyn Fn() -> io::Result<()>) -> io::Result<(File, Permissions)>;
+    /// Those of the device; damage.
+    fn open(&self, path: &Path) -> io::Result<(File, Permissions)>;
 }
 
 /// Finds what a user named.
 pub type Find = dyn Fn(&Path) -> Result<Box<dyn Place>>;
-
-/// The caller's watch: it may end the work, and hears of its progress.
-struct Watch<'a> {
-    /// Set to end it: soon after, an error says so.
-    stop: &'a AtomicBool,
-    /// The current work, and the number of finished steps.
-    progress: &'a dyn Fn(&str, u64),
-}
-
-impl Watch<'_> {
-    fn check(&self) -> Result<()> {
-        if self.stop.load(Ordering::Relaxed) { Err(anyhow!("interrupted")) } else { Ok(()) }
-    }
-}
 
 /// Names the file that an error is about.
 fn of_file(path: &Path) -> impl Fn(io::Error) -> Error + use<> {

@@ -80,7 +80,7 @@ impl<'a> Output<'a> {
         }
         io.make_dirs(parent(out), 0o777, STEP).map_err(of_file(out))?;
         let temporary = match is_directory {
-            true => Temporary::new_directory(&at),
+            true => Temporary::directory_at(&at, |at| fs::create_dir(at)),
             false => Temporary::file(at.clone()),
         };
         let _temporary = temporary.map_err(of_file(&at))?;

@@ -4,12 +4,12 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, bail};
 
 use crate::store::durable::{self, Attribute, CrashPoint, Io};
 use crate::terminal::format::progress;
+use crate::terminal::interrupt::Temporary;
 use formats::elasticdl::{Reshard, Shard, Source};
 
 use super::Place;
@@ -23,11 +23,11 @@ const STEP: CrashPoint = CrashPoint::ReshardWritten;
 /// Size of a write: rows arrive one by one.
 const WRITE_BYTES: usize = 1 << 20;
 
-/// Writes a version for another number of servers, as a new directory. Leaves nothing behind if `stop` is set.
+/// Writes a version for another number of servers, as a new directory.
 ///
 /// # Errors
 /// A message for the user; `dir` does not exist then.
-pub fn reshard(io: &Io, version: &dyn Place, servers: u32, dir: &Path, stop: &AtomicBool) -> Result<()> {
+pub fn reshard(io: &Io, version: &dyn Place, servers: u32, dir: &Path) -> Result<()> {
     let shards = shards(version)?;
     if fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some()) {
         bail!("{} is not empty; name a directory that does not exist yet", dir.display());
@@ -41,29 +41,16 @@ pub fn reshard(io: &Io, version: &dyn Place, servers: u32, dir: &Path, stop: &At
     let parent = durable::parent(dir);
     let parent = fs::canonicalize(parent).with_context(|| format!("{}", parent.display()))?;
     let staging = Staging::begin(io, parent.join(STAGING))?;
-    write(io, version, &shards, servers, (&staging, stop)).map_err(|error| match stop.load(Ordering::Relaxed) {
-        true => anyhow::anyhow!("interrupted; nothing was written"),
-        false => error,
-    })?;
+    write(io, version, &shards, servers, &staging)?;
     let dir = &parent.join(name);
     io.publish(&staging.out(), dir, CrashPoint::ReshardInPlace).with_context(|| format!("{}", dir.display()))?;
     Ok(())
 }
 
-fn write(
-    io: &Io,
-    version: &dyn Place,
-    shards: &[Shard],
-    servers: u32,
-    (staging, stop): (&Staging, &AtomicBool),
-) -> Result<()> {
-    let check = || match stop.load(Ordering::Relaxed) {
-        true => Err(io::ErrorKind::Interrupted.into()),
-        false => Ok(()),
-    };
+fn write(io: &Io, version: &dyn Place, shards: &[Shard], servers: u32, staging: &Staging) -> Result<()> {
     let mut files = Vec::new();
     for shard in shards {
-        let opened = version.open(&version.at().join(shard.name()), &check);
+        let opened = version.open(&version.at().join(shard.name()));
         files.push(opened.with_context(|| format!("{}/{}", version.name(), shard.name()))?);
     }
     let sources: Vec<Source> = shards
@@ -72,7 +59,7 @@ fn write(
         .map(|(shard, (file, _))| Source { name: format!("{}/{}", version.name(), shard.name()), file })
         .collect();
     let reshard = Reshard::new(&sources, servers)?;
-    let bar = progress((0..servers).map(|index| reshard.len(index)).sum(), true);
+    let bar = progress((0..servers).map(|index| reshard.size(index)).sum(), true);
     let permissions = files.first().map(|(_, permissions)| permissions.clone());
     for index in 0..servers {
         let shard = Shard { index, count: servers, ending: shards[0].ending };
@@ -84,7 +71,6 @@ fn write(
             reshard.write(index, &mut |bytes| {
                 waiting.extend_from_slice(bytes);
                 if waiting.len() >= WRITE_BYTES {
-                    check()?;
                     file.write_all_at(&waiting, at, STEP)?;
                     at += waiting.len() as u64;
                     bar.inc(waiting.len() as u64);
@@ -137,15 +123,17 @@ fn shards(version: &dyn Place) -> Result<Vec<Shard>> {
 struct Staging {
     io: Io,
     path: PathBuf,
+    _held: Temporary,
 }
 
 impl Staging {
     fn begin(io: &Io, path: PathBuf) -> Result<Staging> {
-        io.device().make_dir(&path, 0o777, STEP).with_context(|| match fs::symlink_metadata(&path) {
+        let held = Temporary::directory_at(&path, |path| io.device().make_dir(path, 0o777, STEP));
+        let held = held.with_context(|| match fs::symlink_metadata(&path) {
             Ok(_) => format!("{}: another reshard is at work here, or was cut short (then remove it)", path.display()),
             Err(_) => format!("{}", path.display()),
         })?;
-        let staging = Staging { io: io.clone(), path };
+        let staging = Staging { io: io.clone(), path, _held: held };
         io.device().make_dir(&staging.out(), 0o777, STEP)?;
         Ok(staging)
     }

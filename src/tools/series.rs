@@ -10,11 +10,12 @@ use std::time::SystemTime;
 use anyhow::{Error, Result, anyhow, bail};
 
 use crate::archive::model_signature;
-use crate::store::{natural, open_aside};
+use crate::encode::{SeriesFile, SeriesObject, encode_series};
+use crate::store::{Profile, natural, open_aside};
 use formats::{Description, InOrder, Kind, ReadAt, Role, Tensor, describe_at};
 
+use super::of_file;
 use super::values::{Place, Size, sizes};
-use super::{Watch, of_file};
 
 /// Checkpoints of one run, in the order in which they were written.
 pub(super) struct Series {
@@ -32,6 +33,8 @@ pub(super) struct State {
     pub(super) len: u64,
     modified: Option<SystemTime>,
     pub(super) description: Description,
+    /// It agrees with its own checksums. A file that does not stays exact.
+    intact: bool,
 }
 
 /// The units of errors.
@@ -51,19 +54,14 @@ impl State {
             false => Description::opaque("neither a file nor a directory"),
         };
         description.hold_unsteady(&file).map_err(of_file(path))?;
-        Ok(State {
-            path: path.to_path_buf(),
-            file,
-            len: metadata.len(),
-            modified: metadata.modified().ok(),
-            description,
-        })
+        let intact = description.is_intact(&file).map_err(of_file(path))?;
+        let (path, len, modified) = (path.to_path_buf(), metadata.len(), metadata.modified().ok());
+        Ok(State { path, file, len, modified, description, intact })
     }
 
-    /// False if a program wrote to the file since it was opened.
-    pub(super) fn is_unchanged(&self) -> io::Result<bool> {
-        let metadata = self.file.metadata()?;
-        Ok(metadata.len() == self.len && metadata.modified().ok() == self.modified)
+    fn as_file(&self) -> SeriesFile<'_> {
+        let State { path, file, len, description, intact, .. } = self;
+        SeriesFile { path, file, len: *len, description, intact: *intact }
     }
 
     fn not_understood(&self) -> Option<String> {
@@ -117,14 +115,9 @@ impl Series {
         }
         rest.iter().try_for_each(|other| is_of_the_same_model(first, other))?;
         // While the files are open: then a mount releases none of them meanwhile.
-        refuse_lossy(paths)?;
+        refuse_lossy(&states)?;
         let has_model = states.iter().any(|state| state.description.tensors.iter().any(is_parameter));
         Ok(Series { states, skipped, has_model })
-    }
-
-    /// Number of files: at least two.
-    pub(super) fn len(&self) -> usize {
-        self.states.len()
     }
 
     /// Bytes of all files.
@@ -154,20 +147,19 @@ impl Series {
     }
 
     /// The size of the update that led to the last file.
-    pub(super) fn last_update(&self, watch: &Watch) -> Result<Size> {
+    pub(super) fn last_update(&self) -> Result<Size> {
         let from = self.states.len() - 2;
-        Ok(self.scale_of(from..from + 1, watch)?.update)
+        Ok(self.scale_of(from..from + 1)?.update)
     }
 
     /// The size of the parameters and of their updates.
-    pub(super) fn scale(&self, watch: &Watch) -> Result<Scale> {
-        self.scale_of(0..self.states.len(), watch)
+    pub(super) fn scale(&self) -> Result<Scale> {
+        self.scale_of(0..self.states.len())
     }
 
-    fn scale_of(&self, files: Range<usize>, watch: &Watch) -> Result<Scale> {
+    fn scale_of(&self, files: Range<usize>) -> Result<Scale> {
         let mut scale = Scale { weights: Size::default(), update: Size::default() };
         for (at, state) in self.states.iter().enumerate().take(files.end).skip(files.start) {
-            watch.check()?;
             let own = state.in_order();
             // The last file has no later update, only its own size.
             let later = self.states.get(at + 1).unwrap_or(state);
@@ -191,14 +183,33 @@ impl Series {
         Ok(scale)
     }
 
+    /// Encodes the series under a profile, and hands over what became of each state. `dir` holds objects without names.
+    ///
+    /// # Errors
+    /// Those of `take`, a file that changed meanwhile, and device errors.
+    pub(super) fn keep(
+        &self,
+        profile: Profile,
+        dir: &Path,
+        take: &mut dyn FnMut(usize, Option<SeriesObject>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let files: Vec<SeriesFile> = self.states.iter().map(State::as_file).collect();
+        encode_series(&files, profile, dir, &mut |at, kept| {
+            let (state, now) = (&self.states[at], self.states[at].file.metadata()?);
+            match (now.len(), now.modified().ok()) == (state.len, state.modified) {
+                true => take(at, kept),
+                false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it changed meanwhile")),
+            }
+        })
+    }
+
     /// The errors of a file's parameters in `decoded`, which has the layout of [`State::in_order`].
-    pub(super) fn errors(&self, state: &State, decoded: &dyn ReadAt) -> Result<Size> {
+    pub(super) fn errors(&self, state: &State, decoded: &dyn ReadAt) -> io::Result<Size> {
         let own = state.in_order();
         let mut errors = Size::default();
         for tensor in state.description.tensors.iter().filter(|tensor| self.counts(tensor)) {
             let place = |file| Place { file, extent: tensor.extent.clone() };
-            let (_, error) = sizes(tensor.dtype, &place(&own), &place(decoded)).map_err(of_file(&state.path))?;
-            errors.merge(&error);
+            errors.merge(&sizes(tensor.dtype, &place(&own), &place(decoded))?.1);
         }
         Ok(errors)
     }
@@ -227,24 +238,13 @@ fn files(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Refuses files, and directories with files, that a mount decodes with loss: a measurement would compare lossy values
-/// with themselves.
-fn refuse_lossy(paths: &[PathBuf]) -> Result<()> {
-    let mut lossy = Vec::new();
-    for path in paths {
-        match path.is_dir() {
-            true => {
-                let files = fs::read_dir(path)?.filter_map(|entry| Some(entry.ok()?.path()));
-                lossy.extend(files.filter_map(|file| Some((loss(&file)?, file))));
-            }
-            false => lossy.extend(loss(path).map(|errors| (errors, path.clone()))),
-        }
-    }
-    lossy.sort_by(|(_, a), (_, b)| natural::order(a, b));
-    let Some((errors, first)) = lossy.first() else { return Ok(()) };
-    let more = match lossy.len() {
-        1 => String::new(),
-        count => format!(" and {} more", count - 1),
+/// Refuses files that a mount decodes with loss: a measurement would compare lossy values with themselves.
+fn refuse_lossy(states: &[State]) -> Result<()> {
+    let mut lossy = states.iter().filter_map(|state| Some((loss(&state.path)?, &state.path)));
+    let Some((errors, first)) = lossy.next() else { return Ok(()) };
+    let more = match lossy.count() {
+        0 => String::new(),
+        count => format!(" and {count} more"),
     };
     bail!(
         "{}{more}: stepfs has released this with loss{errors}; a measurement would compare the loss with itself\nName \

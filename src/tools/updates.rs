@@ -246,7 +246,7 @@ mod tests {
             self.dir.path()
         }
 
-        fn open(&self, path: &Path, _: &dyn Fn() -> io::Result<()>) -> io::Result<(File, Permissions)> {
+        fn open(&self, path: &Path) -> io::Result<(File, Permissions)> {
             self.opened.set(self.opened.get() + 1);
             let before = path.with_file_name("step_2.safetensors");
             if self.is_cut && path.ends_with("step_3.safetensors") && before.exists() {

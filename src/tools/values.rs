@@ -45,39 +45,14 @@ pub(super) struct Place<'a> {
     pub(super) extent: Range<u64>,
 }
 
-/// The size of a tensor's values, and of their differences to another tensor's. Numbers that are not finite have no
-/// size. If both tensors have the same bits in one there is no difference, else an infinite one.
+/// The size of a tensor's values, and of their differences to another tensor's. Pairs with a number that is not finite
+/// have no size. If both tensors have the same bits in one there is no difference, else an infinite one.
 pub(super) fn sizes(dtype: Dtype, a: &Place, b: &Place) -> io::Result<(Size, Size)> {
-    let (mut value, mut change) = (Size::default(), Change::default());
-    in_pieces(&[a, b], |_, left, right| {
-        value.merge(&Change::of(dtype, left, left).before);
-        change.merge(&Change::of(dtype, left, right));
-    })
-    .map_err(|(_, error)| error)?;
+    let mut change = change(dtype, a, b, &|_| ())?;
     if change.broken > 0 {
         change.difference.merge(&Size { squares: f64::INFINITY, count: change.broken, max: f64::INFINITY });
     }
-    Ok((value, change.difference))
-}
-
-/// Passes each tensor, but the first, with the one before it, in pieces of whole elements. Reads each once. An error has the
-/// place of the tensor that could not be read.
-fn in_pieces(tensors: &[&Place], mut both: impl FnMut(usize, &[u8], &[u8])) -> Result<(), (usize, io::Error)> {
-    let (mut left, mut right) = (Vec::new(), Vec::new());
-    let (mut at, len) = (0, tensors.first().map_or(0, |first| first.extent.end - first.extent.start));
-    while at < len {
-        let count = PIECE.min(len - at) as usize;
-        for (number, tensor) in tensors.iter().enumerate() {
-            right.resize(count, 0);
-            tensor.file.read_exact_at(&mut right, tensor.extent.start + at).map_err(|error| (number, error))?;
-            if number > 0 {
-                both(number - 1, &left, &right);
-            }
-            std::mem::swap(&mut left, &mut right);
-        }
-        at += count as u64;
-    }
-    Ok(())
+    Ok((change.before, change.difference))
 }
 
 /// How one tensor differs from another of its type and shape.
@@ -221,10 +196,22 @@ pub(super) fn change(dtype: Dtype, a: &Place, b: &Place, read: &dyn Fn(u64)) -> 
 /// The error of the first state that cannot be read, with that state's place among them.
 pub(super) fn changes(dtype: Dtype, states: &[&Place], read: &dyn Fn(u64)) -> Result<Vec<Change>, (usize, io::Error)> {
     let mut changes = vec![Change::default(); states.len().saturating_sub(1)];
-    in_pieces(states, |number, left, right| {
-        changes[number].merge(&Change::of(dtype, left, right));
-        read(left.len() as u64);
-    })?;
+    let (mut left, mut right) = (Vec::new(), Vec::new());
+    let (mut at, len) = (0, states.first().map_or(0, |first| first.extent.end - first.extent.start));
+    while at < len {
+        // Whole elements.
+        let count = PIECE.min(len - at) as usize;
+        for (number, state) in states.iter().enumerate() {
+            right.resize(count, 0);
+            state.file.read_exact_at(&mut right, state.extent.start + at).map_err(|error| (number, error))?;
+            if number > 0 {
+                changes[number - 1].merge(&Change::of(dtype, &left, &right));
+                read(count as u64);
+            }
+            std::mem::swap(&mut left, &mut right);
+        }
+        at += count as u64;
+    }
     Ok(changes)
 }
 

@@ -59,7 +59,7 @@ pub use proof::Trained;
 pub use role::is_of_layer;
 pub use siblings::{Siblings, index_in, is_index, is_named_elsewhere, numbers_ranks, siblings};
 pub use table::{InOrder, Order, Table};
-pub use view::type_name;
+pub use view::{storage_class, type_name};
 
 use codec::Dtype;
 

@@ -141,23 +141,11 @@ pub(super) fn element(descr: &str) -> Result<(Option<Dtype>, u64), Fail> {
 
 /// The type of numbers of this kind, as numpy writes it, and of so many bytes.
 pub(super) fn number(kind: char, size: u32) -> Option<Dtype> {
-    Some(match (kind, size) {
-        ('b', 1) => Dtype::Bool,
-        ('i', 1) => Dtype::I8,
-        ('i', 2) => Dtype::I16,
-        ('i', 4) => Dtype::I32,
-        ('i', 8) => Dtype::I64,
-        ('u', 1) => Dtype::U8,
-        ('u', 2) => Dtype::U16,
-        ('u', 4) => Dtype::U32,
-        ('u', 8) => Dtype::U64,
-        ('f', 2) => Dtype::F16,
-        ('f', 4) => Dtype::F32,
-        ('f', 8) => Dtype::F64,
-        ('c', 8) => Dtype::C64,
-        ('c', 16) => Dtype::C128,
-        _ => return None,
-    })
+    match (kind, size) {
+        ('b', 1) => Some(Dtype::Bool),
+        ('i' | 'u' | 'f' | 'c', 1..=16) => Dtype::from_name(&format!("{}{}", kind.to_ascii_uppercase(), 8 * size)),
+        _ => None,
+    }
 }
 
 /// The fields of a header.

@@ -233,51 +233,59 @@ fn is_contiguous(shape: &[u64], stride: &[u64]) -> bool {
 }
 
 fn storage_dtype(class: &str) -> Option<Dtype> {
-    Some(match class.strip_suffix("Storage")? {
-        "Float" => Dtype::F32,
-        "Double" => Dtype::F64,
-        "Half" => Dtype::F16,
-        "BFloat16" => Dtype::Bf16,
-        "Long" => Dtype::I64,
-        "Int" | "QInt32" => Dtype::I32,
-        "Short" => Dtype::I16,
-        "Char" | "QInt8" => Dtype::I8,
-        "Byte" | "QUInt8" | "QUInt4x2" | "QUInt2x4" => Dtype::U8,
-        "Bool" => Dtype::Bool,
-        "ComplexFloat" => Dtype::C64,
-        "ComplexDouble" => Dtype::C128,
-        _ => return None,
-    })
+    match class {
+        "QInt32Storage" => Some(Dtype::I32),
+        "QInt8Storage" => Some(Dtype::I8),
+        "QUInt8Storage" | "QUInt4x2Storage" | "QUInt2x4Storage" => Some(Dtype::U8),
+        class => TYPES.iter().find(|known| known.class == Some(class)).map(|known| known.dtype),
+    }
 }
 
-/// What torch calls an element type, and what else.
-const TYPES: [(Dtype, &str, &str); 17] = [
-    (Dtype::F32, "float32", "float"),
-    (Dtype::F64, "float64", "double"),
-    (Dtype::F16, "float16", "half"),
-    (Dtype::Bf16, "bfloat16", ""),
-    (Dtype::F8E4m3, "float8_e4m3fn", ""),
-    (Dtype::F8E5m2, "float8_e5m2", ""),
-    (Dtype::C64, "complex64", "cfloat"),
-    (Dtype::C128, "complex128", "cdouble"),
-    (Dtype::I8, "int8", ""),
-    (Dtype::I16, "int16", "short"),
-    (Dtype::I32, "int32", "int"),
-    (Dtype::I64, "int64", "long"),
-    (Dtype::U8, "uint8", ""),
-    (Dtype::U16, "uint16", ""),
-    (Dtype::U32, "uint32", ""),
-    (Dtype::U64, "uint64", ""),
-    (Dtype::Bool, "bool", ""),
+/// What torch calls an element type.
+struct Type {
+    dtype: Dtype,
+    name: &'static str,
+    /// Another name.
+    alias: Option<&'static str>,
+    /// Its storages' class. New types have none.
+    class: Option<&'static str>,
+}
+
+const fn of(dtype: Dtype, name: &'static str, alias: Option<&'static str>, class: Option<&'static str>) -> Type {
+    Type { dtype, name, alias, class }
+}
+
+const TYPES: [Type; 17] = [
+    of(Dtype::F32, "float32", Some("float"), Some("FloatStorage")),
+    of(Dtype::F64, "float64", Some("double"), Some("DoubleStorage")),
+    of(Dtype::F16, "float16", Some("half"), Some("HalfStorage")),
+    of(Dtype::Bf16, "bfloat16", None, Some("BFloat16Storage")),
+    of(Dtype::F8E4m3, "float8_e4m3fn", None, None),
+    of(Dtype::F8E5m2, "float8_e5m2", None, None),
+    of(Dtype::C64, "complex64", Some("cfloat"), Some("ComplexFloatStorage")),
+    of(Dtype::C128, "complex128", Some("cdouble"), Some("ComplexDoubleStorage")),
+    of(Dtype::I8, "int8", None, Some("CharStorage")),
+    of(Dtype::I16, "int16", Some("short"), Some("ShortStorage")),
+    of(Dtype::I32, "int32", Some("int"), Some("IntStorage")),
+    of(Dtype::I64, "int64", Some("long"), Some("LongStorage")),
+    of(Dtype::U8, "uint8", None, Some("ByteStorage")),
+    of(Dtype::U16, "uint16", None, None),
+    of(Dtype::U32, "uint32", None, None),
+    of(Dtype::U64, "uint64", None, None),
+    of(Dtype::Bool, "bool", None, Some("BoolStorage")),
 ];
 
 /// The element type that torch calls so.
 pub(super) fn dtype_named(name: &str) -> Option<Dtype> {
-    let named = |(dtype, first, second): &(Dtype, &str, &str)| [*first, *second].contains(&name).then_some(*dtype);
-    TYPES.iter().find_map(named).filter(|_| !name.is_empty())
+    TYPES.iter().find(|known| known.name == name || known.alias == Some(name)).map(|known| known.dtype)
 }
 
 /// The name that torch gives an element type.
 pub fn type_name(dtype: Dtype) -> &'static str {
-    TYPES.iter().find(|(known, ..)| *known == dtype).map_or("unknown", |(_, name, _)| name)
+    TYPES.iter().find(|known| known.dtype == dtype).map_or("unknown", |known| known.name)
+}
+
+/// The class of torch's storages of an element type, if it has one.
+pub fn storage_class(dtype: Dtype) -> Option<&'static str> {
+    TYPES.iter().find(|known| known.dtype == dtype).and_then(|known| known.class)
 }

@@ -18,32 +18,20 @@ use super::quantize::{self, Grid};
 use super::{Fit, State, System, Tensor, Tile, code};
 use codec::Corrupt;
 
-/// Smallest number of bins: with three steps from the smallest value to the largest, a step is always in f32's range.
-const LEAST: u32 = 4;
-/// Largest number of bins.
+/// Bins of a layer (table 10), powers of two.
+const LEAST: u32 = 8;
 const MOST: u32 = 256;
 
-/// The system with its range of bins.
+/// The system.
 #[derive(Debug)]
-pub(super) struct QdCompressor {
-    least: u32,
-    most: u32,
-}
+pub(super) struct QdCompressor;
 
-impl QdCompressor {
-    /// Powers of two, 4 to 256, the first not above the second; `None` for others.
-    pub(super) fn new(least: u32, most: u32) -> Option<QdCompressor> {
-        let sound = [least, most].iter().all(|bins| bins.is_power_of_two() && (LEAST..=MOST).contains(bins));
-        (sound && least <= most).then_some(QdCompressor { least, most })
-    }
-
-    /// Bins for a layer whose `most` bins have these counts.
-    fn bins(&self, counts: &[u64]) -> u32 {
-        let total = counts.iter().sum::<u64>() as f64;
-        let one = |&count: &u64| if count > 0 { -(count as f64) / total * (count as f64 / total).log2() } else { 0.0 };
-        let entropy: f64 = counts.iter().map(one).sum();
-        (1 << entropy.round() as u32).clamp(self.least, self.most)
-    }
+/// Bins for a layer whose [`MOST`] bins have these counts.
+fn bins(counts: &[u64]) -> u32 {
+    let total = counts.iter().sum::<u64>() as f64;
+    let one = |&count: &u64| if count > 0 { -(count as f64) / total * (count as f64 / total).log2() } else { 0.0 };
+    let entropy: f64 = counts.iter().map(one).sum();
+    (1 << entropy.round() as u32).clamp(LEAST, MOST)
 }
 
 /// Smallest and largest finite value of a tensor; 0 if it has none.
@@ -61,13 +49,13 @@ impl System for QdCompressor {
     fn fit(&self, tensors: &[&dyn Tensor], _position: u32) -> io::Result<Vec<Arc<dyn Fit>>> {
         let one = |tensor: &&dyn Tensor| {
             let (min, max) = range(*tensor)?;
-            let finest = Grid::between(min.into(), max.into(), self.most - 1);
-            let mut counts = vec![0; self.most as usize];
+            let finest = Grid::between(min.into(), max.into(), MOST - 1);
+            let mut counts = vec![0; MOST as usize];
             for number in 0..tensor.tiles() {
-                let (codes, _) = quantize::quantized(finest, self.most - 1, &tensor.tile(number)?.values);
+                let (codes, _) = quantize::quantized(finest, MOST - 1, &tensor.tile(number)?.values);
                 codes.iter().for_each(|&code| counts[usize::from(code)] += 1);
             }
-            let bins = self.bins(&counts);
+            let bins = bins(&counts);
             Ok(Arc::new(Bins { bins, grid: Grid::between(min.into(), max.into(), bins - 1) }) as Arc<dyn Fit>)
         };
         tensors.iter().map(one).collect()
@@ -110,10 +98,7 @@ mod tests {
 
     #[test]
     fn all_conform() {
-        for (least, most) in [(8, 256), (4, 4), (256, 256), (8, 32)] {
-            conforms(&QdCompressor::new(least, most).unwrap());
-        }
-        assert!([(5, 8), (8, 512), (16, 8), (2, 8)].iter().all(|&(a, b)| QdCompressor::new(a, b).is_none()));
+        conforms(&QdCompressor);
     }
 
     /// A layer that fills its range gets all bins, one with a few far values fewer; the error is at most half a step.
@@ -123,13 +108,12 @@ mod tests {
         let even: Vec<f32> = (0..20_000).map(|i| i as f32 / 20_000.0).collect();
         let mut peaked: Vec<f32> = (0..20_000).map(|_| 0.01 * noise.normal()).collect();
         (peaked[7], peaked[8]) = (1.0, -1.0);
-        let qd = QdCompressor::new(8, 256).unwrap();
         for (values, bins) in [(even, 256), (peaked, 8)] {
             let layer = Made { tile: 30_000, ..Made::new("w", 100, values) };
-            let fit = format!("{:?}", qd.fit(&[&layer], 0).unwrap()[0]);
+            let fit = format!("{:?}", QdCompressor.fit(&[&layer], 0).unwrap()[0]);
             let step = 2.0 / (bins - 1) as f32;
             assert!(fit.starts_with(&format!("Bins {{ bins: {bins}, ")), "{fit}");
-            let state = checkpoint(&qd, std::slice::from_ref(&layer), 0).remove(0).0.remove(0);
+            let state = checkpoint(&QdCompressor, std::slice::from_ref(&layer), 0).remove(0).0.remove(0);
             let largest = layer.values.iter().zip(&state.values).map(|(x, q)| (x - q).abs()).fold(0.0, f32::max);
             assert!(largest <= 0.501 * if bins == 256 { step / 2.0 } else { step });
         }
@@ -139,10 +123,9 @@ mod tests {
     #[test]
     fn what_stays_costs_little() {
         let layer = Made { tile: 200_000, ..Made::layer("w", 100, 1000, &mut Noise(1)) };
-        let qd = QdCompressor::new(8, 256).unwrap();
-        let (states, first) = checkpoint(&qd, std::slice::from_ref(&layer), 0).remove(0);
+        let (states, first) = checkpoint(&QdCompressor, std::slice::from_ref(&layer), 0).remove(0);
         let moved = layer.values.iter().enumerate().map(|(i, &w)| if i % 100 == 0 { w + 0.001 } else { w }).collect();
-        let next = checkpoint(&qd, &[Made { values: moved, previous: Some(states), ..layer }], 1).remove(0).1;
+        let next = checkpoint(&QdCompressor, &[Made { values: moved, previous: Some(states), ..layer }], 1).remove(0).1;
         assert!(next < first / 3 && next > 100_000 / 8, "{first} {next}");
     }
 }

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use super::check_n_run::{self, CheckNRun, Method, Method::*};
 use super::delta_dnn::DeltaDnn;
 use super::gobo::Gobo;
-use super::inshrinkerator::{Config, Inshrinkerator, Metric, Named};
+use super::inshrinkerator::{Config, Inshrinkerator, Metric};
 use super::lc::Lc;
 use super::qd_compressor::QdCompressor;
 use super::scar::Scar;
@@ -93,7 +93,7 @@ pub static FAMILIES: &[Family] = &[
         sound(Inshrinkerator::new(usual(bits, Metric::Sensitivity)))
     })
     .about("Inshrinkerator that prunes by |w g|, g the gradient's running mean"),
-    family(30, "qd-compressor", &[(0, 0)], &[0], |_| sound(QdCompressor::new(8, 256)))
+    family(30, "qd-compressor", &[(0, 0)], &[0], |_| Box::new(QdCompressor))
         .about("QD-Compressor (2023): bins by each layer's entropy, cyclic differences"),
     family(31, "delta-dnn", &[(1, 8)], &[2, 3], |digits| {
         sound(format!("1e-{digits}").parse().ok().and_then(DeltaDnn::new))
@@ -135,7 +135,7 @@ fn usual(bits: u8, metric: Metric) -> Config {
 pub struct SystemId {
     family: u8,
     number: u8,
-    config: Option<Named>,
+    config: Option<Config>,
 }
 
 /// The families of Inshrinkerator, by pruning metric; payloads of configurations also belong to these.
@@ -151,21 +151,20 @@ impl SystemId {
         SystemId { family: family.id, number, config: None }
     }
 
-    /// Inshrinkerator in this configuration, its shares in whole hundredths of a percent; `None` if the configuration
-    /// is invalid.
+    /// Inshrinkerator in this configuration; `None` if it is invalid.
     pub fn inshrinkerator(config: &Config) -> Option<SystemId> {
-        let named = Named::nearest(config)?;
+        Inshrinkerator::new(*config)?;
         let (_, family) = INSHRINKERATOR.into_iter().find(|(metric, _)| *metric == config.metric)?;
-        Some(match named.number() {
+        Some(match config.number() {
             Some(number) => SystemId { family, number, config: None },
-            None => SystemId { family, number: 0, config: Some(named) },
+            None => SystemId { family, number: 0, config: Some(*config) },
         })
     }
 
     /// The configuration, if it is Inshrinkerator.
     pub fn configuration(self) -> Option<Config> {
         let (metric, _) = INSHRINKERATOR.into_iter().find(|(_, family)| *family == self.family)?;
-        Some(self.config.map_or_else(|| usual(self.number, metric), Named::config))
+        Some(self.config.unwrap_or_else(|| usual(self.number, metric)))
     }
 
     /// The first byte of its payloads.
@@ -185,7 +184,7 @@ impl SystemId {
 
     /// The system.
     pub fn system(self) -> Box<dyn System> {
-        match self.config.and_then(|named| Inshrinkerator::new(named.config())) {
+        match self.config.and_then(Inshrinkerator::new) {
             Some(system) => Box::new(system),
             None => (self.row().make)(self.number),
         }
@@ -226,8 +225,7 @@ impl FromStr for SystemId {
 
     fn from_str(text: &str) -> Result<SystemId, String> {
         if text.split('-').nth(1).is_some_and(|part| part.ends_with("bins")) {
-            let named: Named = text.parse()?;
-            return SystemId::inshrinkerator(&named.config())
+            return SystemId::inshrinkerator(&text.parse()?)
                 .ok_or_else(|| format!("{text:?} is not a configuration of Inshrinkerator"));
         }
         let of = |word: &str| FAMILIES.iter().find(|family| family.word == word);
@@ -268,7 +266,7 @@ mod tests {
 
     #[test]
     fn configurations_are_read_as_they_are_written_and_no_other_way() {
-        let shares = [0.0, 0.0005, 0.01, 0.07, 0.1, 0.123, 0.3, 0.2999, 1.0];
+        let shares = [0, 5, 100, 700, 1000, 1230, 3000, 2999, 10_000];
         let mut seen = std::collections::HashSet::new();
         for bins in [2u16, 3, 12, 16, 128, 239] {
             for embedding_bins in [2, 16, 32, 239] {
@@ -285,7 +283,7 @@ mod tests {
             }
         }
         let named = "inshrinkerator-12bins-embedding32-prune30-sensitivity-protect0.5".parse::<SystemId>().unwrap();
-        let config = Config { bins: 12, embedding_bins: 32, prune: 0.3, metric: Metric::Sensitivity, protect: 0.005 };
+        let config = Config { bins: 12, embedding_bins: 32, prune: 3000, metric: Metric::Sensitivity, protect: 50 };
         assert_eq!(named.configuration(), Some(config));
         assert_eq!(named.in_force(1, 100), named);
         assert!("inshrinkerator-16bins".parse::<SystemId>().unwrap_err().contains("is called inshrinkerator-4"));

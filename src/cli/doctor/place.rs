@@ -1,11 +1,10 @@
 //! Checks of a store, or of the place for one.
 
-use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, RenameFlags, ioctl_ficlone, renameat_with, statvfs, syncfs};
+use rustix::fs::{CWD, RenameFlags, renameat_with, statvfs, syncfs};
 
 use super::{Finding, ok, problem, warning};
 use crate::cli::format::size;
@@ -17,10 +16,6 @@ use crate::store::{Store, exposed};
 /// With less free space the next checkpoint may not fit.
 const LITTLE_ROOM: u64 = 1 << 30;
 const FEW_INODES: u64 = 10_000;
-/// Commands on an unmounted store use whole paths, and the kernel limits a path to this many bytes.
-const LONGEST_PATH: usize = 4095;
-/// Names within a run of checkpoints are shorter than this.
-const SHORT_PATH: usize = 512;
 /// File systems that other machines may write to. Crashes on these are not tested.
 const NETWORK: [&str; 10] = ["nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "gpfs", "beegfs", "glusterfs"];
 
@@ -40,7 +35,7 @@ pub(super) fn findings(dir: &Path) -> (Vec<Finding>, Option<io::Result<bool>>) {
     let inside = root.join("tmp");
     let place = if root.join("stepfs.toml").exists() && inside.is_dir() { inside } else { nearest(&root) };
     let is_shared = Store::look(&root).is_ok_and(|store| store.is_shared());
-    found.extend([file_system(&place), reachable(&root), length(&root)]);
+    found.extend([file_system(&place), reachable(&root)]);
     found.extend(shared(&place, is_shared));
     found.extend(room(&place));
     let probe = match tempfile::Builder::new().prefix(".stepfs-doctor-").tempdir_in(&place) {
@@ -51,7 +46,7 @@ pub(super) fn findings(dir: &Path) -> (Vec<Finding>, Option<io::Result<bool>>) {
         }
     };
     let path = probe.path();
-    found.extend([attributes(path), renames(path), durable(path), locks(path), blocks(path)]);
+    found.extend([attributes(path), renames(path), durable(path), locks(path)]);
     if rustix::process::geteuid().is_root() {
         found.push(others(path));
     }
@@ -148,18 +143,6 @@ fn reachable(root: &Path) -> Finding {
             format!("chown $(id -u) {0} && chmod go-w {0}", dir.display()),
         ),
         Err(error) => problem("owners", error.to_string(), "name a directory that you may reach"),
-    }
-}
-
-fn length(root: &Path) -> Finding {
-    let left = LONGEST_PATH.saturating_sub(root.as_os_str().len() + "/tree/".len());
-    match left < SHORT_PATH {
-        true => warning(
-            "paths",
-            format!("a path inside this store has at most {left} bytes"),
-            "give the store a shorter path",
-        ),
-        false => ok("paths", format!("a path inside this store has at most {left} bytes")),
     }
 }
 
@@ -268,12 +251,4 @@ fn others(probe: &Path) -> Finding {
         ),
         Ok(false) | Err(_) => ok(CHECK, "not needed: the file system has no leases"),
     }
-}
-
-fn blocks(probe: &Path) -> Finding {
-    let tried = || -> io::Result<()> {
-        let from = File::open(file(probe, "from")?)?;
-        Ok(ioctl_ficlone(File::create(probe.join(OsStr::new("to")))?, from)?)
-    };
-    ok("copies", if tried().is_ok() { "share their blocks" } else { "take their own space until they are archived" })
 }

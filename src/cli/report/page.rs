@@ -1,11 +1,10 @@
 //! The page: HTML in which every name is escaped, since `maud` escapes all that is no markup.
 
 use std::path::Path;
-use std::time::{Duration, UNIX_EPOCH};
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-use crate::cli::format::{name, percent, size, time};
+use crate::cli::format::{name, percent, size, time, utc};
 use crate::cli::latest::{newest_first, stated_best};
 use crate::cli::listing::{Checkpoint, in_updates};
 
@@ -55,8 +54,7 @@ pub(super) fn page(report: &Report) -> Markup {
 
 /// A time for programs, in UTC.
 fn iso(ns: i64) -> String {
-    let since = Duration::from_nanos(ns.max(0) as u64);
-    humantime::format_rfc3339_seconds(UNIX_EPOCH + since).to_string()
+    utc((ns / SECOND_NS).max(0) as u64)
 }
 
 fn bytes(count: u64) -> Markup {

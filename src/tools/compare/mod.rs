@@ -1,6 +1,6 @@
 //! `stepfs compare`: ways to keep a series of checkpoints by size, loss and cost, measured on the user's own files.
 //!
-//! stepfs's profiles and the published systems go through the archive of a store of their own, exactly as in a mount
+//! stepfs's profiles and the published systems take the encoder's way from a file to its object, as under a mount
 //! ([`kept`]). A user's first ideas run beside them ([`plain`]). Errors are measured on decoded files, element by
 //! element, never taken from an object's own statement. All work is done below one directory, which is removed.
 
@@ -9,32 +9,31 @@ mod kept;
 mod plain;
 mod report;
 
-use std::fs::Permissions;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
+use indicatif::ProgressBar;
 
 use crate::terminal::format::{progress, table};
-use crate::terminal::interrupt::interrupted;
+use crate::terminal::interrupt::Temporary;
 use crate::terminal::{log_to_stderr, say_json};
 
-use super::{Series, Watch, of_file};
+use super::Series;
 use codec::Codec;
 use report::{Measured, Report};
 
 /// Store a series of checkpoints with many codecs, and compare size, loss and cost.
 ///
 /// FILES are checkpoints of one run, oldest first. A directory stands for the checkpoints in it, in the order of their
-/// numbers. stepfs only reads them. Profiles and published systems go through a temporary store, as in a mount:
-/// keyframes, indexes and stubs count. The newest checkpoint is archived too, although a mount would keep it as
-/// written; a copy of the one before it serves as its successor. Loss is measured on decoded values.
+/// numbers. stepfs only reads them. Profiles and published systems keep them as a mount does: keyframes, indexes and
+/// stubs count. The newest checkpoint is encoded too, although a mount would keep it as written; the one before it
+/// serves as its successor. Loss is measured on decoded values.
 ///
 /// FILES must hold the values that a program wrote: released files of a mount that are lossy already are refused. To
 /// get exact ones, set `stepfs profile --set exact DIR`, and save a few checkpoints in DIR.
 ///
-/// DIR needs room for twice the series. All temporary data is removed at the end, also after Ctrl-C.
+/// DIR needs room for the series as one codec keeps it, and for one file. All temporary data is removed at the end, also after Ctrl-C.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  stepfs compare run/step_*.pt\n  \
 stepfs compare run --codecs balanced,compact,lc-3,zstd-patch-19\n\n\
@@ -50,7 +49,7 @@ pub struct Args {
     /// List the codecs, and exit.
     #[arg(long, conflicts_with_all = ["codecs", "files"])]
     list: bool,
-    /// Directory for the temporary stores [default: TMPDIR].
+    /// Directory for temporary files [default: TMPDIR].
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// Print a JSON object.
@@ -73,22 +72,14 @@ pub fn run(args: Args) -> Result<ExitCode> {
     for (path, why) in &series.skipped {
         say_error!("stepfs: left out: {}: {why}", path.display());
     }
-    let stop = interrupted()?;
     let parent = args.dir.unwrap_or_else(std::env::temp_dir);
-    // Other users may not be allowed to read the checkpoints that are copied here.
-    let private = Permissions::from_mode(0o700);
-    let dir = tempfile::Builder::new().prefix("stepfs-compare-").permissions(private).tempdir_in(&parent);
-    let dir = dir.with_context(|| format!("{}", parent.display()))?;
-    let bar = progress(steps(&series, codecs.len()), false);
-    let note = |words: &str, done: u64| {
-        bar.set_message(words.to_string());
-        bar.set_position(done);
-    };
-    let result = compare(&series, &codecs, dir.path(), &Watch { stop: &stop, progress: &note });
+    let dir = Temporary::directory("stepfs-compare-", &parent);
+    let (dir, _held) = dir.with_context(|| format!("{}", parent.display()))?;
+    // Each file is encoded and decoded by each codec.
+    let bar = progress((2 * series.states.len() * codecs.len()) as u64, false);
+    let report = compare(&series, &codecs, dir.path(), &bar);
     bar.finish_and_clear();
-    let kept = dir.path().to_path_buf();
-    dir.close().with_context(|| format!("{}", kept.display()))?;
-    let report = result?;
+    let report = report?;
     match args.json {
         true => say_json(&report)?,
         false => say_part!("{report}"),
@@ -126,46 +117,22 @@ fn list(json: bool) -> Result<()> {
     say_json(&all.collect::<Vec<_>>())
 }
 
-/// How far one codec is.
-struct Steps<'a> {
-    watch: &'a Watch<'a>,
-    /// Steps of the codecs before.
-    done: u64,
-    name: String,
-}
-
-impl Steps<'_> {
-    fn check(&self) -> Result<()> {
-        self.watch.check()
-    }
-
-    fn at(&self, step: u64) {
-        (self.watch.progress)(&self.name, self.done + step);
-    }
-}
-
-/// Steps of a comparison: each file is encoded and decoded by each codec.
-fn steps(series: &Series, codecs: usize) -> u64 {
-    (2 * series.len() * codecs) as u64
-}
-
 /// Keeps the series by each of the codecs, and measures. All files that it writes are below `dir`, and gone when it
-/// returns. Takes room for the series twice there, and for the decoded states of one file in memory.
-fn compare(series: &Series, codecs: &[Codec], dir: &Path, watch: &Watch) -> Result<Report> {
+/// returns. Takes room there for the series by one codec and for one decoded file.
+fn compare(series: &Series, codecs: &[Codec], dir: &Path, bar: &ProgressBar) -> Result<Report> {
     codecs.iter().try_for_each(|codec| codec.is_for(series))?;
-    (watch.progress)("updates", 0);
-    let scale = series.scale(watch)?;
+    bar.set_message("updates");
+    let scale = series.scale()?;
     let mut kept = Vec::new();
-    for (number, codec) in codecs.iter().enumerate() {
-        let steps = Steps { watch, done: steps(series, number), name: codec.to_string() };
-        // One directory each, so that the room of one is free before the next begins.
-        let dir = tempfile::Builder::new().prefix("codec-").tempdir_in(dir).map_err(of_file(dir))?;
-        let measured: Measured = match *codec {
-            Codec::Profile(profile) => kept::measure(series, profile, dir.path(), &steps)?,
-            Codec::Zstd(level) => plain::zstd(series, level, false, dir.path(), &steps)?,
-            Codec::ZstdPatch(level) => plain::zstd(series, level, true, dir.path(), &steps)?,
-            Codec::Planes => plain::planes(series, &steps)?,
+    for codec in codecs {
+        bar.set_message(codec.to_string());
+        let measured: Result<Measured> = match *codec {
+            Codec::Profile(profile) => kept::measure(series, profile, dir, bar),
+            Codec::Zstd(level) => plain::zstd(series, level, false, dir, bar),
+            Codec::ZstdPatch(level) => plain::zstd(series, level, true, dir, bar),
+            Codec::Planes => plain::planes(series, bar),
         };
+        let measured = measured.with_context(|| codec.to_string())?;
         kept.push(measured.report(codec.to_string(), codec.about(), series, &scale));
     }
     Ok(Report::new(series, &scale, kept))

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Error, Result, anyhow};
+use indicatif::ProgressBar;
 
 use crate::clock::timed;
 use crate::store::object::gaps;
@@ -15,7 +16,6 @@ use crate::tools::values::Size;
 use codec::{Dtype, TILE_BYTES, lossless};
 use formats::ReadAt;
 
-use super::Steps;
 use super::report::{Measured, RoleKept, SKELETON};
 
 /// Bytes handed over at once. An interruption waits for one such piece.
@@ -32,7 +32,7 @@ const TILE_LENGTH_BYTES: u64 = 4;
 /// `zstd`, or with `patch` the work of `zstd --patch-from`: the file before as reference, a window over all of it,
 /// matches over long distances. The first file of a series is compressed alone. To read one file, all before it are
 /// read.
-pub(super) fn zstd(series: &Series, level: u8, patch: bool, dir: &Path, steps: &Steps) -> Result<Measured> {
+pub(super) fn zstd(series: &Series, level: u8, patch: bool, dir: &Path, bar: &ProgressBar) -> Result<Measured> {
     let mut measured = Measured::default();
     // The file before, and the time to decode all files before it.
     let mut before: Option<Vec<u8>> = None;
@@ -56,10 +56,10 @@ pub(super) fn zstd(series: &Series, level: u8, patch: bool, dir: &Path, steps: &
             Ok(encoder)
         };
         let mut encoder = timed(&mut measured.encode, encode).map_err(&fail)?;
-        each_chunk(state, steps, |chunk| timed(&mut measured.encode, || encoder.write_all(chunk)))?;
+        each_chunk(state, |chunk| timed(&mut measured.encode, || encoder.write_all(chunk)))?;
         timed(&mut measured.encode, || encoder.finish()?.flush()).map_err(&fail)?;
         let bytes = packed.metadata().map_err(&fail)?.len();
-        steps.at(2 * at as u64 + 1);
+        bar.inc(1);
 
         let mut packed = packed;
         packed.rewind().map_err(&fail)?;
@@ -78,14 +78,14 @@ pub(super) fn zstd(series: &Series, level: u8, patch: bool, dir: &Path, steps: &
         let mut decoder = timed(&mut spent, open).map_err(&fail)?;
         let mut decoded = vec![0; CHUNK];
         let mut is_same = true;
-        each_chunk(state, steps, |chunk| {
+        each_chunk(state, |chunk| {
             timed(&mut spent, || decoder.read_exact(&mut decoded[..chunk.len()]))?;
             is_same &= decoded[..chunk.len()] == *chunk;
             Ok(())
         })?;
         drop(decoder);
         if !is_same {
-            return Err(wrong(steps, state));
+            return Err(wrong(state));
         }
         on_the_way = if patch { on_the_way + spent } else { spent };
         measured.decode += on_the_way;
@@ -95,14 +95,14 @@ pub(super) fn zstd(series: &Series, level: u8, patch: bool, dir: &Path, steps: &
             state.file.read_exact_at(&mut whole, 0).map_err(&fail)?;
             before = Some(whole);
         }
-        steps.at(2 * at as u64 + 2);
+        bar.inc(1);
     }
     Ok(measured)
 }
 
 /// A lossless codec did not return its input.
-fn wrong(steps: &Steps, state: &State) -> Error {
-    anyhow!("{}: {} does not come back as it was", steps.name, state.path.display())
+fn wrong(state: &State) -> Error {
+    anyhow!("{} does not come back as it was", state.path.display())
 }
 
 /// A window over this many bytes.
@@ -111,10 +111,9 @@ fn window_log(bytes: u64) -> u32 {
 }
 
 /// Hands on the bytes of a file.
-fn each_chunk(state: &State, steps: &Steps, mut take: impl FnMut(&[u8]) -> io::Result<()>) -> Result<()> {
+fn each_chunk(state: &State, mut take: impl FnMut(&[u8]) -> io::Result<()>) -> Result<()> {
     let mut chunk = vec![0; CHUNK];
     for at in (0..state.len).step_by(CHUNK) {
-        steps.check()?;
         let count = CHUNK.min((state.len - at) as usize);
         ReadAt::read_exact_at(&state.file, &mut chunk[..count], at).map_err(of_file(&state.path))?;
         take(&chunk[..count]).map_err(of_file(&state.path))?;
@@ -123,16 +122,15 @@ fn each_chunk(state: &State, steps: &Steps, mut take: impl FnMut(&[u8]) -> io::R
 }
 
 /// Each tile of each tensor by the lossless codec without a parent, and all bytes between tensors the same way.
-pub(super) fn planes(series: &Series, steps: &Steps) -> Result<Measured> {
+pub(super) fn planes(series: &Series, bar: &ProgressBar) -> Result<Measured> {
     let mut measured = Measured::default();
-    for (at, state) in series.states.iter().enumerate() {
-        let mut planes = Planes { state, steps, measured: &mut measured, payload: Vec::new(), decoded: Vec::new() };
+    for state in &series.states {
+        let mut planes = Planes { state, measured: &mut measured, payload: Vec::new(), decoded: Vec::new() };
         let mut bytes = 0;
         let mut tile = vec![0; TILE_BYTES];
         for tensor in &state.description.tensors {
             let mut stored = 0;
             for start in tensor.extent.clone().step_by(TILE_BYTES) {
-                steps.check()?;
                 let count = TILE_BYTES.min((tensor.extent.end - start) as usize);
                 state.file.read_exact_at(&mut tile[..count], start).map_err(of_file(&state.path))?;
                 stored += planes.tile(tensor.dtype, &tile[..count])?;
@@ -142,13 +140,12 @@ pub(super) fn planes(series: &Series, steps: &Steps) -> Result<Measured> {
             role.add(stored, len, len / tensor.dtype.size() as u64);
             bytes += stored;
         }
-        steps.at(2 * at as u64 + 1);
+        bar.inc(1);
         let (mut stored, mut raw) = (0, 0);
         let mut waiting = Vec::with_capacity(2 * TILE_BYTES);
         for gap in gaps(state.description.tensors.iter().map(|t| t.extent.clone()), state.len) {
             raw += gap.end - gap.start;
             for start in gap.clone().step_by(TILE_BYTES) {
-                steps.check()?;
                 let count = TILE_BYTES.min((gap.end - start) as usize);
                 state.file.read_exact_at(&mut tile[..count], start).map_err(of_file(&state.path))?;
                 waiting.extend_from_slice(&tile[..count]);
@@ -163,7 +160,7 @@ pub(super) fn planes(series: &Series, steps: &Steps) -> Result<Measured> {
         }
         measured.roles.entry(SKELETON).or_default().add(stored, raw, 0);
         measured.add(bytes + stored, Size::default(), 1);
-        steps.at(2 * at as u64 + 2);
+        bar.inc(1);
     }
     Ok(measured)
 }
@@ -171,7 +168,6 @@ pub(super) fn planes(series: &Series, steps: &Steps) -> Result<Measured> {
 /// Tile after tile of one file.
 struct Planes<'a> {
     state: &'a State,
-    steps: &'a Steps<'a>,
     measured: &'a mut Measured,
     payload: Vec<u8>,
     decoded: Vec<u8>,
@@ -180,7 +176,7 @@ struct Planes<'a> {
 impl Planes<'_> {
     /// Encodes and decodes a tile; answers the bytes it takes.
     fn tile(&mut self, dtype: Dtype, bytes: &[u8]) -> Result<u64> {
-        let Planes { state, steps, measured, payload, decoded } = self;
+        let Planes { state, measured, payload, decoded } = self;
         payload.clear();
         decoded.clear();
         decoded.resize(bytes.len(), 0);
@@ -188,7 +184,7 @@ impl Planes<'_> {
         let result = timed(&mut measured.decode, || lossless::decode(dtype, payload, None, decoded));
         match result.is_ok() && decoded == bytes {
             true => Ok(payload.len() as u64 + TILE_LENGTH_BYTES),
-            false => Err(wrong(steps, state)),
+            false => Err(wrong(state)),
         }
     }
 }

@@ -44,7 +44,7 @@ pub(super) struct Kept {
     name: String,
     /// A line about it.
     about: &'static str,
-    /// Bytes that each file takes. In a store: the length of its object, and its stub.
+    /// Bytes that each file takes. Under a profile: the length of its object, and its stub.
     bytes: Vec<u64>,
     /// Their sum.
     total: u64,
@@ -57,8 +57,8 @@ pub(super) struct Kept {
     roles: BTreeMap<&'static str, RoleKept>,
     /// The parameters' distance from the original.
     error: Errors,
-    /// 10^6 bytes of files that a core encodes in a second of processor time. A store: from the file to its released
-    /// stub, with planning, reading back, decoding and comparing, all threads together; others: encoding alone.
+    /// 10^6 bytes of files that a core encodes in a second of processor time. A profile: from the file to its object,
+    /// with planning, reading back, decoding and comparing, all threads together; others: encoding alone.
     encode_mb_s: f64,
     /// The same for decoding any one file, with nothing at hand: all objects that it takes are decoded for it.
     decode_mb_s: f64,

@@ -1,7 +1,6 @@
 //! Pickles as torch writes them, of protocol 2.
 
-use codec::Dtype;
-use formats::{Elements, type_name};
+use formats::{Elements, storage_class, type_name};
 
 use super::source::Source;
 
@@ -86,7 +85,7 @@ pub(super) fn size(shape: &[u64]) -> Value {
 /// A tensor without gaps, which is all of the storage of this number.
 pub(super) fn tensor(source: &Source, storage: usize) -> Value {
     let (dtype, bytes) = (source.dtype, source.bytes());
-    let class = class(dtype);
+    let class = storage_class(dtype);
     let (of, count) = match class {
         Some(class) => (Global("torch", class), bytes / dtype.size() as u64),
         Option::None => (Global("torch.storage", "UntypedStorage"), bytes),
@@ -100,23 +99,4 @@ pub(super) fn tensor(source: &Source, storage: usize) -> Value {
     }
     arguments.push(Global("torch", type_name(dtype)));
     call("torch._utils", "_rebuild_tensor_v3", arguments)
-}
-
-/// The class of torch's storages of a type, if it has one.
-fn class(dtype: Dtype) -> Option<&'static str> {
-    let classes = [
-        (Dtype::F32, "FloatStorage"),
-        (Dtype::F64, "DoubleStorage"),
-        (Dtype::F16, "HalfStorage"),
-        (Dtype::Bf16, "BFloat16Storage"),
-        (Dtype::I64, "LongStorage"),
-        (Dtype::I32, "IntStorage"),
-        (Dtype::I16, "ShortStorage"),
-        (Dtype::I8, "CharStorage"),
-        (Dtype::U8, "ByteStorage"),
-        (Dtype::Bool, "BoolStorage"),
-        (Dtype::C64, "ComplexFloatStorage"),
-        (Dtype::C128, "ComplexDoubleStorage"),
-    ];
-    classes.iter().find(|(of, _)| *of == dtype).map(|(_, class)| *class)
 }

@@ -2,20 +2,18 @@
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::Pid;
 
 use crate::terminal::format::name;
+use crate::terminal::interrupt::{Temporary, end_group};
 
-/// How often to check whether the command is done or the user wants to stop.
+/// How often to check whether the command is done.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// Time for a command to end after SIGTERM.
-const GRACE: Duration = Duration::from_millis(500);
 /// Bytes of output to examine, from the end.
 const TAIL_BYTES: u64 = 4096;
 /// Lines of standard error to show.
@@ -26,44 +24,20 @@ pub(super) struct Evaluator<'a> {
     script: String,
     timeout: Duration,
     scratch: &'a Path,
-    interrupted: &'a (dyn Fn() -> bool + Sync),
 }
 
-/// A command's output. It goes into files, so that no thread has to read it while the command runs.
-struct Output {
-    path: PathBuf,
-    file: File,
-}
-
-impl Output {
-    fn begin(path: PathBuf) -> Result<Output> {
-        let file = File::options().read(true).write(true).create(true).truncate(true).open(&path);
-        Ok(Output { file: file.with_context(|| format!("{}", path.display()))?, path })
-    }
-
-    fn stdio(&self) -> Result<Stdio> {
-        Ok(self.file.try_clone()?.into())
-    }
-
-    /// The end of the output, without a line that is cut off.
-    fn tail(&mut self) -> Result<String> {
-        let len = self.file.metadata()?.len();
-        let from = len.saturating_sub(TAIL_BYTES);
-        self.file.seek(SeekFrom::Start(from))?;
-        let mut bytes = Vec::new();
-        (&self.file).take(TAIL_BYTES).read_to_end(&mut bytes)?;
-        let text = String::from_utf8_lossy(&bytes).into_owned();
-        Ok(match text.split_once('\n') {
-            Some((_, rest)) if from > 0 => rest.to_string(),
-            _ => text,
-        })
-    }
-}
-
-impl Drop for Output {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
-    }
+/// The end of a command's output, without a line that is cut off. The output goes into a file, so that no thread has to
+/// read it while the command runs.
+fn tail(mut output: &File) -> Result<String> {
+    let from = output.metadata()?.len().saturating_sub(TAIL_BYTES);
+    output.seek(SeekFrom::Start(from))?;
+    let mut bytes = Vec::new();
+    output.take(TAIL_BYTES).read_to_end(&mut bytes)?;
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    Ok(match text.split_once('\n') {
+        Some((_, rest)) if from > 0 => rest.to_string(),
+        _ => text,
+    })
 }
 
 /// The last non-empty line must be exactly one number.
@@ -78,35 +52,24 @@ fn script(command: &str) -> String {
 }
 
 impl<'a> Evaluator<'a> {
-    pub(super) fn new(
-        command: &str,
-        timeout: Duration,
-        scratch: &'a Path,
-        interrupted: &'a (dyn Fn() -> bool + Sync),
-    ) -> Evaluator<'a> {
-        Evaluator { script: script(command), timeout, scratch, interrupted }
+    pub(super) fn new(command: &str, timeout: Duration, scratch: &'a Path) -> Evaluator<'a> {
+        Evaluator { script: script(command), timeout, scratch }
     }
 
     /// Runs the command on a checkpoint. The score may be NaN or infinite.
     ///
     /// # Errors
-    /// The command fails, prints no number or takes too long, or the user interrupts.
+    /// The command fails, prints no number or takes too long.
     pub(super) fn score(&self, checkpoint: &Path) -> Result<f64> {
-        let mut out = Output::begin(self.scratch.join("stdout"))?;
-        let mut err = Output::begin(self.scratch.join("stderr"))?;
-        let mut child = Command::new("sh")
-            .args(["-c", &self.script, "stepfs-tune"])
-            .arg(checkpoint)
-            .stdin(Stdio::null())
-            .stdout(out.stdio()?)
-            .stderr(err.stdio()?)
-            // A group, so that all of the command's processes can be stopped.
-            .process_group(0)
-            .spawn()
-            .context("cannot start sh")?;
+        let output = || tempfile::tempfile_in(self.scratch).with_context(|| format!("{}", self.scratch.display()));
+        let (out, err) = (output()?, output()?);
+        let mut command = Command::new("sh");
+        command.args(["-c", &self.script, "stepfs-tune"]).arg(checkpoint).stdin(Stdio::null());
+        command.stdout(out.try_clone()?).stderr(err.try_clone()?);
+        let (mut child, _held) = Temporary::program(&mut command).context("cannot start sh")?;
         let status = self.wait(&mut child).map_err(|error| error.context(format!("--eval {:?}", self.script)))?;
-        let mut said = || -> Result<String> {
-            let text = err.tail()?;
+        let said = || -> Result<String> {
+            let text = tail(&err)?;
             let lines: Vec<String> = text.lines().map(name).collect();
             let shown = lines[lines.len().saturating_sub(SHOWN_LINES)..].join("\n  ");
             Ok(if shown.is_empty() { String::new() } else { format!("; its last words:\n  {shown}") })
@@ -114,7 +77,7 @@ impl<'a> Evaluator<'a> {
         if !status.success() {
             bail!("--eval {:?} failed ({status}){}", self.script, said()?);
         }
-        match number(&out.tail()?) {
+        match number(&tail(&out)?) {
             Some(number) => Ok(number),
             None => bail!("--eval {:?}: the last line of its output must be a number{}", self.script, said()?),
         }
@@ -126,28 +89,15 @@ impl<'a> Evaluator<'a> {
             if let Some(status) = child.try_wait()? {
                 return Ok(status);
             }
-            if (self.interrupted)() {
-                end(child);
-                bail!("interrupted");
-            }
             if began.elapsed() >= self.timeout {
-                end(child);
+                // The child is not reaped yet, so its process id is still its own.
+                end_group(Pid::from_child(child));
+                let _ = child.wait();
                 bail!("did not end within {} seconds; raise --timeout", self.timeout.as_secs_f64());
             }
             std::thread::sleep(LOOK_EVERY);
         }
     }
-}
-
-/// Stops a command and all processes that it started.
-fn end(child: &mut Child) {
-    // The child is not reaped yet, so its process id is still its own.
-    let group = Pid::from_child(child);
-    let _ = kill_process_group(group, Signal::TERM);
-    std::thread::sleep(GRACE);
-    // Also if the command itself is gone: its children may ignore SIGTERM.
-    let _ = kill_process_group(group, Signal::KILL);
-    let _ = child.wait();
 }
 
 #[cfg(test)]
@@ -175,8 +125,7 @@ mod tests {
 
     fn score(command: &str, timeout: f64) -> Result<f64> {
         let scratch = tempfile::tempdir().unwrap();
-        let stop = || false;
-        let evaluator = Evaluator::new(command, Duration::from_secs_f64(timeout), scratch.path(), &stop);
+        let evaluator = Evaluator::new(command, Duration::from_secs_f64(timeout), scratch.path());
         let score = evaluator.score(Path::new("a b.pt"));
         assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 0, "it leaves nothing");
         score

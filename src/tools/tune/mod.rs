@@ -4,26 +4,26 @@ mod eval;
 mod report;
 mod trial;
 
-use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use indicatif::ProgressBar;
 
 use crate::store::durable::scratch;
 use crate::store::{Error, Profile, Store, step_pattern};
-use crate::terminal::interrupt::interrupted;
-use crate::terminal::log_to_stderr;
+use crate::terminal::format::progress;
+use crate::terminal::interrupt::Temporary;
+use crate::terminal::{log_to_stderr, say_json};
 use papers::inshrinkerator::search::{Space, search};
 use papers::inshrinkerator::{Config, Metric};
 use papers::registry::SystemId;
 
-use super::{Series, Watch};
+use super::Series;
 use eval::Evaluator;
-use report::{Candidate, Report, Table};
+use report::{Candidate, Report};
 use trial::Trial;
 
 /// Find the smallest profile that is still good enough, by a quality score of your own.
@@ -114,7 +114,6 @@ fn parse_near(text: &str) -> Result<Config, String> {
 /// A message for the user.
 pub fn run(args: Args) -> Result<ExitCode> {
     log_to_stderr("warn");
-    let interrupted = interrupted()?;
     if let Some(store) = &args.store {
         // Fail before hours of work, not after.
         Store::look(store)?;
@@ -124,30 +123,22 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     let files = in_order(&args.files);
     let series = Series::open(&files)?;
-    let watch = Watch { stop: &interrupted, progress: &|_, _| {} };
-    let trial = Trial::of(&series, &watch)?;
+    let trial = Trial::of(&series)?;
     let parent = args.tmp.clone().unwrap_or_else(std::env::temp_dir);
-    // Removed when the command ends, except by SIGKILL. Canonical, since CMD may change directories.
-    let private = Permissions::from_mode(0o700);
-    let scratch = fs::canonicalize(&parent)
-        .and_then(|parent| tempfile::Builder::new().prefix("stepfs-tune-").permissions(private).tempdir_in(parent));
-    let scratch = scratch.with_context(|| format!("{}", parent.display()))?;
-    let stop = || interrupted.load(Ordering::Relaxed);
-    let report = tune(&args, &trial, scratch.path(), &stop).map_err(|error| match stop() {
-        true => anyhow::anyhow!("interrupted; nothing was changed"),
-        false => error,
-    })?;
-    if args.json {
-        report.print_json(&files)?;
-    } else {
-        report.print()?;
+    // Canonical, since CMD may change directories.
+    let scratch = fs::canonicalize(&parent).and_then(|parent| Temporary::directory("stepfs-tune-", &parent));
+    let (scratch, _held) = scratch.with_context(|| format!("{}", parent.display()))?;
+    let report = tune(&args, &trial, scratch.path())?;
+    match args.json {
+        true => say_json(&report.json(&files))?,
+        false => say_part!("{}", report.words(trial.last())),
     }
     let Some(chosen) = report.chosen() else {
         bail!("no configuration is good enough; nothing was changed (try a larger --tolerance)")
     };
     let Some(path) = &args.store else {
         if !args.json {
-            report::say(&format!("In stepfs.toml:\n  default_profile = \"{}\"", chosen.profile))?;
+            say!("In stepfs.toml:\n  default_profile = \"{}\"", chosen.profile);
         }
         return Ok(ExitCode::SUCCESS);
     };
@@ -158,8 +149,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     })?;
     store.set_default_profile(profile)?;
     if !args.json {
-        let file = path.join("stepfs.toml");
-        report::say(&format!("{}: default_profile = \"{}\"", file.display(), chosen.profile))?;
+        say!("{}: default_profile = \"{}\"", path.join("stepfs.toml").display(), chosen.profile);
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -186,8 +176,7 @@ struct Trials<'a> {
     evaluator: Option<Evaluator<'a>>,
     exact_score: Option<f64>,
     args: &'a Args,
-    stop: &'a (dyn Fn() -> bool + Sync),
-    table: Table,
+    bar: ProgressBar,
     tried: Vec<Candidate>,
 }
 
@@ -199,7 +188,9 @@ impl Trials<'_> {
             Some(at) => at,
             None => {
                 let candidate = self.try_out(profile).with_context(|| format!("{name}"))?;
-                self.table.row(&candidate)?;
+                self.bar.set_message(candidate.profile.clone());
+                self.bar.inc_length(1);
+                self.bar.inc(1);
                 self.tried.push(candidate);
                 self.tried.len() - 1
             }
@@ -208,7 +199,7 @@ impl Trials<'_> {
     }
 
     fn try_out(&self, profile: Profile) -> Result<Candidate> {
-        let kept = self.trial.keep(profile, self.scratch, &self.stop)?;
+        let kept = self.trial.keep(profile, self.scratch)?;
         let score = match &self.evaluator {
             None => None,
             Some(evaluator) => {
@@ -250,16 +241,15 @@ impl Args {
     }
 }
 
-fn tune(args: &Args, trial: &Trial, scratch: &Path, stop: &(dyn Fn() -> bool + Sync)) -> Result<Report> {
+fn tune(args: &Args, trial: &Trial, scratch: &Path) -> Result<Report> {
     let timeout = Duration::from_secs(args.timeout);
-    let evaluator = args.eval.as_ref().map(|command| Evaluator::new(command, timeout, scratch, stop));
+    let evaluator = args.eval.as_ref().map(|command| Evaluator::new(command, timeout, scratch));
     let exact_score = match &evaluator {
         Some(evaluator) => Some(exact_score(args, evaluator, trial.last())?),
         None => None,
     };
-    let mut table = Table::new(args.json, trial, args.eval.is_some());
-    table.begin(exact_score, args.tolerance(), args.absolute)?;
-    let mut trials = Trials { trial, scratch, evaluator, exact_score, args, stop, table, tried: Vec::new() };
+    let bar = progress(0, false);
+    let mut trials = Trials { trial, scratch, evaluator, exact_score, args, bar, tried: Vec::new() };
     let exact = trials.of(Profile::Exact)?;
     if let Some(score) = exact.score.filter(|_| exact.degradation.abs() > args.tolerance()) {
         let before = exact_score.unwrap_or(score);
@@ -288,9 +278,9 @@ fn tune(args: &Args, trial: &Trial, scratch: &Path, stop: &(dyn Fn() -> bool + S
         eval: args.eval.clone(),
         exact_score,
         tolerance: args.tolerance(),
+        absolute: args.absolute,
         inshrinkerator_only: args.inshrinkerator_only,
         candidates: trials.tried,
-        table: trials.table.lines,
     })
 }
 

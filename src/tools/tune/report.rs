@@ -1,16 +1,12 @@
 //! The output of `stepfs tune`.
 
-use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use anyhow::Result;
-use indicatif::ProgressBar;
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::store::{Profile, names_bytes};
-use crate::terminal::format::{name, percent, progress, size};
-
-use super::trial::Trial;
+use crate::terminal::format::{name, percent, size, table};
 
 /// A profile that was tried.
 #[derive(Clone, Debug, Serialize)]
@@ -43,32 +39,10 @@ pub(super) struct Report {
     pub(super) eval: Option<String>,
     pub(super) exact_score: Option<f64>,
     pub(super) tolerance: f64,
+    /// The tolerance is a difference of scores, not a share.
+    pub(super) absolute: bool,
     pub(super) inshrinkerator_only: bool,
     pub(super) candidates: Vec<Candidate>,
-    /// All candidates, as a table.
-    pub(super) table: Vec<String>,
-}
-
-/// The result as JSON.
-#[derive(Serialize)]
-struct Json<'a> {
-    files: Vec<String>,
-    /// All of them in hexadecimal, if one is not UTF-8.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    files_bytes: Vec<String>,
-    file_bytes: u64,
-    eval: &'a Option<String>,
-    exact_score: Option<f64>,
-    tolerance: f64,
-    candidates: &'a [Candidate],
-    best_own: Option<&'a str>,
-    best_inshrinkerator: Option<&'a str>,
-    chosen: Option<&'a str>,
-}
-
-/// Prints a line for people.
-pub(super) fn say(line: &str) -> Result<()> {
-    Ok(writeln!(io::stdout(), "{line}")?)
 }
 
 impl Report {
@@ -87,28 +61,48 @@ impl Report {
         }
     }
 
-    pub(super) fn print_json(&self, files: &[PathBuf]) -> Result<()> {
+    pub(super) fn json(&self, files: &[PathBuf]) -> Value {
         let profile = |candidate: Option<&'_ Candidate>| candidate.map(|candidate| candidate.profile.clone());
-        let (own, theirs, chosen) = (profile(self.best(true)), profile(self.best(false)), profile(self.chosen()));
-        let json = Json {
-            files: files.iter().map(|file| file.to_string_lossy().into_owned()).collect(),
-            files_bytes: names_bytes(files.iter().map(PathBuf::as_path)),
-            file_bytes: self.file_bytes,
-            eval: &self.eval,
-            exact_score: self.exact_score,
-            tolerance: self.tolerance,
-            candidates: &self.candidates,
-            best_own: own.as_deref(),
-            best_inshrinkerator: theirs.as_deref(),
-            chosen: chosen.as_deref(),
-        };
-        say(&serde_json::to_string_pretty(&json)?)
+        let mut json = json!({
+            "files": files.iter().map(|file| file.to_string_lossy()).collect::<Vec<_>>(),
+            "file_bytes": self.file_bytes,
+            "eval": self.eval,
+            "exact_score": self.exact_score,
+            "tolerance": self.tolerance,
+            "candidates": self.candidates,
+            "best_own": profile(self.best(true)),
+            "best_inshrinkerator": profile(self.best(false)),
+            "chosen": profile(self.chosen()),
+        });
+        // All of them in hexadecimal, if one is not UTF-8.
+        let bytes = names_bytes(files.iter().map(PathBuf::as_path));
+        if !bytes.is_empty() {
+            json["files_bytes"] = bytes.into();
+        }
+        json
     }
 
-    /// Prints the verdict, then all candidates.
-    pub(super) fn print(&self) -> Result<()> {
-        let blank = [String::new()];
-        self.verdict().iter().chain(&blank).chain(&self.table).try_for_each(|line| say(line))
+    /// The verdict, then all candidates.
+    pub(super) fn words(&self, file: &Path) -> String {
+        let (tolerance, scored) = (self.tolerance, self.exact_score.is_some());
+        let good = match (scored, self.absolute) {
+            (true, true) => format!("at most {tolerance} worse"),
+            (true, false) => format!("at most {}% worse", 100.0 * tolerance),
+            (false, _) => format!("an error of at most {tolerance} of the update"),
+        };
+        let of_score = if scored { ["score", "worse"] } else { ["", ""] };
+        let head = ["profile", "bytes", "share", "error", ""].into_iter().chain(of_score);
+        let mut rows = vec![head.map(String::from).collect()];
+        rows.extend(self.candidates.iter().map(|of| {
+            let (share, good) = (percent(of.bytes, self.file_bytes), if of.good { "ok" } else { "no" });
+            let about = [of.profile.clone(), size(of.bytes), share, format!("{:.4}", of.error), good.into()];
+            let score = of.score.map(|score| [format!("{score:.6}"), format!("{:.5}", of.degradation)]);
+            about.into_iter().chain(score.into_iter().flatten()).collect()
+        }));
+        let table = table(&rows, &[false, true, true, true, false, true, true]);
+        let score = self.exact_score.map_or(String::new(), |score| format!(", score {score}"));
+        let (file, whole) = (name(&file.display().to_string()), size(self.file_bytes));
+        format!("{}\n\n{file}: {whole}{score}\nGood enough: {good}\n\n{table}", self.verdict().join("\n"))
     }
 
     /// The result in words.
@@ -148,61 +142,6 @@ impl Report {
     }
 }
 
-/// One line per candidate. Shows them as they come: on standard error if standard output is JSON, else beside a bar.
-pub(super) struct Table {
-    json: bool,
-    pub(super) lines: Vec<String>,
-    bar: ProgressBar,
-    file: String,
-    file_bytes: u64,
-    scored: bool,
-}
-
-/// Longer than the names of most configurations.
-const NAME_COLUMNS: usize = 44;
-
-impl Table {
-    pub(super) fn new(json: bool, trial: &Trial, scored: bool) -> Table {
-        let file = name(&trial.last().display().to_string());
-        Table { json, lines: Vec::new(), bar: progress(0, false), file, file_bytes: trial.last_bytes(), scored }
-    }
-
-    fn print(&mut self, line: &str) -> Result<()> {
-        if self.json {
-            writeln!(io::stderr(), "{}", line.trim_end())?;
-        }
-        self.lines.push(line.trim_end().into());
-        Ok(())
-    }
-
-    pub(super) fn begin(&mut self, exact_score: Option<f64>, tolerance: f64, absolute: bool) -> Result<()> {
-        let score = exact_score.map_or(String::new(), |score| format!(", score {score}"));
-        self.print(&format!("{}: {}{score}", self.file, size(self.file_bytes)))?;
-        let of = match (self.scored, absolute) {
-            (true, true) => format!("at most {tolerance} worse"),
-            (true, false) => format!("at most {}% worse", 100.0 * tolerance),
-            (false, _) => format!("an error of at most {tolerance} of the update"),
-        };
-        self.print(&format!("Good enough: {of}\n"))?;
-        let score = if self.scored { format!("{:>14}  {:>9}", "score", "worse") } else { String::new() };
-        self.print(&format!("{:NAME_COLUMNS$}  {:>9}  {:>6}  {:>9}  {score}", "profile", "bytes", "share", "error"))
-    }
-
-    pub(super) fn row(&mut self, candidate: &Candidate) -> Result<()> {
-        self.bar.set_message(candidate.profile.clone());
-        self.bar.inc_length(1);
-        self.bar.inc(1);
-        let (share, error) = (percent(candidate.bytes, self.file_bytes), candidate.error);
-        let score = match candidate.score {
-            Some(score) => format!("{score:>14.6}  {:>9.5}", candidate.degradation),
-            None => String::new(),
-        };
-        let good = if candidate.good { "ok" } else { "no" };
-        let (profile, bytes) = (&candidate.profile, size(candidate.bytes));
-        self.print(&format!("{profile:NAME_COLUMNS$}  {bytes:>9}  {share:>6}  {error:>9.4}  {score}  {good}"))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -220,9 +159,9 @@ mod tests {
             eval: None,
             exact_score,
             tolerance,
+            absolute: false,
             inshrinkerator_only,
             candidates,
-            table: Vec::new(),
         }
     }
 

@@ -9,14 +9,11 @@ use std::path::Path;
 
 use anyhow::{Result, anyhow};
 
-use crate::archive::model_signature;
-use crate::encode::{SeriesFile, encode_series};
 use crate::recall::{self, Chain, Layout, stream};
 use crate::store::durable::scratch;
 use crate::store::object::rows_and_width;
 use crate::store::{MIN_RELEASE_BYTES, Profile};
 use crate::tools::series::{Series, State, is_parameter};
-use crate::tools::{Watch, of_file};
 use formats::{Role, Tensor};
 use papers::inshrinkerator::Layer;
 use papers::tile::is_for;
@@ -24,8 +21,6 @@ use papers::tile::is_for;
 /// A series whose last file profiles are tried on.
 pub(super) struct Trial<'a> {
     series: &'a Series,
-    /// Whether each file agrees with its own checksums. A file that does not stays exact.
-    intact: Vec<bool>,
     /// Root mean square of the parameters' updates.
     update: f64,
 }
@@ -45,7 +40,7 @@ impl<'a> Trial<'a> {
     ///
     /// # Errors
     /// A store keeps the file as it is, or nothing was trained between the files.
-    pub(super) fn of(series: &'a Series, watch: &Watch) -> Result<Trial<'a>> {
+    pub(super) fn of(series: &'a Series) -> Result<Trial<'a>> {
         let unfit = |state: &State, why: String| anyhow!("{}: {why}", state.path.display());
         for state in &series.states {
             if state.len < MIN_RELEASE_BYTES {
@@ -56,14 +51,13 @@ impl<'a> Trial<'a> {
                 return Err(unfit(state, "it has no weights; `stepfs inspect` shows its tensors".into()));
             }
         }
-        let update = series.last_update(watch)?.rms();
+        let update = series.last_update()?.rms();
         if !(update > 0.0 && update.is_finite()) {
             let why =
                 "its weights are the same as in the file before; name checkpoints between which the model was trained";
             return Err(unfit(series.last(), why.into()));
         }
-        let intact = |state: &State| state.description.is_intact(&state.file).map_err(of_file(&state.path));
-        Ok(Trial { series, intact: series.states.iter().map(intact).collect::<Result<_, _>>()?, update })
+        Ok(Trial { series, update })
     }
 
     /// The last file.
@@ -105,38 +99,20 @@ impl<'a> Trial<'a> {
     /// error. `dir` holds the objects while they are written.
     ///
     /// # Errors
-    /// `Interrupted` if cancelled; `InvalidInput` for a file that changed meanwhile; device errors.
-    pub(super) fn keep(&self, profile: Profile, dir: &Path, cancelled: &(dyn Fn() -> bool + Sync)) -> io::Result<Kept> {
-        let states = &self.series.states;
-        let files = states.iter().zip(&self.intact).map(|(state, intact)| SeriesFile {
-            path: &state.path,
-            file: &state.file,
-            len: state.len,
-            description: &state.description,
-            signature: model_signature(&state.description),
-            intact: *intact,
-        });
-        let is_unchanged = |number: usize| match states[number].is_unchanged()? {
-            true => Ok(()),
-            false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it changed meanwhile")),
-        };
-        let (bytes, last) = encode_series(&files.collect::<Vec<_>>(), profile, dir, &is_unchanged, cancelled)?;
-        let error = match &last {
-            Some(chain) => self.error(chain, dir, cancelled)?,
-            None => 0.0,
-        };
-        Ok(Kept { bytes, error, last })
-    }
-
-    /// The error of the last state's parameters, in updates.
-    fn error(&self, chain: &Chain, dir: &Path, cancelled: &(dyn Fn() -> bool + Sync)) -> io::Result<f64> {
-        let decoded = tempfile::tempfile_in(dir)?;
-        stream(chain, &Layout::of(chain.leaf()), |offset, _, bytes| match cancelled() {
-            true => Err(io::ErrorKind::Interrupted.into()),
-            false => scratch::write_all_at(&decoded, bytes, offset),
+    /// A file that changed meanwhile; device errors.
+    pub(super) fn keep(&self, profile: Profile, dir: &Path) -> io::Result<Kept> {
+        let mut kept = Kept { bytes: Vec::new(), error: 0.0, last: None };
+        self.series.keep(profile, dir, &mut |at, object| {
+            kept.bytes.push(object.as_ref().map_or(self.series.states[at].len, |(bytes, _)| *bytes));
+            kept.last = object.map(|(_, chain)| chain);
+            Ok(())
         })?;
-        let errors = self.series.errors(self.series.last(), &decoded).map_err(io::Error::other)?;
-        Ok(errors.rms() / self.update)
+        if let Some(chain) = &kept.last {
+            let decoded = tempfile::tempfile_in(dir)?;
+            stream(chain, &Layout::of(chain.leaf()), |at, _, bytes| scratch::write_all_at(&decoded, bytes, at))?;
+            kept.error = self.series.errors(self.series.last(), &decoded)?.rms() / self.update;
+        }
+        Ok(kept)
     }
 
     /// Writes the last file as it decodes, with the checksums of its container.

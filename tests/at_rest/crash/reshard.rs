@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use stepfs::cli::reshard;
 use stepfs::store::durable::{CrashPoint, Io};
@@ -61,7 +60,7 @@ fn a_crash_leaves_a_resharded_version_whole_or_without_its_name() {
     fs::write(from.join("variables-0-of-1.ckpt"), message).unwrap();
     let recorder = Arc::new(Recorder::new(&root, Default::default()));
     let to = root.join("version-4");
-    reshard(&Io::new(Arc::clone(&recorder) as _), (from.to_str().unwrap(), 2), &to, &AtomicBool::new(false)).unwrap();
+    reshard(&Io::new(Arc::clone(&recorder) as _), (from.to_str().unwrap(), 2), &to).unwrap();
     let whole = files(&to);
     assert_eq!(whole.len(), 2);
     let record = recorder.record().clone();

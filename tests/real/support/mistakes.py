@@ -578,13 +578,13 @@ LEFT_OUT = {
     ("src/mirror/directory", "no mirror of stepfs"): "in the log: the mark is looked for first",
     ("src/cli/mirror", "a directory cannot be read"): "beside damage on a mirror: src/mirror/tests",
     ("src/cli/(pull|)", "interrupted"): "test_mirror: interrupted_commands_leave_nothing_and_go_on",
-    ("src/tools/(tune|reshard)", "interrupted"): "test_tune and test_elasticdl: an_interrupt...",
+    ("src/terminal/interrupt", "interrupted"): "test_transfer, test_tune and test_elasticdl: an_interrupt...",
     ("src/tools/tune/mod", "no configuration is good"): "takes minutes; test_tune: what_is_not_a_number_is_not_good_enough",
-    ("src/tools/tune/(mod|trial)", "the file has no name|no configuration|changed meanwhile|default_profile ="):
+    ("src/tools/(series|tune/(mod|trial))", "the file has no name|no configuration|changed meanwhile|default_profile ="):
         "a race with another program, or a defect",
     ("src/tools/tune/(mod|trial|eval)", "the file as it was|has no weights|cannot start sh"): "a reason in another message: test_tune",
     ("src/tools/series", "one is a|it has no|is . and not|other roles|at least two"): "a reason in `is not of the same model as`",
-    ("src/tools/compare", "more than|shorter|does not come back"): "a file above 2 GiB, a race with another program, or a defect",
+    ("src/tools/compare", "more than|does not come back"): "a file above 2 GiB, a race with another program, or a defect",
     ("crates/papers/src/registry", ""): "clap and the entries on profiles say it in other words",
     ("src/cli/(against|import|inspect|source|place)", "standard input|cannot compare|no distributed|does not answer|not complete"):
         "the place of another error, or a race",

@@ -12,7 +12,7 @@ mod reshard;
 #[cfg(test)]
 pub(super) mod tests;
 
-pub use reshard::{Refusal, Reshard, Source};
+pub use reshard::{Reshard, Source};
 
 use std::collections::HashSet;
 

@@ -28,17 +28,6 @@ pub struct Source<'a> {
     pub file: &'a dyn ReadAt,
 }
 
-/// Why a version cannot be resharded.
-#[derive(Debug, thiserror::Error)]
-pub enum Refusal {
-    /// A file cannot be read.
-    #[error("{0}")]
-    Io(String, #[source] io::Error),
-    /// The files are not those of one version.
-    #[error("{0}")]
-    Files(String),
-}
-
 /// The content of each file. Memory: some 12 bytes per row, 40 while it is made, and some hundred per variable and
 /// file; no values.
 pub struct Reshard<'a> {
@@ -81,17 +70,23 @@ impl Part {
     }
 }
 
-fn refuse<T>(why: String) -> Result<T, Refusal> {
-    Err(Refusal::Files(why))
+/// The files are not those of one version.
+fn refuse<T>(why: String) -> io::Result<T> {
+    Err(io::Error::new(io::ErrorKind::InvalidData, why))
+}
+
+/// An error that names the file which cannot be read.
+fn failed(source: &Source, error: io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", source.name))
 }
 
 impl<'a> Reshard<'a> {
     /// Reads the files, all of one version, and shares their content out among `count` files. `count` is not 0.
     ///
     /// # Errors
-    /// [`Refusal`] names the files: one that is no model, another version, a duplicate or a contradiction, a negative
+    /// They name the files: one that is no model, another version, a duplicate or a contradiction, a negative
     /// id, an unreadable file.
-    pub fn new(sources: &'a [Source<'a>], count: u32) -> Result<Reshard<'a>, Refusal> {
+    pub fn new(sources: &'a [Source<'a>], count: u32) -> io::Result<Reshard<'a>> {
         let models: Vec<Model> = sources.iter().map(read).collect::<Result<_, _>>()?;
         let version = models.first().map_or(0, |model| model.version);
         for (model, source) in models.iter().zip(sources) {
@@ -110,7 +105,7 @@ impl<'a> Reshard<'a> {
         let variables = variables(sources, &models, &mut files)?;
         let (tables, rows) = tables(sources, &models, &mut files)?;
         let reshard = Reshard { sources, version, variables, tables, rows, files };
-        match (0..count).find(|index| reshard.len(*index) > MAX_FILE) {
+        match (0..count).find(|index| reshard.size(*index) > MAX_FILE) {
             Some(_) => {
                 refuse(format!("a file for {count} servers would have 2 GiB, more than Protocol Buffers can read"))
             }
@@ -119,13 +114,8 @@ impl<'a> Reshard<'a> {
     }
 
     /// Length of a file in bytes.
-    pub fn len(&self, index: u32) -> u64 {
+    pub fn size(&self, index: u32) -> u64 {
         self.files[index as usize].iter().map(Part::len).sum()
-    }
-
-    /// Whether a file has no bytes: of a model of version 0, on a server that gets nothing.
-    pub fn is_empty(&self, index: u32) -> bool {
-        self.len(index) == 0
     }
 
     /// Hands the bytes of a file to `sink`, one piece after the other.
@@ -167,7 +157,7 @@ impl<'a> Reshard<'a> {
     }
 }
 
-fn read(source: &Source) -> Result<Model, Refusal> {
+fn read(source: &Source) -> io::Result<Model> {
     let size = source.file.size();
     match message::read(source.file, size) {
         // A server that has nothing writes a version and no more, or not even that.
@@ -175,18 +165,17 @@ fn read(source: &Source) -> Result<Model, Refusal> {
         Err(Fail::Bad(why) | Fail::CutShort(why)) => {
             refuse(format!("{} is no model as ElasticDL writes it: {why}", source.name))
         }
-        Err(Fail::Io(error)) => Err(Refusal::Io(source.name.clone(), error)),
+        Err(Fail::Io(error)) => Err(failed(source, error)),
     }
 }
 
 /// The tables' descriptions go into every file.
-fn infos(sources: &[Source], models: &[Model], files: &mut [Vec<Part>]) -> Result<(), Refusal> {
+fn infos(sources: &[Source], models: &[Model], files: &mut [Vec<Part>]) -> io::Result<()> {
     let mut known: HashMap<&str, (usize, Vec<u8>)> = HashMap::new();
     for (at, (source, model)) in sources.iter().zip(models).enumerate() {
         for info in &model.infos {
             let mut message = vec![0; (info.message.end - info.message.start) as usize];
-            let failed = |error| Refusal::Io(source.name.clone(), error);
-            source.file.read_exact_at(&mut message, info.message.start).map_err(failed)?;
+            source.file.read_exact_at(&mut message, info.message.start).map_err(|error| failed(source, error))?;
             if let Some((first, same)) = known.get(info.name.as_str()) {
                 if *same != message {
                     let first = &sources[*first].name;
@@ -210,7 +199,7 @@ fn infos(sources: &[Source], models: &[Model], files: &mut [Vec<Part>]) -> Resul
 }
 
 /// Variables go where their names say.
-fn variables(sources: &[Source], models: &[Model], files: &mut [Vec<Part>]) -> Result<usize, Refusal> {
+fn variables(sources: &[Source], models: &[Model], files: &mut [Vec<Part>]) -> io::Result<usize> {
     let mut known: HashMap<&str, usize> = HashMap::new();
     for (source, model) in models.iter().enumerate() {
         for dense in &model.dense {
@@ -229,7 +218,7 @@ fn variables(sources: &[Source], models: &[Model], files: &mut [Vec<Part>]) -> R
 }
 
 /// Rows go where their ids say. A table of which a server has no row is not in its file. Number of tables and of rows.
-fn tables(sources: &[Source], models: &[Model], files: &mut [Vec<Part>]) -> Result<(usize, u64), Refusal> {
+fn tables(sources: &[Source], models: &[Model], files: &mut [Vec<Part>]) -> io::Result<(usize, u64)> {
     let mut names: Vec<&str> = Vec::new();
     let mut pieces: HashMap<&str, Vec<(usize, &Slices)>> = HashMap::new();
     for (source, model) in models.iter().enumerate() {
@@ -251,7 +240,7 @@ fn tables(sources: &[Source], models: &[Model], files: &mut [Vec<Part>]) -> Resu
     Ok((names.len(), rows))
 }
 
-fn table(sources: &[Source], pieces: &[(usize, &Slices)], files: &mut [Vec<Part>]) -> Result<u64, Refusal> {
+fn table(sources: &[Source], pieces: &[(usize, &Slices)], files: &mut [Vec<Part>]) -> io::Result<u64> {
     let Some((first, like)) = pieces.first().copied() else { return Ok(0) };
     let name = &like.name;
     let mut ids: Vec<(u64, usize)> = Vec::new();

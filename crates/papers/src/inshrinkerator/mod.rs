@@ -26,7 +26,6 @@ mod tests;
 
 pub use super::levels::Coding;
 pub use layers::Layer;
-pub use named::Named;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -39,6 +38,14 @@ use codec::Corrupt;
 use partition::{FIRST_BIN, PROTECTED, PRUNED, Scores, Thresholds};
 use sketch::Histogram;
 
+/// Hundredths of a percent in all.
+const WHOLE: u16 = 10_000;
+
+/// Hundredths of a percent as a number from 0 to 1.
+fn share(hundredths: u16) -> f64 {
+    f64::from(hundredths) / f64::from(WHOLE)
+}
+
 /// The criterion for pruning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Metric {
@@ -49,24 +56,24 @@ pub enum Metric {
 }
 
 /// A quantization configuration (table 2).
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Config {
     /// Bins of all layers except embeddings.
     pub bins: u16,
     /// Bins of embeddings.
     pub embedding_bins: u16,
-    /// Share of the parameters to prune, 0 to 1.
-    pub prune: f64,
+    /// Parameters to prune, in hundredths of a percent.
+    pub prune: u16,
     /// The criterion for pruning.
     pub metric: Metric,
-    /// Share of the parameters that each metric protects, 0 to 1.
-    pub protect: f64,
+    /// Parameters that each metric protects, in hundredths of a percent.
+    pub protect: u16,
 }
 
 impl Config {
     /// This many bins, with the paper's smallest shares to prune and protect.
     pub fn new(bins: u16) -> Config {
-        Config { bins, embedding_bins: bins.max(16), prune: 0.1, metric: Metric::Magnitude, protect: 0.0005 }
+        Config { bins, embedding_bins: bins.max(16), prune: 1000, metric: Metric::Magnitude, protect: 5 }
     }
 }
 
@@ -81,12 +88,12 @@ pub struct Inshrinkerator {
 const ALPHA: f64 = 0.5;
 
 impl Inshrinkerator {
-    /// `None` if a number of bins is not 2 to 239, or a share not 0 to 1.
+    /// `None` if a number of bins is not 2 to 239, or a share not 0 to 100%.
     pub fn new(config: Config) -> Option<Inshrinkerator> {
         let most = MOST_LEVELS as u16 - FIRST_BIN;
         let bins = [config.bins, config.embedding_bins].iter().all(|bins| (2..=most).contains(bins));
-        let shares = [config.prune, config.protect].iter().all(|share| (0.0..=1.0).contains(share));
-        (bins && shares).then_some(Inshrinkerator { config, coding: Coding::Rearranged })
+        (bins && config.prune.max(config.protect) <= WHOLE)
+            .then_some(Inshrinkerator { config, coding: Coding::Rearranged })
     }
 
     /// With fewer of the delta encoder's stages, as figure 12 compares them.
@@ -112,9 +119,10 @@ impl System for Inshrinkerator {
         let one = |tensor: &&dyn Tensor| {
             let (kind, layer) = (layers::slot(tensor.name()), Layer::of(*tensor));
             let Config { bins, embedding_bins, prune, metric, protect } = self.config;
-            let prune = if layer == Layer::Vector { 0.0 } else { prune };
+            let prune = if layer == Layer::Vector { 0 } else { prune };
             let bins = if layer == Layer::Embedding { embedding_bins } else { bins };
-            let thresholds = Thresholds::new(metric, prune, protect, &types[&(kind, layer)], &kinds[kind]);
+            let thresholds =
+                Thresholds::new(metric, share(prune), share(protect), &types[&(kind, layer)], &kinds[kind]);
             let mut histogram = Histogram::default();
             for number in 0..tensor.tiles() {
                 let tile = tensor.tile(number)?;

@@ -6,7 +6,7 @@
 //! checkpoints try the neighbourhood of the previous configuration, never a more aggressive one on any axis. They
 //! search the whole cube only if nothing there is good enough.
 
-use super::{Config, Metric};
+use super::{Config, Metric, share};
 
 /// Axes of the cube.
 const AXES: usize = 4;
@@ -20,10 +20,10 @@ pub struct Space {
     pub bins: Vec<u16>,
     /// Bins of embeddings, ascending.
     pub embedding_bins: Vec<u16>,
-    /// Shares to prune, descending.
-    pub prune: Vec<f64>,
-    /// Shares to protect, ascending.
-    pub protect: Vec<f64>,
+    /// Hundredths of a percent to prune, descending.
+    pub prune: Vec<u16>,
+    /// Hundredths of a percent to protect, ascending.
+    pub protect: Vec<u16>,
     /// Share of embeddings among the parameters, 0 to 1, to estimate a configuration's size.
     pub embedding_share: f64,
 }
@@ -34,8 +34,8 @@ impl Space {
         Space {
             bins: vec![4, 6, 8, 12, 16, 32],
             embedding_bins: vec![16, 32],
-            prune: vec![0.5, 0.4, 0.3, 0.2, 0.1, 0.0],
-            protect: vec![0.0005, 0.005, 0.01],
+            prune: vec![5000, 4000, 3000, 2000, 1000, 0],
+            protect: vec![5, 50, 100],
             embedding_share,
         }
     }
@@ -69,10 +69,10 @@ impl Space {
     /// of marking pruned parameters. That cost falls again towards pruning nothing, and there would be no order along
     /// that axis.
     pub fn bits(&self, config: &Config) -> f64 {
-        let quantized = (1.0 - config.prune - config.protect).max(0.0);
+        let quantized = (1.0 - share(config.prune) - share(config.protect)).max(0.0);
         let bins = |bins: u16| f64::from(bins.max(1)).log2();
         let e = self.embedding_share.clamp(0.0, 1.0);
-        quantized * (bins(config.embedding_bins) * e + bins(config.bins) * (1.0 - e)) + 16.0 * config.protect
+        quantized * (bins(config.embedding_bins) * e + bins(config.bins) * (1.0 - e)) + 16.0 * share(config.protect)
     }
 }
 
@@ -81,10 +81,6 @@ impl Space {
 pub struct Found {
     /// The configuration.
     pub config: Config,
-    /// The degradation of its quality.
-    pub degradation: f64,
-    /// Number of configurations tried.
-    pub tried: usize,
     /// True if the whole cube was searched.
     pub exhaustive: bool,
 }
@@ -218,8 +214,5 @@ pub fn search<E>(
     let mut trials = Trials { space, threshold, degradation, tried: Vec::new() };
     let near = before.map(|before| trials.neighbourhood(before)).transpose()?.flatten();
     let found = near.map_or_else(|| trials.exhaustive(), |near| Ok(Some(near)))?;
-    let Some((place, metric)) = found else { return Ok(None) };
-    let degradation = trials.of(place, metric)?.0;
-    let config = space.config(place, metric);
-    Ok(Some(Found { config, degradation, tried: trials.tried.len(), exhaustive: near.is_none() }))
+    Ok(found.map(|(place, metric)| Found { config: space.config(place, metric), exhaustive: near.is_none() }))
 }

@@ -37,7 +37,7 @@ fn content(files: &[Vec<u8>]) -> Content {
     all
 }
 
-fn reshard(files: &[Vec<u8>], count: u32) -> Result<Vec<Vec<u8>>, Refusal> {
+fn reshard(files: &[Vec<u8>], count: u32) -> io::Result<Vec<Vec<u8>>> {
     let name = |at| format!("variables-{at}-of-{}.ckpt", files.len());
     let sources: Vec<Source> = files.iter().enumerate().map(|(at, file)| Source { name: name(at), file }).collect();
     let reshard = Reshard::new(&sources, count)?;
@@ -50,7 +50,7 @@ fn reshard(files: &[Vec<u8>], count: u32) -> Result<Vec<Vec<u8>>, Refusal> {
                 Ok(())
             })
             .unwrap();
-        assert_eq!(bytes.len() as u64, reshard.len(index));
+        assert_eq!(bytes.len() as u64, reshard.size(index));
         out.push(bytes);
     }
     Ok(out)
