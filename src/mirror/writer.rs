@@ -212,12 +212,9 @@ impl Writer {
         let tree = source.store().tree();
         let is_new = std::mem::take(&mut self.is_new);
         // What failed may have changed without a note.
-        let failed =
-            self.pending.iter().filter(|(_, pending)| pending.failed.is_some() && pending.is_due(Instant::now()));
-        let failed = failed.map(|(path, pending)| (path.clone(), pending.change));
         let mut again = std::mem::take(&mut self.again);
-        for (path, change) in failed {
-            again.entry(path).or_insert(change);
+        for (path, pending) in self.pending.iter().filter(|(_, of)| of.failed.is_some() && of.is_due(Instant::now())) {
+            again.entry(path.clone()).or_insert(pending.change);
         }
         // A file may be archived, or get another name or mode, while its bytes are on their way: that makes it no later.
         let of_file = |pending: &Pending| (pending.found.witness.inode, (pending.modified_ns(), pending.change));
