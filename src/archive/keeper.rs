@@ -4,7 +4,6 @@
 //! system: the keeper treats its own mount like one on another machine.
 
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -226,21 +225,13 @@ impl Namespace for OverLocks {
     fn remove(&self, path: &Path, expect: FileId, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<Outcome> {
         let Some(shared) = self.shared.upgrade() else { return Ok(Outcome::Busy) };
         let tree = shared.store.tree();
-        let found = match found_at(&tree, path)? {
-            Some(found) if FileId::of(&found) == expect && !found.is_dir() => found,
-            _ => return Ok(Outcome::Changed),
-        };
-        if !found.is_file() {
-            if !still()? {
-                return Ok(Outcome::Changed);
-            }
-            let at = beneath::reach(&tree, path)?;
-            return shared.io().device().remove_file(&at, CrashPoint::NameRemoved).map(|()| Outcome::Done);
+        if !found_at(&tree, path)?.is_some_and(|found| FileId::of(&found) == expect && !found.is_dir()) {
+            return Ok(Outcome::Changed);
         }
-        let fence = shared.store.fence(found.ino())?;
+        let fence = shared.store.fence(expect.ino)?;
         match self.take(&shared, path, expect)? {
             Ok(taken) => {
-                shared.store.fences().revoke_others(found.ino(), &fence)?;
+                shared.store.fences().revoke_others(expect.ino, &fence)?;
                 if !still()? {
                     return Ok(Outcome::Changed);
                 }

@@ -8,15 +8,18 @@
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Read, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use codec::hash::xxh3_64;
 use rustix::fs::{Timespec, Timestamps, UTIME_NOW};
 
 use super::durable::{CrashPoint, Io};
 use super::fence::{Fences, surely, tear_down};
 use super::locks::{self, Kind, LOCK, PATIENCE, WHOLE};
+use super::store::real_directory;
 use super::{Error, beneath};
 
 const SEATS: &str = "daemons";
@@ -27,8 +30,10 @@ pub(super) const DIRECTORIES: [&str; 3] = [SEATS, KEEPER, Fences::DIRECTORY];
 pub const BEAT: Duration = Duration::from_secs(1);
 /// A seat of a daemon that lives changes within this time, even where its machine is busy.
 const LIVES: Duration = Duration::from_secs(4);
-/// Longest name of a seat: the file system's limit, less the room for other names.
-const LONGEST_NAME: usize = 200;
+/// Longest part of a seat's name that tells the mount point. With the machine's name and a hash it fits any file system.
+const LONGEST_POINT: usize = 100;
+/// The file in an epoch's directory with the keeper's name.
+const NAME: &str = "name";
 
 /// Why a store on a file system of this type cannot be shared. `None`: it can.
 ///
@@ -65,15 +70,19 @@ pub struct Seat {
     lock: File,
 }
 
-/// The name of the seat of a mount: no two daemons of a machine have one mount point.
+/// The name of the seat of a mount: no two daemons of a machine have one mount point. A mount point that the name does not tell
+/// exactly is told by its hash.
 fn seat_name(point: &Path) -> String {
-    let escaped: String = point.to_string_lossy().chars().map(|c| if c == '/' { '+' } else { c }).collect();
-    let name = format!("{}{escaped}", node());
-    let mut from = name.len().saturating_sub(LONGEST_NAME);
-    while !name.is_char_boundary(from) {
+    let text = point.to_string_lossy();
+    let mut from = text.len().saturating_sub(LONGEST_POINT);
+    while !text.is_char_boundary(from) {
         from += 1;
     }
-    name[from..].to_string()
+    let (node, shown, bytes) = (node(), text[from..].replace('/', "+"), point.as_os_str().as_bytes());
+    match from > 0 || bytes.contains(&b'+') || text.as_bytes() != bytes {
+        true => format!("{node}{shown}-{:016x}", xxh3_64(bytes)),
+        false => format!("{node}{shown}"),
+    }
 }
 
 /// The lock that a daemon holds which serves the store at `root` on `point`.
@@ -106,7 +115,9 @@ impl Seat {
     /// Takes the seat of a mount.
     pub(super) fn take(io: &Io, root: &Path, point: &Path) -> Result<Seat, Error> {
         let dir = root.join(SEATS).join(seat_name(point));
-        let make = |path: &Path| io.make_dir(path, 0o700, CrashPoint::StoreMade).map_err(Error::io(path));
+        let make = |path: &Path| {
+            io.make_dir(path, 0o700, CrashPoint::StoreMade).map_err(Error::io(path)).and_then(|()| real_directory(path))
+        };
         make(&dir)?;
         let path = dir.join(LOCK);
         let lock = lock_file(&path).map_err(Error::io(&path))?;
@@ -185,12 +196,16 @@ impl Epoch {
         }
         let former = epochs(root)?;
         let dir = keeper.join(format!("{:016}", former.last().map_or(0, |(number, _)| *number) + 1));
-        io.make_dir(&dir, 0o700, CrashPoint::StoreMade)?;
+        match io.device().make_dir(&dir, 0o700, CrashPoint::StoreMade) {
+            // This one was suspended, lost its lock, and another keeper has that epoch.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
+            made => made?,
+        }
         io.make_dir(&dir.join("cache"), 0o700, CrashPoint::StoreMade)?;
         io.sync_dir(&keeper, CrashPoint::StoreMade)?;
+        // Only for people, and there may be no room for it.
+        let _ = fs::write(dir.join(NAME), format!("{} (process {})", node(), std::process::id()));
         end(root, former, recover)?;
-        lock.set_len(0)?;
-        writeln!(&lock, "{} (process {})", node(), std::process::id())?;
         Ok(Some(Epoch { dir, lock }))
     }
 
@@ -209,7 +224,7 @@ pub(super) fn epochs(root: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(root.join(KEEPER))? {
         let entry = entry?;
-        let number = entry.file_name().to_str().and_then(|name| name.parse().ok());
+        let number = entry.file_name().to_str().filter(|name| name.len() == 16).and_then(|name| name.parse().ok());
         found.extend(number.map(|number| (number, entry.path())));
     }
     found.sort();
@@ -223,7 +238,9 @@ pub(super) fn end(
     recover: &dyn Fn(&Path) -> io::Result<()>,
 ) -> io::Result<()> {
     for (_, dir) in epochs {
-        recover(&dir)?;
+        if fs::symlink_metadata(&dir)?.is_dir() {
+            recover(&dir)?;
+        }
         tear_down(&dir)?;
     }
     Fences::below(root).clear()
@@ -231,11 +248,11 @@ pub(super) fn end(
 
 /// The keeper of the store at `root`, as it calls itself. `None`: there is none.
 pub fn keeper_of(root: &Path) -> Option<String> {
-    let mut file = beneath::open_plain(&root.join(KEEPER).join(LOCK)).ok()?;
+    let lock = beneath::open_plain(&root.join(KEEPER).join(LOCK)).ok()?;
+    let (_, epoch) = epochs(root).ok()?.pop().filter(|_| locks::is_held(&lock, &WHOLE).is_ok_and(|held| held))?;
     let mut name = String::new();
-    let held = locks::is_held(&file, &WHOLE).ok()?;
-    (&mut file).take(256).read_to_string(&mut name).ok()?;
-    held.then(|| name.trim().to_string())
+    beneath::open_plain(&epoch.join(NAME)).ok()?.take(256).read_to_string(&mut name).ok()?;
+    Some(name)
 }
 
 #[cfg(test)]

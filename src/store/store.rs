@@ -72,7 +72,7 @@ impl Store {
             Some(lock) => lock,
             None => take_lock(&root, Kind::Alone)?,
         };
-        make_directories(&io, &root)?;
+        make_directories(&io, &root, settings.shared)?;
         let store = Store { root, settings, io, failed: Mutex::default(), lock: Some(lock), place: Place::Store };
         release::recover(&store, &store.tmp()).map_err(Error::io(store.tmp()))?;
         if store.is_shared() {
@@ -107,7 +107,7 @@ impl Store {
         admit(&root)?;
         let io = Io::disk();
         let lock = take_lock(&root, Kind::Shared)?;
-        make_directories(&io, &root)?;
+        make_directories(&io, &root, true)?;
         shared::see_others(&root, point)?;
         let seat = Seat::take(&io, &root, point)?;
         let place = Place::Seat(seat);
@@ -178,7 +178,7 @@ impl Store {
         }
         let root = fs::canonicalize(root).map_err(Error::io(root))?;
         let settings = read_settings(&root)?;
-        DIRECTORIES.iter().try_for_each(|name| real_directory(&root.join(name)))?;
+        directories(settings.shared).try_for_each(|name| real_directory(&root.join(name)))?;
         Ok(Store { root, settings, io: Io::disk(), failed: Mutex::default(), lock: None, place: Place::Store })
     }
 
@@ -393,7 +393,7 @@ fn create(io: &Io, root: &Path, shared: bool) -> Result<File, Error> {
     if root.exists() {
         for entry in fs::read_dir(root).map_err(Error::io(root))? {
             let name = entry.map_err(Error::io(root))?.file_name();
-            let ours = DIRECTORIES.iter().chain(&shared::DIRECTORIES).any(|d| name == **d)
+            let ours = directories(true).any(|d| name == *d)
                 || name == LOCK
                 || name == "stepfs.toml.new"
                 || guide::is_guide(root, &name);
@@ -412,11 +412,7 @@ fn create(io: &Io, root: &Path, shared: bool) -> Result<File, Error> {
     if root.join(SETTINGS).exists() {
         return Ok(lock);
     }
-    make_directories(io, root)?;
-    if shared {
-        let make = |name: &&str| io.make_dir(&root.join(name), 0o700, CrashPoint::StoreMade);
-        shared::DIRECTORIES.iter().try_for_each(make).map_err(Error::io(root))?;
-    }
+    make_directories(io, root, shared)?;
     let id = Id::random().map_err(Error::io(root))?;
     let path = root.join(SETTINGS);
     // The store's own name first: once its settings exist, the store is not created again.
@@ -454,13 +450,18 @@ fn number(file: &File) -> io::Result<(u64, u64)> {
     file.metadata().map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
+/// The directories of a store.
+fn directories(shared: bool) -> impl Iterator<Item = &'static str> {
+    DIRECTORIES.into_iter().chain(shared::DIRECTORIES.into_iter().filter(move |_| shared))
+}
+
 /// Creates the directories. The tree is the mount's root and has the mode of any new directory; the others are only for
-/// the owner. None may be a symlink: `tmp/` and `cache/` are emptied, and objects are removed. Syncs the store's
+/// the owner. None may be a symlink: most are emptied, and objects are removed. Syncs the store's
 /// directory if one was missing, since nothing else does before the names are needed.
-fn make_directories(io: &Io, root: &Path) -> Result<(), Error> {
+fn make_directories(io: &Io, root: &Path, shared: bool) -> Result<(), Error> {
     close(root, false).map_err(Error::io(root))?;
     let mut missing = false;
-    for name in DIRECTORIES {
+    for name in directories(shared) {
         let (path, is_tree) = (root.join(name), name == "tree");
         if fs::symlink_metadata(&path).is_err() {
             missing = true;
@@ -514,7 +515,7 @@ pub fn exposed(root: &Path) -> io::Result<Option<PathBuf>> {
 }
 
 /// Checks that no symlink or file is in the place of a store's directory. The next open creates a missing directory.
-fn real_directory(path: &Path) -> Result<(), Error> {
+pub(super) fn real_directory(path: &Path) -> Result<(), Error> {
     match fs::symlink_metadata(path) {
         Ok(metadata) if !metadata.is_dir() => Err(Error::NotReal(path.to_path_buf(), "directory")),
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::io(path)(error)),

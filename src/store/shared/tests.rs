@@ -1,8 +1,10 @@
 use std::os::unix::fs::FileExt;
 
 use std::ffi::OsStr;
+use std::sync::Arc;
 
 use super::*;
+use crate::store::durable::{Device, Disk};
 use crate::store::fence::{Fence, Take, Taken, leads_to};
 use crate::store::{MIN_RELEASE_BYTES, Store};
 
@@ -219,4 +221,97 @@ fn file_systems_that_were_not_tried_are_refused() {
     for magic in [0x6969, 0x00C3_6400, 0x0BD0_0BD0, 0x4750_4653, 0x1983_0326, 0x6573_5546, 0x0102_1994, 0x9123_683E] {
         assert!(refusal(magic).is_some());
     }
+}
+
+#[test]
+fn nothing_outside_a_store_is_removed() {
+    let world = World::new();
+    let outside = world.dir.path().join("outside");
+    let kept = outside.join("times-kept");
+    fs::create_dir_all(outside.join("tmp")).unwrap();
+    fs::write(&kept, "kept").unwrap();
+    let root = world.ours.root().to_path_buf();
+    let link = |at: &str| std::os::unix::fs::symlink(&outside, root.join(at)).unwrap();
+    link("keeper/0000000000000007");
+    link("replacing/7");
+    let keeper = world.theirs.elect().unwrap().unwrap();
+    assert!(keeper.tmp().ends_with("0000000000000008") && !root.join("replacing/7").is_symlink());
+    // Where each daemon empties directories of its own.
+    link(&format!("{SEATS}/{}", seat_name(Path::new("/c"))));
+    assert!(matches!(Store::join(&root, Path::new("/c")), Err(Error::NotReal(..))));
+    let seat = root.join(SEATS).join(seat_name(Path::new("/d")));
+    fs::create_dir(&seat).unwrap();
+    std::os::unix::fs::symlink(&outside, seat.join("tmp")).unwrap();
+    assert!(matches!(Store::join(&root, Path::new("/d")), Err(Error::NotReal(..))));
+    fs::remove_dir(root.join("replacing")).unwrap();
+    link("replacing");
+    assert!(matches!(Store::join(&root, Path::new("/e")), Err(Error::NotReal(..))));
+    assert_eq!(fs::read(&kept).unwrap(), b"kept");
+}
+
+/// A disk on which another keeper makes each directory a moment earlier.
+#[derive(Debug)]
+struct Late;
+
+impl Device for Late {
+    fn make_dir(&self, path: &Path, mode: u32, at: CrashPoint) -> io::Result<()> {
+        Disk.make_dir(path, mode, at)?;
+        Disk.make_dir(path, mode, at)
+    }
+}
+
+#[test]
+fn no_two_keepers_have_one_epoch() {
+    let world = World::new();
+    let elected = Epoch::begin(&Io::new(Arc::new(Late)), world.ours.root(), &|_| Ok(()));
+    assert!(elected.unwrap().is_none(), "it was suspended before it made its directory");
+    let next = world.theirs.elect().unwrap().unwrap();
+    assert!(next.is_keepers() && epochs(next.root()).unwrap().len() == 1);
+}
+
+#[test]
+fn a_copy_without_empty_directories_is_a_shared_store() {
+    let World { dir, ours, theirs } = World::new();
+    let root = ours.root().to_path_buf();
+    drop((ours, theirs));
+    for name in DIRECTORIES {
+        fs::remove_dir_all(root.join(name)).unwrap();
+    }
+    let again = Store::join(&root, Path::new("/a")).unwrap();
+    assert!(again.elect().unwrap().unwrap().fence(7).is_ok());
+    drop(dir);
+}
+
+#[test]
+fn each_mount_point_has_a_seat_of_its_own() {
+    let long = |end: &str| format!("/{}/{end}", "x".repeat(120));
+    let points = ["/a/b", "/a+b", "/a/b+", &long("a"), &format!("/y{}", long("a")), &"/é".repeat(99)];
+    let names: std::collections::HashSet<_> = points.iter().map(|point| seat_name(Path::new(point))).collect();
+    assert_eq!(names.len(), points.len());
+    assert!(names.iter().all(|name| name.starts_with(&node()) && name.len() < 255), "{names:?}");
+    assert!(seat_name(Path::new("/mnt/ckpts")).ends_with("+mnt+ckpts"));
+}
+
+#[test]
+fn what_is_no_file_is_removed_behind_a_fence_too() {
+    let world = World::new();
+    let at = world.ours.tree().join("latest");
+    let directory = File::open(world.ours.tree()).unwrap();
+    std::os::unix::fs::symlink(NAME, &at).unwrap();
+    let ino = fs::symlink_metadata(&at).unwrap().ino();
+    let take = || Take::of(&directory, OsStr::new("latest")).unwrap();
+    let (fence, Take::Taken(taken)) = (world.ours.fences().raise(ino).unwrap(), take()) else { panic!("it is gone") };
+    // Another file takes the name meanwhile.
+    fs::remove_file(&at).unwrap();
+    fs::write(&at, "new").unwrap();
+    assert!(!taken.remove(&fence).unwrap());
+    assert_eq!(fs::read(&at).unwrap(), b"new");
+    fs::remove_file(&at).unwrap();
+    std::os::unix::fs::symlink(NAME, &at).unwrap();
+    let Take::Taken(taken) = take() else { panic!("it is gone") };
+    drop(fence);
+    let late = world.ours.fences().raise(ino).unwrap();
+    world.theirs.fences().revoke(ino).unwrap();
+    assert_eq!(taken.remove(&late).unwrap_err().kind(), io::ErrorKind::NotFound);
+    assert!(taken.remove(&world.ours.fences().raise(ino).unwrap()).unwrap() && !at.is_symlink());
 }
