@@ -77,7 +77,7 @@ pub(super) fn lock_name(
     (parent, name): (u64, &OsStr),
     found: &Found,
 ) -> Result<Option<File>> {
-    if !table.is_shared() || !found.metadata.is_file() || found.metadata.len() < MIN_RELEASE_BYTES {
+    if !table.is_shared() || !found.metadata.is_file() {
         return Ok(None);
     }
     let Some(file) = readable(Place::named(table.at(parent, name)?).open(true, false))? else { return Ok(None) };
@@ -94,8 +94,12 @@ pub(super) fn lock_open(store: &Store, table: &Table, ino: u64, file: &File, wri
     if !table.is_shared() {
         return Ok(());
     }
-    if !locks::open(file, writes)? {
-        return Err(Fault::Locked);
+    match locks::open(file, writes) {
+        // A file that its owner may not read: no daemon of that user archives or replaces it.
+        Err(error) if error.raw_os_error() == Some(libc::EBADF) => {}
+        Ok(true) => {}
+        Ok(false) => return Err(Fault::Locked),
+        Err(error) => return Err(error.into()),
     }
     for (parent, name) in &table.node(ino)?.names {
         if !leads_to(&*table.directory(*parent)?, name, file)? {
@@ -103,9 +107,8 @@ pub(super) fn lock_open(store: &Store, table: &Table, ino: u64, file: &File, wri
             return Err(libc::ESTALE.into());
         }
     }
-    let metadata = file.metadata()?;
-    if writes && metadata.len() >= MIN_RELEASE_BYTES {
-        store.fences().revoke(metadata.ino())?;
+    if writes {
+        store.fences().revoke(file.metadata()?.ino())?;
     }
     Ok(())
 }
@@ -141,18 +144,23 @@ pub(super) fn give_back(
     }));
 }
 
-/// Gives a recalled file the stub's name, unless another daemon replaces or changes the stub. `original`: the stub, as it was when
-/// the file got its attributes.
+/// Gives a recalled file the stub's name, unless another daemon replaces or changes the stub. `original`: the stub, and its metadata
+/// when the file got its attributes.
 pub(super) fn put_in_place(
     store: &Store,
     table: &Table,
     ino: u64,
-    original: &Metadata,
+    (stub, original): (&File, &Metadata),
     (path, opened): (&Path, &File),
     fence: &Fence,
 ) -> Result<()> {
     let (parent, name) = table.node(ino)?.names.first().cloned().ok_or(Fault::Code(libc::ESTALE))?;
-    let taken = match Take::of(&*table.directory(parent)?, &name)? {
+    let directory = table.directory(parent)?;
+    if !leads_to(&directory, &name, stub)? {
+        // Another daemon brought it back first, say: the kernel looks the name up anew.
+        return Err(libc::ESTALE.into());
+    }
+    let taken = match Take::of(&directory, &name)? {
         Take::Taken(taken) => taken,
         Take::Busy => return Err(Fault::Locked),
         Take::Gone => return Err(libc::ESTALE.into()),
@@ -165,8 +173,10 @@ pub(super) fn put_in_place(
     }
     store.fences().revoke_others(held.ino(), fence)?;
     let ready = fence.dir().join("recalled");
-    std::fs::rename(path, &ready)?;
-    let replaced = replace_stub(store.io(), &ready, &[taken.path()], &mut || unreachable!("it has one name"));
+    let no_second = &mut || unreachable!("it has one name");
+    let moved = std::fs::rename(path, &ready);
+    let replaced = moved.and_then(|()| replace_stub(store.io(), &ready, &[taken.path()], no_second));
+    // A new keeper takes down all fences.
     replaced
         .map(drop)
         .map_err(|error| if error.kind() == io::ErrorKind::NotFound { Fault::Locked } else { error.into() })
