@@ -7,6 +7,7 @@ use std::io;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use crate::store::durable::CrashPoint;
 use crate::store::fence::{Take, Taken};
@@ -17,6 +18,9 @@ use super::look::Looks;
 use super::namespace::{FileId, Namespace, Outcome, found_at, unless_occupied};
 use super::shared::Shared;
 use super::{Archive, Queue, Status, keeping};
+
+/// After an election that failed: no object could be loaded, say. Another daemon may do better meanwhile.
+const NEXT_ELECTION: Duration = Duration::from_secs(10);
 
 /// Shows that this daemon lives; answers the server's clock.
 fn beat(store: &Store) -> io::Result<i64> {
@@ -66,6 +70,8 @@ impl Keeper {
 
     fn run(&self) {
         let mut looking: Option<JoinHandle<()>> = None;
+        // An election takes down the fences of all daemons, so one that fails is not tried again at once.
+        let mut next = Instant::now();
         loop {
             let Some(serving) = self.serving.upgrade() else { break };
             if let Err(error) = beat(serving.store()) {
@@ -83,10 +89,13 @@ impl Keeper {
                     looking.take().into_iter().for_each(|thread| drop(thread.join()));
                 }
                 Some(_) => {}
-                None if stopping => {}
+                None if stopping || Instant::now() < next => {}
                 None => match self.become_keeper(&serving) {
                     Ok(started) => looking = started,
-                    Err(error) => log::error!("cannot become the keeper: {error}"),
+                    Err(error) => {
+                        log::error!("cannot become the keeper: {error}; next try in {NEXT_ELECTION:.0?}");
+                        next = Instant::now() + NEXT_ELECTION;
+                    }
                 },
             }
             drop(serving);

@@ -18,7 +18,7 @@ use super::workers::Workers;
 use crate::archive::{Archive, FileId};
 use crate::store::durable::CrashPoint;
 use crate::store::fence::{Fence, Take, leads_to};
-use crate::store::{MIN_RELEASE_BYTES, Store, Stub, locks, replace_stub};
+use crate::store::{MIN_RELEASE_BYTES, Store, Stub, locks, replace_taken};
 
 /// How long others hold a file that they replace: a few system calls.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -173,11 +173,7 @@ pub(super) fn put_in_place(
     }
     store.fences().revoke_others(held.ino(), fence)?;
     let ready = fence.dir().join("recalled");
-    let no_second = &mut || unreachable!("it has one name");
-    let moved = std::fs::rename(path, &ready);
-    let replaced = moved.and_then(|()| replace_stub(store.io(), &ready, &[taken.path()], no_second));
+    let replaced = std::fs::rename(path, &ready).and_then(|()| replace_taken(store.io(), &ready, &taken));
     // A new keeper takes down all fences.
-    replaced
-        .map(drop)
-        .map_err(|error| if error.kind() == io::ErrorKind::NotFound { Fault::Locked } else { error.into() })
+    replaced.map_err(|error| if error.kind() == io::ErrorKind::NotFound { Fault::Locked } else { error.into() })
 }
