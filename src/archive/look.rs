@@ -383,3 +383,6 @@ fn examine(shared: &Shared, path: &Path, print: &Print, now_ns: i64) -> io::Resu
         () => (Stage::Given, found),
     })
 }
+
+#[cfg(test)]
+mod tests;

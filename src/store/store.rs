@@ -102,10 +102,14 @@ impl Store {
     /// # Errors
     /// [`Error::Engine`] and [`Error::LocalLocks`] if the store's file system cannot be shared; those of [`Store::open`].
     pub fn join(root: &Path, point: &Path) -> Result<Store, Error> {
+        Store::join_on(Io::disk(), root, point)
+    }
+
+    /// [`Store::join`] on another device than the disk.
+    pub fn join_on(io: Io, root: &Path, point: &Path) -> Result<Store, Error> {
         let root = fs::canonicalize(root).map_err(Error::io(root))?;
         let settings = read_settings(&root)?;
         admit(&root)?;
-        let io = Io::disk();
         let lock = take_lock(&root, Kind::Shared)?;
         make_directories(&io, &root, true)?;
         shared::see_others(&root, point)?;

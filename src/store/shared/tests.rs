@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::*;
 use crate::store::durable::{Device, Disk};
 use crate::store::fence::{Fence, Take, Taken, leads_to};
-use crate::store::{MIN_RELEASE_BYTES, Store};
+use crate::store::{Committed, Id, MIN_RELEASE_BYTES, Prepared, Store, Stub, replace_taken};
 
 const NAME: &str = "step_1.pt";
 
@@ -314,4 +314,42 @@ fn what_is_no_file_is_removed_behind_a_fence_too() {
     world.theirs.fences().revoke(ino).unwrap();
     assert_eq!(taken.remove(&late).unwrap_err().kind(), io::ErrorKind::NotFound);
     assert!(taken.remove(&world.ours.fences().raise(ino).unwrap()).unwrap() && !at.is_symlink());
+}
+
+/// A disk on which another daemon makes a file beside each that is replaced, some time after that.
+#[derive(Debug)]
+struct Busy;
+
+impl Device for Busy {
+    fn rename(&self, from: &Path, to: &Path, at: CrashPoint) -> io::Result<()> {
+        Disk.rename(from, to, at)?;
+        if matches!(at, CrashPoint::StubInPlace | CrashPoint::RecallInPlace) {
+            std::thread::sleep(Duration::from_millis(50));
+            fs::write(to.with_file_name(format!("beside-{at:?}")), "")?;
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn a_directory_that_others_change_keeps_its_time() {
+    let world = World::new();
+    let root = world.ours.root();
+    let (tree, old) = (world.ours.tree(), fs::File::open(world.ours.tree()).unwrap());
+    let time = || fs::metadata(&tree).unwrap().modified().unwrap();
+    let former = std::time::SystemTime::now() - Duration::from_secs(1000);
+    for (point, io, others) in [("/c", Io::disk(), false), ("/d", Io::new(Arc::new(Busy)), true)] {
+        let store = Store::join_on(io, root, Path::new(point)).unwrap();
+        let source = fs::metadata(world.path()).unwrap();
+        old.set_modified(former).unwrap();
+        let stub = Stub { store: store.id(), object: Id::random().unwrap(), logical_len: MIN_RELEASE_BYTES };
+        let ready = Prepared::new(&store, Path::new(NAME), &source, &stub).unwrap().unwrap();
+        assert_eq!(ready.commit(&world.taken().path()).unwrap(), Committed::Done);
+        assert_eq!(time() > former + Duration::from_secs(500), others, "after a release");
+        old.set_modified(former).unwrap();
+        let (_fence, new) = world.ready();
+        replace_taken(store.io(), &new, &world.taken()).unwrap();
+        assert_eq!(time() > former + Duration::from_secs(500), others, "after a recall");
+        fs::write(world.path(), vec![1; MIN_RELEASE_BYTES as usize]).unwrap();
+    }
 }
