@@ -6,7 +6,8 @@ use std::sync::Arc;
 use super::*;
 use crate::store::durable::{Device, Disk};
 use crate::store::fence::{Fence, Take, Taken, leads_to};
-use crate::store::{Committed, Id, MIN_RELEASE_BYTES, Prepared, Store, Stub, replace_taken};
+use crate::store::object::path_of;
+use crate::store::{Committed, Id, MIN_RELEASE_BYTES, Objects, Prepared, Store, Stub, replace_taken};
 
 const NAME: &str = "step_1.pt";
 
@@ -352,4 +353,63 @@ fn a_directory_that_others_change_keeps_its_time() {
         assert_eq!(time() > former + Duration::from_secs(500), others, "after a recall");
         fs::write(world.path(), vec![1; MIN_RELEASE_BYTES as usize]).unwrap();
     }
+}
+
+#[test]
+fn whoever_takes_a_file_has_the_one_at_the_name() {
+    let world = World::new();
+    let tree = File::open(world.ours.tree()).unwrap();
+    let (path, new) = (world.path(), world.dir.path().join("new"));
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    let order = std::sync::atomic::Ordering::Relaxed;
+    std::thread::scope(|scope| {
+        // A program renames over the file, as another daemon lets it: with the lock of the file that goes.
+        scope.spawn(|| {
+            while !is_over.load(order) {
+                let there = world.open();
+                if locks::open(&there, false).unwrap() && leads_to(&tree, OsStr::new(NAME), &there).unwrap() {
+                    fs::write(&new, "new").unwrap();
+                    fs::rename(&new, &path).unwrap();
+                }
+            }
+        });
+        let mut taken = 0;
+        for _ in 0..20_000 {
+            if let Take::Taken(file) = Take::of(&tree, OsStr::new(NAME)).unwrap() {
+                taken += 1;
+                assert_eq!(file.metadata().unwrap().ino(), world.ino(), "its name leads to another file");
+            }
+        }
+        is_over.store(true, order);
+        assert!(taken > 0);
+    });
+}
+
+#[test]
+fn a_stub_that_comes_late_finds_no_way() {
+    let world = World::new();
+    let source = fs::metadata(world.path()).unwrap();
+    let stub = Stub { store: world.ours.id(), object: Id::random().unwrap(), logical_len: MIN_RELEASE_BYTES };
+    let ready = Prepared::new(&world.ours, Path::new(NAME), &source, &stub).unwrap().unwrap();
+    let taken = world.taken();
+    taken.lose_lock();
+    // The bytes and the times stay: only the fence tells.
+    world.theirs.fences().revoke(world.ino()).unwrap();
+    assert_eq!(ready.commit(&taken.path()).unwrap_err().kind(), io::ErrorKind::NotFound);
+    assert_eq!(world.ino(), source.ino());
+}
+
+#[test]
+fn a_former_keeper_removes_no_object() {
+    let world = World::new();
+    let keeper = world.ours.elect().unwrap().unwrap();
+    let objects = Objects::none(Io::disk(), &keeper.objects()).removed_through(keeper.tmp());
+    let id = Id::random().unwrap();
+    let path = path_of(&keeper.objects(), id);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(&path, "object").unwrap();
+    fs::rename(world.ours.root().join("keeper/lock"), world.dir.path().join("lost")).unwrap();
+    let _next = world.theirs.elect().unwrap().unwrap();
+    objects.remove(&[id]);
+    assert!(path.exists());
 }

@@ -212,6 +212,62 @@ def attempt(call):
         return error
 
 
+@pytest.mark.parametrize("call", ["open", "unlink", "rename", "rename over", "chmod"])
+def test_whoever_waited_means_the_file_that_is_there_then(call):
+    """The name leads to another file once the lock is free."""
+    for nodes in open_nodes(1):
+        file, other, below = nodes[0] / "file", nodes[0] / "other", nodes.store / "tree/file"
+        file.write_bytes(b"x" * 100_000)
+        other.write_bytes(b"y" * 100_000)
+        wait_until(lambda: not isinstance(attempt(lambda: alone(below)), OSError), 10, "the file is closed")
+        held = alone(below)
+        done = []
+
+        def write():
+            with open(file, "r+b") as opened:
+                opened.write(b"new")
+
+        calls = {"open": write, "unlink": lambda: os.unlink(file), "rename": lambda: os.rename(file, nodes[0] / "new"),
+                 "rename over": lambda: os.rename(other, file), "chmod": lambda: os.chmod(file, 0o600)}
+        thread = threading.Thread(target=lambda: done.append(calls[call]()))
+        thread.start()
+        time.sleep(.5)
+        (nodes.base / "replacement").write_bytes(b"z" * 100_000)
+        os.rename(nodes.base / "replacement", below)
+        # Another daemon replaces that one, too.
+        second = alone(below)
+        os.close(held)
+        time.sleep(.5)
+        assert not done and thread.is_alive(), "it waits for the file that is there"
+        os.close(second)
+        thread.join(20)
+        assert done == [None]
+        if call == "open":
+            assert below.read_bytes() == b"new" + b"z" * 99_997
+        elif call == "chmod":
+            assert below.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("mode", ["rb", "r+b"])
+def test_the_lock_lies_on_what_reads_and_writes(nodes, mode):
+    """On NFS only the handle that has the lock is fenced."""
+    (nodes[0] / "file").write_bytes(b"x" * 100_000)
+    below = (nodes.store / "tree/file").stat().st_ino
+
+    def described():
+        found = []
+        for fd in Path(f"/proc/{nodes[0].pid}/fd").iterdir():
+            about = Path(f"/proc/{nodes[0].pid}/fdinfo/{fd.name}").read_text()
+            flags = int(about.split("flags:\t")[1].split()[0], 8)
+            if f"ino:\t{below}\n" in about and not flags & os.O_PATH:
+                found.append((flags & os.O_ACCMODE, "OFDLCK" in about and str(1 << 62) in about))
+        return found
+
+    wait_until(lambda: not described(), 10, "the daemon closes the file")
+    with open(nodes[0] / "file", mode):
+        assert described() == [(os.O_RDWR, True)]
+
+
 def test_a_program_waits_while_a_daemon_asks_for_a_lease():
     """Whoever replaces a file asks so whether a program without a daemon has it."""
     set_signal, set_lease = 10, 1024
