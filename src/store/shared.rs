@@ -19,7 +19,6 @@ use rustix::fs::{Timespec, Timestamps, UTIME_NOW};
 use super::durable::{CrashPoint, Io};
 use super::fence::{Fences, surely, tear_down};
 use super::locks::{self, Kind, LOCK, PATIENCE, WHOLE};
-use super::store::real_directory;
 use super::{Error, beneath};
 
 const SEATS: &str = "daemons";
@@ -116,7 +115,9 @@ impl Seat {
     pub(super) fn take(io: &Io, root: &Path, point: &Path) -> Result<Seat, Error> {
         let dir = root.join(SEATS).join(seat_name(point));
         let make = |path: &Path| {
-            io.make_dir(path, 0o700, CrashPoint::StoreMade).map_err(Error::io(path)).and_then(|()| real_directory(path))
+            io.make_dir(path, 0o700, CrashPoint::StoreMade)
+                .map_err(Error::io(path))
+                .and_then(|()| beneath::real_directory(path))
         };
         make(&dir)?;
         let path = dir.join(LOCK);

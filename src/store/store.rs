@@ -182,7 +182,7 @@ impl Store {
         }
         let root = fs::canonicalize(root).map_err(Error::io(root))?;
         let settings = read_settings(&root)?;
-        directories(settings.shared).try_for_each(|name| real_directory(&root.join(name)))?;
+        directories(settings.shared).try_for_each(|name| beneath::real_directory(&root.join(name)))?;
         Ok(Store { root, settings, io: Io::disk(), failed: Mutex::default(), lock: None, place: Place::Store })
     }
 
@@ -471,7 +471,7 @@ fn make_directories(io: &Io, root: &Path, shared: bool) -> Result<(), Error> {
             missing = true;
             io.make_dir(&path, if is_tree { 0o755 } else { 0o700 }, CrashPoint::StoreMade).map_err(Error::io(&path))?;
         }
-        real_directory(&path)?;
+        beneath::real_directory(&path)?;
         close(&path, is_tree).map_err(Error::io(path))?;
     }
     if missing { io.sync_dir(root, CrashPoint::StoreMade).map_err(Error::io(root)) } else { Ok(()) }
@@ -516,15 +516,6 @@ pub fn exposed(root: &Path) -> io::Result<Option<PathBuf>> {
         }
     }
     Ok(None)
-}
-
-/// Checks that no symlink or file is in the place of a store's directory. The next open creates a missing directory.
-pub(super) fn real_directory(path: &Path) -> Result<(), Error> {
-    match fs::symlink_metadata(path) {
-        Ok(metadata) if !metadata.is_dir() => Err(Error::NotReal(path.to_path_buf(), "directory")),
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::io(path)(error)),
-        _ => Ok(()),
-    }
 }
 
 fn read_settings(root: &Path) -> Result<Settings, Error> {
