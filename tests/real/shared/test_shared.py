@@ -9,6 +9,7 @@ import struct
 import subprocess
 import threading
 import time
+from pathlib import Path
 
 import harness
 import pytest
@@ -257,15 +258,19 @@ def test_the_lock_lies_on_what_reads_and_writes(nodes, mode):
     def described():
         found = []
         for fd in Path(f"/proc/{nodes[0].pid}/fd").iterdir():
-            about = Path(f"/proc/{nodes[0].pid}/fdinfo/{fd.name}").read_text()
+            try:
+                about = Path(f"/proc/{nodes[0].pid}/fdinfo/{fd.name}").read_text()
+            except FileNotFoundError:
+                continue
             flags = int(about.split("flags:\t")[1].split()[0], 8)
-            if f"ino:\t{below}\n" in about and not flags & os.O_PATH:
-                found.append((flags & os.O_ACCMODE, "OFDLCK" in about and str(1 << 62) in about))
+            # The keeper reads with handles of its own.
+            if f"ino:\t{below}\n" in about and flags & os.O_ACCMODE == os.O_RDWR:
+                found.append("OFDLCK" in about and str(1 << 62) in about)
         return found
 
     wait_until(lambda: not described(), 10, "the daemon closes the file")
     with open(nodes[0] / "file", mode):
-        assert described() == [(os.O_RDWR, True)]
+        assert described() == [True]
 
 
 def test_a_program_waits_while_a_daemon_asks_for_a_lease():
