@@ -141,31 +141,24 @@ impl Keeper {
 
     /// The value of an attribute ([`Archive::attribute`]).
     pub(super) fn attribute(&self, store: &Store, path: &Path, name: &str) -> Option<Vec<u8>> {
-        let keeping = self.keeping();
-        match (name, keeping) {
+        match (name, self.keeping()) {
             ("role", _) => Some(self.role(store).into_bytes()),
-            ("status", keeping) => serde_json::to_vec(&self.status(store, keeping.map(|(archive, _)| archive))).ok(),
+            ("status", _) => serde_json::to_vec(&self.status(store)).ok(),
             // Files that a step may be taken of later count, and programs that go on saving do not end the wait.
             ("queue", Some((archive, looks))) => {
                 let unsettled = looks.await_look(true) as u64;
                 let queue = archive.queue();
                 serde_json::to_vec(&Queue { queued: queue.queued + unsettled, opened: 0, ..queue }).ok()
             }
-            (_, Some((archive, _))) => archive.attribute(path, name),
-            (_, None) => None,
+            (_, keeping) => keeping?.0.attribute(path, name),
         }
     }
 
     /// The status of the store, as far as this daemon knows it.
-    pub(super) fn status(&self, store: &Store, archive: Option<Arc<Archive>>) -> Status {
-        let known = archive.map(|archive| archive.status()).unwrap_or_default();
+    pub(super) fn status(&self, store: &Store) -> Status {
+        let known = self.keeping().map(|(archive, _)| archive.status()).unwrap_or_default();
         let (daemon, version) = (Some(std::process::id()), crate::version().into());
         Status { shared: Some(self.role(store)), daemon, version, ..known }
-    }
-
-    /// The same for an attribute that also says who serves the files.
-    pub(super) fn own_status(&self, store: &Store) -> Status {
-        self.status(store, self.keeping().map(|(archive, _)| archive))
     }
 
     /// A user sets an attribute ([`Archive::set_attribute`]).
@@ -240,7 +233,7 @@ impl Namespace for OverLocks {
         let fence = shared.store.fence(expect.ino)?;
         match self.take(&shared, path, expect)? {
             Ok(taken) => {
-                shared.store.fences().revoke_others(expect.ino, &fence)?;
+                shared.store.fences().revoke(expect.ino, Some(&fence))?;
                 if !still()? {
                     return Ok(Outcome::Changed);
                 }

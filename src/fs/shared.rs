@@ -66,7 +66,7 @@ pub(super) fn lock_node(store: &Store, table: &Table, ino: u64) -> Result<Option
     if file.metadata()?.nlink() == 0 && node.opened.is_none() {
         return Err(libc::ESTALE.into());
     }
-    store.fences().revoke(metadata.ino())?;
+    store.fences().revoke(metadata.ino(), None)?;
     Ok(Some(file))
 }
 
@@ -85,7 +85,7 @@ pub(super) fn lock_name(
     if !is_it || !locks::open(&file, false)? || !leads_to(&*table.directory(parent)?, name, &file)? {
         return Err(Fault::Locked);
     }
-    store.fences().revoke(found.metadata.ino())?;
+    store.fences().revoke(found.metadata.ino(), None)?;
     Ok(Some(file))
 }
 
@@ -108,7 +108,7 @@ pub(super) fn lock_open(store: &Store, table: &Table, ino: u64, file: &File, wri
         }
     }
     if writes {
-        store.fences().revoke(file.metadata()?.ino())?;
+        store.fences().revoke(file.metadata()?.ino(), None)?;
     }
     Ok(())
 }
@@ -171,7 +171,7 @@ pub(super) fn put_in_place(
     if changed(&held) != changed(original) || !locks::open(opened, true)? {
         return Err(Fault::Locked);
     }
-    store.fences().revoke_others(held.ino(), fence)?;
+    store.fences().revoke(held.ino(), Some(fence))?;
     let ready = fence.dir().join("recalled");
     let replaced = std::fs::rename(path, &ready).and_then(|()| replace_taken(store.io(), &ready, &taken));
     // A new keeper takes down all fences.

@@ -88,17 +88,9 @@ impl Fences {
         }
     }
 
-    /// Takes down all fences of a file. The caller has the file's lock, so whoever put up one has lost it, or has not got it.
-    pub fn revoke(&self, ino: u64) -> io::Result<()> {
-        self.revoke_but(ino, None)
-    }
-
-    /// [`Fences::revoke`] for whoever puts something in the file's place by a fence of its own.
-    pub fn revoke_others(&self, ino: u64, own: &Fence) -> io::Result<()> {
-        self.revoke_but(ino, Some(own))
-    }
-
-    fn revoke_but(&self, ino: u64, own: Option<&Fence>) -> io::Result<()> {
+    /// Takes down all fences of a file, but not the caller's own. The caller has the file's lock, so whoever put up another has lost
+    /// it, or has not got it.
+    pub fn revoke(&self, ino: u64, own: Option<&Fence>) -> io::Result<()> {
         let above = self.of(ino);
         let fences = match surely(&above, |above| fs::read_dir(above)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),

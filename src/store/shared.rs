@@ -7,9 +7,9 @@
 //! - `fence` has the way in which files of the tree are replaced.
 
 use std::fs::{self, File, Metadata, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use rustix::fs::{Timespec, Timestamps, UTIME_NOW};
 
 use super::durable::{CrashPoint, Io};
 use super::fence::{Fences, surely, tear_down};
-use super::locks::{self, Kind, LOCK, PATIENCE, WHOLE};
+use super::locks::{self, Kind, LOCK, WHOLE};
 use super::{Error, beneath};
 
 const SEATS: &str = "daemons";
@@ -97,12 +97,6 @@ pub fn log_dir(root: &Path, point: &Path) -> PathBuf {
     lock_of(root, point).parent().unwrap_or(root).to_path_buf()
 }
 
-fn lock_file(path: &Path) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(false).mode(0o600);
-    options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path).and_then(beneath::plain)
-}
-
 /// Sets a file's time to the server's clock, and returns that.
 fn stamp(file: &File) -> io::Result<i64> {
     const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
@@ -120,18 +114,7 @@ impl Seat {
                 .and_then(|()| beneath::real_directory(path))
         };
         make(&dir)?;
-        let path = dir.join(LOCK);
-        let lock = lock_file(&path).map_err(Error::io(&path))?;
-        let began = Instant::now();
-        while !locks::take(&lock, Kind::Alone, &WHOLE).map_err(Error::io(&path))? {
-            if began.elapsed() > PATIENCE {
-                let mut holder = String::new();
-                let _ = (&lock).take(32).read_to_string(&mut holder);
-                return Err(Error::Busy { path: root.to_path_buf(), holder: holder.trim().into() });
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        let _ = lock.set_len(0).and_then(|()| writeln!(&lock, "{}", std::process::id()));
+        let lock = locks::hold(root, &dir.join(LOCK), Kind::Alone)?;
         for name in ["tmp", "cache"] {
             make(&dir.join(name))?;
             io.empty(&dir.join(name), CrashPoint::TmpEmptied).map_err(Error::io(&dir))?;
@@ -191,7 +174,7 @@ impl Epoch {
     /// Device errors. There is no keeper then, and the next attempt goes on.
     pub(super) fn begin(io: &Io, root: &Path, recover: &dyn Fn(&Path) -> io::Result<()>) -> io::Result<Option<Epoch>> {
         let keeper = root.join(KEEPER);
-        let lock = lock_file(&keeper.join(LOCK))?;
+        let lock = locks::file(&keeper.join(LOCK))?;
         if !locks::take(&lock, Kind::Alone, &WHOLE)? {
             return Ok(None);
         }

@@ -2,16 +2,15 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions, Permissions};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
 use super::durable::{self, CrashPoint, DeviceFile, Io};
 use super::fence::{Fence, Fences};
-use super::locks::{self, Kind, LOCK, PATIENCE, WHOLE};
+use super::locks::{self, Kind, LOCK, WHOLE};
 use super::object::{Id, path_of};
 use super::settings::{self, Settings};
 use super::shared::{self, Epoch, Seat};
@@ -20,8 +19,6 @@ use super::{Error, Profile, Profiles, Stub, beneath, files_below, guide, profile
 const DIRECTORIES: [&str; 4] = ["tree", "objects", "tmp", "cache"];
 pub(super) const SETTINGS: &str = "stepfs.toml";
 const SETTINGS_STEPS: (CrashPoint, CrashPoint) = (CrashPoint::SettingsWritten, CrashPoint::SettingsInPlace);
-/// The holder of a lock that names no process of this machine.
-const ANOTHER_MACHINE: &str = "another machine";
 /// The files of a store that was never used. The settings go first: without them the rest is no store.
 const OWN_FILES: [&str; 3] = [SETTINGS, DAEMON_LOG, LOCK];
 /// Larger than any real settings; a larger file is not read into memory.
@@ -70,7 +67,7 @@ impl Store {
         let settings = read_settings(&root)?;
         let lock = match made {
             Some(lock) => lock,
-            None => take_lock(&root, Kind::Alone)?,
+            None => locks::hold(&root, &root.join(LOCK), Kind::Alone)?,
         };
         make_directories(&io, &root, settings.shared)?;
         let store = Store { root, settings, io, failed: Mutex::default(), lock: Some(lock), place: Place::Store };
@@ -110,7 +107,7 @@ impl Store {
         let root = fs::canonicalize(root).map_err(Error::io(root))?;
         let settings = read_settings(&root)?;
         admit(&root)?;
-        let lock = take_lock(&root, Kind::Shared)?;
+        let lock = locks::hold(&root, &root.join(LOCK), Kind::Shared)?;
         make_directories(&io, &root, true)?;
         shared::see_others(&root, point)?;
         let seat = Seat::take(&io, &root, point)?;
@@ -247,7 +244,7 @@ impl Store {
 
     /// The error for a store that another process has.
     pub fn in_use(root: &Path) -> Error {
-        let holder = Store::holder(root).map_or_else(|| ANOTHER_MACHINE.into(), |pid| pid.to_string());
+        let holder = Store::holder(root).map_or_else(|| locks::ANOTHER_MACHINE.into(), |pid| pid.to_string());
         Error::Busy { path: root.to_path_buf(), holder }
     }
 
@@ -412,7 +409,7 @@ fn create(io: &Io, root: &Path, shared: bool) -> Result<File, Error> {
     } else {
         io.make_dir(root, 0o700, CrashPoint::StoreMade).map_err(Error::io(root))?;
     }
-    let lock = take_lock(root, Kind::Alone)?;
+    let lock = locks::hold(root, &root.join(LOCK), Kind::Alone)?;
     if root.join(SETTINGS).exists() {
         return Ok(lock);
     }
@@ -529,42 +526,6 @@ fn settings_text(path: &Path) -> Result<String, Error> {
         _ => Err(io::Error::new(io::ErrorKind::InvalidData, "it is too large for settings")),
     });
     read.map(|_| text).map_err(Error::io(path))
-}
-
-/// An open-file-description lock: it ends with the process, works over NFS, and survives the close of another
-/// descriptor of the file.
-fn take_lock(root: &Path, kind: Kind) -> Result<File, Error> {
-    let path = root.join(LOCK);
-    let mut file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
-        .open(&path)
-        .and_then(beneath::plain)
-        .map_err(Error::io(&path))?;
-    let began = Instant::now();
-    while !locks::take(&file, kind, &WHOLE).map_err(Error::io(&path))? {
-        if began.elapsed() < PATIENCE {
-            std::thread::sleep(Duration::from_millis(20));
-            continue;
-        }
-        let mut holder = String::new();
-        let _ = (&mut file).take(32).read_to_string(&mut holder);
-        let holder = match holder.trim() {
-            "" => ANOTHER_MACHINE.to_string(),
-            pid => pid.to_string(),
-        };
-        return Err(Error::Busy { path: root.to_path_buf(), holder });
-    }
-    if kind == Kind::Shared {
-        return Ok(file);
-    }
-    // Best effort: only names the holder to the next process.
-    let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
-    Ok(file)
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
 use super::*;
-use crate::archive::{Archive, keeping};
+use crate::archive::{Archive, AtRest, keeping};
 use crate::store::durable::{Device, Disk, Io};
 use crate::store::{Store, Stub};
 use crate::sync::AtomicBool;
@@ -100,4 +100,20 @@ fn a_look_is_complete_if_no_directory_changed() {
     assert!(list(2 * DIRECTORY_NS).is_complete);
     fs::write(tree.join("run/x"), "").unwrap();
     assert!(!list(0).is_complete);
+}
+
+#[test]
+fn a_file_that_changed_since_the_look_is_not_sealed() {
+    let mut world = World::new();
+    fs::write(world.path(), vec![1; MIN_RELEASE_BYTES as usize]).unwrap();
+    assert_eq!(world.look(2 * QUIET_NS), 0);
+    // The server's clock, as it is.
+    world.archive.shared.quiet_ns.store(crate::clock::wall_ns() - QUIET_NS, Ordering::Relaxed);
+    world.archive.start(Arc::new(AtRest::of(world.archive.store())));
+    let began = Instant::now();
+    while world.is(|state| matches!(state, State::Closed)) && began.elapsed() < PATIENCE {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    world.archive.stop();
+    assert!(world.is(|state| matches!(state, State::Staged)));
 }
