@@ -4,10 +4,10 @@
 //! system: the keeper treats its own mount like one on another machine.
 
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use crate::store::durable::CrashPoint;
 use crate::store::fence::{Take, Taken};
@@ -18,6 +18,9 @@ use super::look::Looks;
 use super::namespace::{FileId, Namespace, Outcome, found_at, unless_occupied};
 use super::shared::Shared;
 use super::{Archive, Queue, Status, keeping};
+
+/// After an election that failed: no object could be loaded, say. Another daemon may do better meanwhile.
+const NEXT_ELECTION: Duration = Duration::from_secs(10);
 
 /// Shows that this daemon lives; answers the server's clock.
 fn beat(store: &Store) -> io::Result<i64> {
@@ -67,6 +70,8 @@ impl Keeper {
 
     fn run(&self) {
         let mut looking: Option<JoinHandle<()>> = None;
+        // An election takes down the fences of all daemons, so one that fails is not tried again at once.
+        let mut next = Instant::now();
         loop {
             let Some(serving) = self.serving.upgrade() else { break };
             if let Err(error) = beat(serving.store()) {
@@ -84,10 +89,13 @@ impl Keeper {
                     looking.take().into_iter().for_each(|thread| drop(thread.join()));
                 }
                 Some(_) => {}
-                None if stopping => {}
+                None if stopping || Instant::now() < next => {}
                 None => match self.become_keeper(&serving) {
                     Ok(started) => looking = started,
-                    Err(error) => log::error!("cannot become the keeper: {error}"),
+                    Err(error) => {
+                        log::error!("cannot become the keeper: {error}; next try in {NEXT_ELECTION:.0?}");
+                        next = Instant::now() + NEXT_ELECTION;
+                    }
                 },
             }
             drop(serving);
@@ -133,31 +141,24 @@ impl Keeper {
 
     /// The value of an attribute ([`Archive::attribute`]).
     pub(super) fn attribute(&self, store: &Store, path: &Path, name: &str) -> Option<Vec<u8>> {
-        let keeping = self.keeping();
-        match (name, keeping) {
+        match (name, self.keeping()) {
             ("role", _) => Some(self.role(store).into_bytes()),
-            ("status", keeping) => serde_json::to_vec(&self.status(store, keeping.map(|(archive, _)| archive))).ok(),
+            ("status", _) => serde_json::to_vec(&self.status(store)).ok(),
             // Files that a step may be taken of later count, and programs that go on saving do not end the wait.
             ("queue", Some((archive, looks))) => {
                 let unsettled = looks.await_look(true) as u64;
                 let queue = archive.queue();
                 serde_json::to_vec(&Queue { queued: queue.queued + unsettled, opened: 0, ..queue }).ok()
             }
-            (_, Some((archive, _))) => archive.attribute(path, name),
-            (_, None) => None,
+            (_, keeping) => keeping?.0.attribute(path, name),
         }
     }
 
     /// The status of the store, as far as this daemon knows it.
-    pub(super) fn status(&self, store: &Store, archive: Option<Arc<Archive>>) -> Status {
-        let known = archive.map(|archive| archive.status()).unwrap_or_default();
+    pub(super) fn status(&self, store: &Store) -> Status {
+        let known = self.keeping().map(|(archive, _)| archive.status()).unwrap_or_default();
         let (daemon, version) = (Some(std::process::id()), crate::version().into());
         Status { shared: Some(self.role(store)), daemon, version, ..known }
-    }
-
-    /// The same for an attribute that also says who serves the files.
-    pub(super) fn own_status(&self, store: &Store) -> Status {
-        self.status(store, self.keeping().map(|(archive, _)| archive))
     }
 
     /// A user sets an attribute ([`Archive::set_attribute`]).
@@ -226,21 +227,13 @@ impl Namespace for OverLocks {
     fn remove(&self, path: &Path, expect: FileId, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<Outcome> {
         let Some(shared) = self.shared.upgrade() else { return Ok(Outcome::Busy) };
         let tree = shared.store.tree();
-        let found = match found_at(&tree, path)? {
-            Some(found) if FileId::of(&found) == expect && !found.is_dir() => found,
-            _ => return Ok(Outcome::Changed),
-        };
-        if !found.is_file() {
-            if !still()? {
-                return Ok(Outcome::Changed);
-            }
-            let at = beneath::reach(&tree, path)?;
-            return shared.io().device().remove_file(&at, CrashPoint::NameRemoved).map(|()| Outcome::Done);
+        if !found_at(&tree, path)?.is_some_and(|found| FileId::of(&found) == expect && !found.is_dir()) {
+            return Ok(Outcome::Changed);
         }
-        let fence = shared.store.fence(found.ino())?;
+        let fence = shared.store.fence(expect.ino)?;
         match self.take(&shared, path, expect)? {
             Ok(taken) => {
-                shared.store.fences().revoke_others(found.ino(), &fence)?;
+                shared.store.fences().revoke(expect.ino, Some(&fence))?;
                 if !still()? {
                     return Ok(Outcome::Changed);
                 }

@@ -4,7 +4,8 @@
 //! A file counts as closed once no daemon has it open to write, and nothing has changed it for [`QUIET_NS`] by the server's clock:
 //! a younger time of change may be that of two changes. A stub counts at once, because nobody ever changes one.
 //!
-//! An object goes once no name needed it at two complete looks a grace apart, nor at any look between them.
+//! An object goes once no name needed it at two complete looks a grace apart, nor at any look between them. A file that cannot be read
+//! may need any object, and so may all below a directory that cannot be listed.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
@@ -16,10 +17,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, FileType, Stat, statat};
+use rustix::io::Errno;
 
-use crate::store::{Id, MIN_RELEASE_BYTES, beneath, locks};
+use crate::store::{Id, MIN_RELEASE_BYTES, beneath, is_pinned, locks};
 
-use super::entry::State;
+use super::entry::{Entry, Held, State};
 use super::namespace::{FileId, found_at};
 use super::scan::{self, FoundFile};
 use super::shared::Shared;
@@ -70,6 +72,8 @@ struct Listing {
     links: HashMap<PathBuf, Print>,
     /// No name can have been missed: no directory changed between its listing and the end of the look.
     is_complete: bool,
+    /// Directories that this daemon may not list.
+    hidden: Vec<PathBuf>,
 }
 
 /// Lists the tree; `now_ns` is the server's clock before.
@@ -83,6 +87,11 @@ fn list(tree: &Path, now_ns: i64) -> io::Result<Listing> {
                 listing.is_complete = false;
                 continue;
             }
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                listing.is_complete = false;
+                listing.hidden.push(path);
+                continue;
+            }
             directory => directory?,
         };
         let print = Print::of(&rustix::fs::fstat(directory.as_fd())?);
@@ -90,9 +99,14 @@ fn list(tree: &Path, now_ns: i64) -> io::Result<Listing> {
         for entry in fs::read_dir(beneath::by_descriptor(&directory))? {
             let entry = entry?;
             let stat = match statat(&directory, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW) {
-                Err(rustix::io::Errno::NOENT | rustix::io::Errno::STALE) => {
+                Err(Errno::NOENT | Errno::STALE) => {
                     listing.is_complete = false;
                     continue;
+                }
+                Err(Errno::ACCESS) => {
+                    listing.is_complete = false;
+                    listing.hidden.push(path.clone());
+                    break;
                 }
                 stat => stat?,
             };
@@ -115,10 +129,20 @@ fn list(tree: &Path, now_ns: i64) -> io::Result<Listing> {
 
 struct Seen {
     print: Print,
+    stage: Stage,
+}
+
+/// How far a file is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Somebody may write it.
+    Written,
+    /// It was changed just now, and will be given if nothing happens any more.
+    Young,
+    /// It cannot be read.
+    Hidden,
     /// The catalog has it as closed, or as a stub.
-    given: bool,
-    /// It will be given if nothing happens any more.
-    settles: bool,
+    Given,
 }
 
 #[derive(Default)]
@@ -170,7 +194,8 @@ impl Looks {
 
     /// Looks until the archive stops. `clock` gives the server's time.
     pub(super) fn run(&self, clock: impl Fn() -> io::Result<i64>) {
-        let mut eyes = Eyes { seen: HashMap::new(), links: HashMap::new(), unneeded: HashMap::new() };
+        let mut eyes = Eyes::default();
+        let mut told = String::new();
         while !self.shared.is_stopping() {
             let began = Instant::now();
             let looked = clock().and_then(|now_ns| eyes.look(&self.shared, now_ns, self.grace));
@@ -178,7 +203,7 @@ impl Looks {
             let mut schedule = self.schedule();
             match looked {
                 Ok(unsettled) => (schedule.began, schedule.unsettled) = (Some(began), unsettled),
-                Err(error) => log::warn!("the tree cannot be looked at: {error}; the next try follows"),
+                Err(error) => tell(&mut told, format!("the tree cannot be looked at: {error}; the next try follows")),
             }
             self.changed.notify_all();
             let pause = PAUSE.max(took * PAUSE_FACTOR);
@@ -193,12 +218,23 @@ impl Looks {
     }
 }
 
+/// Warns of something that every look finds again: once.
+fn tell(told: &mut String, news: String) {
+    if *told != news {
+        log::warn!("{news}");
+        *told = news;
+    }
+}
+
 /// What was seen. The thread that looks has it alone.
+#[derive(Default)]
 struct Eyes {
     seen: HashMap<PathBuf, Seen>,
     links: HashMap<PathBuf, Print>,
     /// Objects that nothing needed, since a complete look at this time.
     unneeded: HashMap<Id, Instant>,
+    /// The last warning of a directory that cannot be listed.
+    told: String,
 }
 
 /// Whether somebody writes a file, or may: through a daemon, or on this machine without one. A daemon's own descriptor counts as a
@@ -214,26 +250,32 @@ impl Eyes {
         let tree = shared.store.tree();
         shared.quiet_ns.store(now_ns.saturating_sub(QUIET_NS), Ordering::Relaxed);
         let listing = list(&tree, now_ns)?;
+        let hidden =
+            listing.hidden.first().map(|path| format!("{}: cannot be listed, so no object is removed", path.display()));
+        tell(&mut self.told, hidden.unwrap_or_default());
         let (mut entered, mut opened, mut closed) = (Vec::new(), Vec::new(), Vec::new());
         for (path, print) in &listing.files {
-            let known = self.seen.get(path);
-            let is_new = known.is_none_or(|known| known.print != *print);
-            if !is_new && known.is_some_and(|known| known.given) {
+            let known = self.seen.get(path).filter(|known| known.print == *print);
+            let (is_new, known) = (known.is_none(), known.map(|known| known.stage));
+            if known == Some(Stage::Given) {
                 continue;
             }
-            // Nothing of it is known if it went meanwhile: the next look says so.
-            let Ok(found) = self.examine(shared, path, print, now_ns) else { continue };
-            let (given, settles) =
-                (!matches!(found, Examined::Unsettled(_)), matches!(found, Examined::Unsettled(true)));
+            let (stage, found) = match examine(shared, path, print, now_ns) {
+                // Nothing of it is known if it went meanwhile: the next look says so. A small one hides no object.
+                Err(error) if error.kind() == io::ErrorKind::NotFound || print.len < MIN_RELEASE_BYTES => continue,
+                Err(error) => {
+                    (Stage::Hidden, (known != Some(Stage::Hidden)).then(|| FoundFile::unreadable(path, &error)))
+                }
+                Ok(examined) => examined,
+            };
             if is_new {
                 opened.push(path.clone());
             }
             match found {
-                Examined::Unsettled(_) => {}
-                Examined::Closed => closed.push((path.clone(), print.len)),
-                Examined::Entered(file) => entered.push(*file),
+                None if stage == Stage::Given => closed.push((path.clone(), print.len)),
+                found => entered.extend(found),
             }
-            self.seen.insert(path.clone(), Seen { print: *print, given, settles });
+            self.seen.insert(path.clone(), Seen { print: *print, stage });
         }
         let missing = self.seen.keys().filter(|path| !listing.files.contains_key(*path));
         let gone: Vec<PathBuf> = missing
@@ -278,33 +320,29 @@ impl Eyes {
             }
             gone.iter().for_each(|path| catalog.removed(path));
             links.iter().for_each(|link| catalog.link_changed(link));
-            // Nobody tells that a handle was closed or a pin removed: it is tried again.
-            let busy = catalog.files().iter().filter(|(_, entry)| entry.busy);
-            let busy: Vec<PathBuf> = busy.map(|(path, _)| path.to_path_buf()).collect();
-            busy.iter().for_each(|path| catalog.closed(path, None));
-            catalog.unpinned(Path::new(""));
         }
+        self.try_again(shared);
         shared.notify();
         self.count(shared, began, listing.is_complete, grace);
-        Ok(self.seen.values().filter(|seen| seen.settles).count())
+        Ok(self.seen.values().filter(|seen| seen.stage == Stage::Young).count())
     }
 
-    fn examine(&self, shared: &Shared, path: &Path, print: &Print, now_ns: i64) -> io::Result<Examined> {
-        let file = shared.open_file(path)?;
-        let is_it = |file: &File| Ok::<_, io::Error>(Print::of(&rustix::fs::fstat(file)?) == *print);
-        if print.len >= MIN_RELEASE_BYTES {
-            let found = scan::found(&shared.store, path)?;
-            if !is_it(file.as_file())? {
-                return Ok(Examined::Unsettled(true));
-            }
-            if !matches!(found.state, State::Closed) {
-                return Ok(Examined::Entered(Box::new(found)));
-            }
+    /// Nobody tells that a handle was closed or a pin removed: it is looked at.
+    fn try_again(&self, shared: &Shared) {
+        let waits: Vec<PathBuf> = {
+            let catalog = shared.catalog();
+            let waits = |entry: &Entry| entry.busy || entry.held == Some(Held::Pinned);
+            catalog.files().iter().filter(|(_, entry)| waits(entry)).map(|(path, _)| path.to_path_buf()).collect()
+        };
+        let is_free = |path: &&PathBuf| {
+            let is_open = || shared.open_file(path).and_then(|file| locks::is_open(file.as_file(), false));
+            !is_pinned(&shared.store.tree(), path).unwrap_or(true) && !is_open().unwrap_or(false)
+        };
+        for path in waits.iter().filter(is_free) {
+            let mut catalog = shared.catalog();
+            catalog.closed(path, None);
+            catalog.unpinned(path);
         }
-        let is_young = print.changed_ns >= now_ns.saturating_sub(QUIET_NS);
-        let is_written = is_written(file.as_file())?;
-        let is_settled = !is_young && !is_written && is_it(file.as_file())?;
-        Ok(if is_settled { Examined::Closed } else { Examined::Unsettled(!is_written) })
     }
 
     /// Counts how long objects have been unneeded.
@@ -314,6 +352,7 @@ impl Eyes {
         let unneeded = shared.objects.unneeded(&keep);
         self.unneeded.retain(|id, _| unneeded.contains(id));
         if !is_complete {
+            shared.ripe().retain(|id| unneeded.contains(id));
             return;
         }
         for id in unneeded {
@@ -329,10 +368,21 @@ impl Eyes {
     }
 }
 
-enum Examined {
-    /// It was changed just now (true), or may be written.
-    Unsettled(bool),
-    Closed,
-    /// It is a stub, or nothing that a sealer can look at.
-    Entered(Box<FoundFile>),
+/// How far a file is known, and the file if it is a stub, or nothing that a sealer can look at.
+fn examine(shared: &Shared, path: &Path, print: &Print, now_ns: i64) -> io::Result<(Stage, Option<FoundFile>)> {
+    let file = shared.open_file(path)?;
+    let found = (print.len >= MIN_RELEASE_BYTES).then(|| scan::found(&shared.store, path)).transpose()?;
+    let is_written = is_written(file.as_file())?;
+    let is_it = Print::of(&rustix::fs::fstat(file.as_file())?) == *print;
+    let found = found.filter(|found| is_it && !matches!(found.state, State::Closed));
+    let is_stub = found.as_ref().is_some_and(|found| matches!(found.state, State::Released(_)));
+    Ok(match () {
+        () if is_stub => (Stage::Given, found),
+        () if is_written => (Stage::Written, None),
+        () if !is_it || print.changed_ns >= now_ns.saturating_sub(QUIET_NS) => (Stage::Young, None),
+        () => (Stage::Given, found),
+    })
 }
+
+#[cfg(test)]
+mod tests;

@@ -50,6 +50,12 @@ impl FoundFile {
     fn new(path: &Path, state: State, stamp: Stamp) -> FoundFile {
         FoundFile { path: path.to_path_buf(), state, stamp, has_tensors: None, names: None, recalled: None }
     }
+
+    /// One that may need any object, since it cannot be read.
+    pub(super) fn unreadable(path: &Path, error: &io::Error) -> FoundFile {
+        log::error!("{}: {error}; it stays as it is", path.display());
+        FoundFile::new(path, State::Resident(ResidentReason::Unreadable), Stamp::default())
+    }
 }
 
 /// Looks at everything in the tree.
@@ -67,12 +73,8 @@ pub(super) fn scan(store: &Store) -> io::Result<Found> {
         }
         directories = below;
     }
-    let files = in_parallel(&files, |path| {
-        found(store, path).unwrap_or_else(|error| {
-            log::error!("{}: {error}; it stays as it is", path.display());
-            FoundFile::new(path, State::Resident(ResidentReason::Unreadable), Stamp::default())
-        })
-    });
+    let files =
+        in_parallel(&files, |path| found(store, path).unwrap_or_else(|error| FoundFile::unreadable(path, &error)));
     let targets = in_parallel(&links, |path| best::linked(store, path, None));
     let links = links.into_iter().zip(targets).filter_map(|(path, target)| Some((path, target?))).collect();
     Ok(Found { files, links })

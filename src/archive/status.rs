@@ -165,7 +165,7 @@ impl Archive {
     /// The state of the store as a whole. Looks at the size of every resident file: not for the file system's threads.
     pub fn status(&self) -> Status {
         if let Some(keeper) = self.keeper.get() {
-            return keeper.own_status(self.store());
+            return keeper.status(self.store());
         }
         let mut status = Status {
             object_bytes: self.shared.objects.stored(),

@@ -51,7 +51,11 @@ impl Fault {
 
 impl From<io::Error> for Fault {
     fn from(error: io::Error) -> Self {
-        Self::Os(error)
+        match error.kind() {
+            // Another process asks by a lease, for a moment, whether somebody has the file open.
+            io::ErrorKind::WouldBlock => Self::Locked,
+            _ => Self::Os(error),
+        }
     }
 }
 

@@ -173,7 +173,15 @@ impl Bytes {
                 }))
             }
             Ok((len, ..)) => reply.written(len as u32),
-            Err(fault) => reply.error(fault.into()),
+            Err(fault) => {
+                // A handle that lost its lock writes no more, and a later fsync may answer that all is well.
+                if let (Fault::Os(error), Some(file)) = (&fault, handle.file())
+                    && matches!(error.raw_os_error(), Some(libc::EIO | libc::ESTALE))
+                {
+                    self.files.tree.archive().store().sync_failed(&file, error);
+                }
+                reply.error(fault.into());
+            }
         }
     }
 

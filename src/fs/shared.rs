@@ -18,7 +18,7 @@ use super::workers::Workers;
 use crate::archive::{Archive, FileId};
 use crate::store::durable::CrashPoint;
 use crate::store::fence::{Fence, Take, leads_to};
-use crate::store::{MIN_RELEASE_BYTES, Store, Stub, locks, replace_stub};
+use crate::store::{MIN_RELEASE_BYTES, Store, Stub, locks, replace_taken};
 
 /// How long others hold a file that they replace: a few system calls.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -66,7 +66,7 @@ pub(super) fn lock_node(store: &Store, table: &Table, ino: u64) -> Result<Option
     if file.metadata()?.nlink() == 0 && node.opened.is_none() {
         return Err(libc::ESTALE.into());
     }
-    store.fences().revoke(metadata.ino())?;
+    store.fences().revoke(metadata.ino(), None)?;
     Ok(Some(file))
 }
 
@@ -77,7 +77,7 @@ pub(super) fn lock_name(
     (parent, name): (u64, &OsStr),
     found: &Found,
 ) -> Result<Option<File>> {
-    if !table.is_shared() || !found.metadata.is_file() || found.metadata.len() < MIN_RELEASE_BYTES {
+    if !table.is_shared() || !found.metadata.is_file() {
         return Ok(None);
     }
     let Some(file) = readable(Place::named(table.at(parent, name)?).open(true, false))? else { return Ok(None) };
@@ -85,7 +85,7 @@ pub(super) fn lock_name(
     if !is_it || !locks::open(&file, false)? || !leads_to(&*table.directory(parent)?, name, &file)? {
         return Err(Fault::Locked);
     }
-    store.fences().revoke(found.metadata.ino())?;
+    store.fences().revoke(found.metadata.ino(), None)?;
     Ok(Some(file))
 }
 
@@ -94,8 +94,12 @@ pub(super) fn lock_open(store: &Store, table: &Table, ino: u64, file: &File, wri
     if !table.is_shared() {
         return Ok(());
     }
-    if !locks::open(file, writes)? {
-        return Err(Fault::Locked);
+    match locks::open(file, writes) {
+        // A file that its owner may not read: no daemon of that user archives or replaces it.
+        Err(error) if error.raw_os_error() == Some(libc::EBADF) => {}
+        Ok(true) => {}
+        Ok(false) => return Err(Fault::Locked),
+        Err(error) => return Err(error.into()),
     }
     for (parent, name) in &table.node(ino)?.names {
         if !leads_to(&*table.directory(*parent)?, name, file)? {
@@ -103,9 +107,8 @@ pub(super) fn lock_open(store: &Store, table: &Table, ino: u64, file: &File, wri
             return Err(libc::ESTALE.into());
         }
     }
-    let metadata = file.metadata()?;
-    if writes && metadata.len() >= MIN_RELEASE_BYTES {
-        store.fences().revoke(metadata.ino())?;
+    if writes {
+        store.fences().revoke(file.metadata()?.ino(), None)?;
     }
     Ok(())
 }
@@ -141,18 +144,23 @@ pub(super) fn give_back(
     }));
 }
 
-/// Gives a recalled file the stub's name, unless another daemon replaces or changes the stub. `original`: the stub, as it was when
-/// the file got its attributes.
+/// Gives a recalled file the stub's name, unless another daemon replaces or changes the stub. `original`: the stub, and its metadata
+/// when the file got its attributes.
 pub(super) fn put_in_place(
     store: &Store,
     table: &Table,
     ino: u64,
-    original: &Metadata,
+    (stub, original): (&File, &Metadata),
     (path, opened): (&Path, &File),
     fence: &Fence,
 ) -> Result<()> {
     let (parent, name) = table.node(ino)?.names.first().cloned().ok_or(Fault::Code(libc::ESTALE))?;
-    let taken = match Take::of(&*table.directory(parent)?, &name)? {
+    let directory = table.directory(parent)?;
+    if !leads_to(&directory, &name, stub)? {
+        // Another daemon brought it back first, say: the kernel looks the name up anew.
+        return Err(libc::ESTALE.into());
+    }
+    let taken = match Take::of(&directory, &name)? {
         Take::Taken(taken) => taken,
         Take::Busy => return Err(Fault::Locked),
         Take::Gone => return Err(libc::ESTALE.into()),
@@ -163,11 +171,9 @@ pub(super) fn put_in_place(
     if changed(&held) != changed(original) || !locks::open(opened, true)? {
         return Err(Fault::Locked);
     }
-    store.fences().revoke_others(held.ino(), fence)?;
+    store.fences().revoke(held.ino(), Some(fence))?;
     let ready = fence.dir().join("recalled");
-    std::fs::rename(path, &ready)?;
-    let replaced = replace_stub(store.io(), &ready, &[taken.path()], &mut || unreachable!("it has one name"));
-    replaced
-        .map(drop)
-        .map_err(|error| if error.kind() == io::ErrorKind::NotFound { Fault::Locked } else { error.into() })
+    let replaced = std::fs::rename(path, &ready).and_then(|()| replace_taken(store.io(), &ready, &taken));
+    // A new keeper takes down all fences.
+    replaced.map_err(|error| if error.kind() == io::ErrorKind::NotFound { Fault::Locked } else { error.into() })
 }

@@ -219,7 +219,7 @@ impl Recalls {
         let opened = Arc::new(file.into_file());
         let replacement = FileId::of(&opened.metadata()?);
         if let Some(fence) = fence {
-            put_in_place(self.tree.archive().store(), &table, ino, &now, (&path, &opened), &fence)?;
+            put_in_place(self.tree.archive().store(), &table, ino, (&original, &now), (&path, &opened), &fence)?;
             let node = table.node_mut(ino)?;
             (node.file, node.stub) = (replacement, None);
             node.version += u64::from(is_new_bytes);

@@ -6,7 +6,7 @@
 //! with `..`, is refused (`EXDEV`).
 
 use std::ffi::OsStr;
-use std::fs::{File, Metadata, OpenOptions};
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
 use std::ops::Deref;
 use std::os::fd::AsRawFd;
@@ -16,6 +16,8 @@ use std::sync::Arc;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+
+use super::Error;
 
 /// Flags of a handle that only opens the next name: it needs no read permission and never blocks.
 const STEP: libc::c_int = libc::O_PATH | libc::O_DIRECTORY;
@@ -158,6 +160,15 @@ pub fn plain(file: File) -> io::Result<File> {
     match file.metadata()?.is_file() {
         true => Ok(file),
         false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")),
+    }
+}
+
+/// Checks that no symlink or file is in the place of a store's directory. The next open creates a missing directory.
+pub(super) fn real_directory(path: &Path) -> Result<(), Error> {
+    match fs::symlink_metadata(path) {
+        Ok(metadata) if !metadata.is_dir() => Err(Error::NotReal(path.to_path_buf(), "directory")),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::io(path)(error)),
+        _ => Ok(()),
     }
 }
 

@@ -28,25 +28,26 @@ pub fn surely<T>(path: &Path, ask: impl Fn(&Path) -> io::Result<T>) -> io::Resul
     })
 }
 
-/// Removes a directory that others may still write into. Returns once it is gone.
-pub(super) fn tear_down(dir: &Path) -> io::Result<()> {
-    let absent = |result: io::Result<()>| match result {
+/// Removes a name, and all below it, although others may still write there. Returns once it is gone. Never follows a symlink: another
+/// user may have made the store.
+pub(super) fn tear_down(path: &Path) -> io::Result<()> {
+    let unless_gone = |result: io::Result<()>| match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         result => result,
     };
     loop {
-        let entries = match surely(dir, |dir| fs::read_dir(dir)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            entries => entries?,
+        match surely(path, |path| fs::remove_file(path)) {
+            Err(error) if error.raw_os_error() == Some(libc::EISDIR) => {}
+            gone => return unless_gone(gone),
+        }
+        let entries = match fs::read_dir(path) {
+            Err(error) => return unless_gone(Err(error)),
+            Ok(entries) => entries,
         };
         for entry in entries {
-            let entry = entry?;
-            match entry.file_type() {
-                Ok(kind) if kind.is_dir() => tear_down(&entry.path())?,
-                _ => absent(fs::remove_file(entry.path()))?,
-            }
+            tear_down(&entry?.path())?;
         }
-        match absent(fs::remove_dir(dir)) {
+        match unless_gone(fs::remove_dir(path)) {
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTEMPTY | libc::EEXIST)) => {}
             gone => return gone,
         }
@@ -87,17 +88,9 @@ impl Fences {
         }
     }
 
-    /// Takes down all fences of a file. The caller has the file's lock, so whoever put up one has lost it, or has not got it.
-    pub fn revoke(&self, ino: u64) -> io::Result<()> {
-        self.revoke_but(ino, None)
-    }
-
-    /// [`Fences::revoke`] for whoever puts something in the file's place by a fence of its own.
-    pub fn revoke_others(&self, ino: u64, own: &Fence) -> io::Result<()> {
-        self.revoke_but(ino, Some(own))
-    }
-
-    fn revoke_but(&self, ino: u64, own: Option<&Fence>) -> io::Result<()> {
+    /// Takes down all fences of a file, but not the caller's own. The caller has the file's lock, so whoever put up another has lost
+    /// it, or has not got it.
+    pub fn revoke(&self, ino: u64, own: Option<&Fence>) -> io::Result<()> {
         let above = self.of(ino);
         let fences = match surely(&above, |above| fs::read_dir(above)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -142,7 +135,7 @@ impl Drop for Fence {
     }
 }
 
-/// A file that nobody else has open, and its name, until this is dropped.
+/// A file that nobody else has open, and its name, until this is dropped. Or something that is no regular file.
 #[derive(Debug)]
 pub struct Taken {
     file: File,
@@ -167,12 +160,15 @@ impl Taken {
         locks::give_up(&self.file);
     }
 
-    /// Moves the name behind the fence, from where it goes. False: at the last moment it was another file, which has its name
-    /// again. Small files are given new names without a lock.
+    /// Moves the name behind the fence, from where it goes. False: it leads to another file by now. If that came at the last moment,
+    /// it has its name again: nobody locks what is no regular file, or what the daemon may not open.
     ///
     /// # Errors
     /// `NotFound`: the fence was taken down.
     pub fn remove(&self, fence: &Fence) -> io::Result<bool> {
+        if !leads_to(&self.parent, &self.name, &self.file)? {
+            return Ok(false);
+        }
         let (path, aside) = (self.path(), fence.dir.join("removed"));
         fs::rename(&path, &aside)?;
         let (moved, own) = (fs::symlink_metadata(&aside)?, self.metadata()?);
@@ -197,22 +193,24 @@ pub enum Take {
 
 impl Take {
     /// Takes the file at a name in a directory to replace or remove it, unless somebody has it open. The caller has put up a
-    /// fence before.
+    /// fence before. Nobody writes to what is no regular file, so nobody locks it.
     pub fn of(directory: &File, name: &OsStr) -> io::Result<Take> {
-        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let parent = open_anew(directory)?;
-        let file: File = match rustix::fs::openat(&parent, name, flags, Mode::empty()) {
-            Ok(file) => file.into(),
-            Err(Errno::NOENT | Errno::STALE | Errno::LOOP) => {
-                return Ok(Take::Gone);
-            }
-            // A file that its owner may not write, and a daemon that is not root.
-            Err(Errno::ACCESS | Errno::TXTBSY) => return Ok(Take::Busy),
+        let open = |flags| rustix::fs::openat(&parent, name, flags | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty());
+        let found = match open(OFlags::PATH) {
+            Err(Errno::NOENT | Errno::STALE) => return Ok(Take::Gone),
+            found => File::from(found?),
+        };
+        if !found.metadata()?.is_file() {
+            return Ok(Take::Taken(Taken { file: found, parent, name: name.to_owned() }));
+        }
+        let file = match open(OFlags::RDWR | OFlags::NONBLOCK) {
+            Ok(file) => File::from(file),
+            Err(Errno::NOENT | Errno::STALE | Errno::LOOP | Errno::ISDIR | Errno::NXIO) => return Ok(Take::Gone),
+            // A file that its owner may not write, and a daemon that is not root; or somebody has a lease for a moment.
+            Err(Errno::ACCESS | Errno::TXTBSY | Errno::AGAIN) => return Ok(Take::Busy),
             Err(error) => return Err(error.into()),
         };
-        if !file.metadata()?.is_file() {
-            return Ok(Take::Gone);
-        }
         if !locks::alone(&file)? {
             return Ok(Take::Busy);
         }

@@ -4,17 +4,23 @@
 //! In a shared store each open file of the tree is locked, far behind its bytes: whoever has it open holds [`OPEN`] shared,
 //! whoever may write it holds [`WRITING`] shared too. Whoever replaces it needs both alone.
 
-use std::fs::File;
-use std::io;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
-use std::time::Duration;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use super::{Error, beneath};
 
 /// The name of a lock's file.
 pub(super) const LOCK: &str = "lock";
 /// After a daemon is told to end, or is killed, its lock lasts a moment longer. A child that it was just starting also
 /// holds the lock until it executes its program.
-pub(super) const PATIENCE: Duration = Duration::from_secs(1);
+const PATIENCE: Duration = Duration::from_secs(1);
+/// The holder of a lock that names no process of this machine.
+pub(super) const ANOTHER_MACHINE: &str = "another machine";
 /// All of a file.
 pub(super) const WHOLE: Range<i64> = 0..0;
 /// No file is that long.
@@ -60,6 +66,37 @@ pub(super) fn is_held(file: &File, range: &Range<i64>) -> io::Result<bool> {
         0 => Ok(lock.l_type != libc::F_UNLCK as libc::c_short),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// Opens the file of a lock, and makes it if it is missing.
+pub(super) fn file(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path).and_then(beneath::plain)
+}
+
+/// Takes the lock at a path, in the store at `root`, until the result is dropped.
+pub(super) fn hold(root: &Path, path: &Path, kind: Kind) -> Result<File, Error> {
+    let mut file = file(path).map_err(Error::io(path))?;
+    let began = Instant::now();
+    while !take(&file, kind, &WHOLE).map_err(Error::io(path))? {
+        if began.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(20));
+            continue;
+        }
+        let mut holder = String::new();
+        let _ = (&mut file).take(32).read_to_string(&mut holder);
+        let holder = match holder.trim() {
+            "" => ANOTHER_MACHINE.to_string(),
+            pid => pid.to_string(),
+        };
+        return Err(Error::Busy { path: root.to_path_buf(), holder });
+    }
+    if kind == Kind::Alone {
+        // Best effort: only names the holder to the next process.
+        let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
+    }
+    Ok(file)
 }
 
 #[cfg(test)]

@@ -39,7 +39,8 @@ pub use objects::{Hold, MAX_CHAIN, Merge, Objects, first_of_twins};
 pub use parallel::{in_parallel, side_by_side};
 pub use profile::{Profile, Profiles};
 pub use release::{
-    Committed, Prepared, StubNote, copy_attributes, copy_but_owner, copy_to_new_bytes, replace_stub, sync_replaced,
+    Committed, Prepared, StubNote, copy_attributes, copy_but_owner, copy_to_new_bytes, replace_stub, replace_taken,
+    sync_replaced,
 };
 pub use restores::{Lineage, Restores};
 pub use settings::{FORMAT, MirrorSettings, Newest, Settings};

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde::{Deserialize, Serialize};
 
 use super::durable::{self, Attribute, CrashPoint, DeviceFile, Io, Times};
-use super::fence::Fence;
+use super::fence::{Fence, Taken};
 use super::marks::{PLAIN, RECALLED};
 use super::object::Id;
 use super::stub::Stub;
@@ -94,7 +94,7 @@ pub struct Prepared {
     keep_note: AtomicBool,
     io: Io,
     /// Of a shared store. It holds the stub.
-    _fence: Option<Fence>,
+    fence: Option<Fence>,
 }
 
 /// The outcome of a commit.
@@ -156,7 +156,7 @@ impl Prepared {
             file: Fingerprint::of(source),
             keep_note: AtomicBool::new(false),
             io: store.io().clone(),
-            _fence: fence,
+            fence,
         };
         let file = prepared.io.create(&prepared.stub, CrashPoint::StubWritten)?;
         stub.write(&file)?;
@@ -203,8 +203,12 @@ impl Prepared {
             }
             log::error!("{}: released, although the device says: {error}", absolute.display());
         }
+        let restored = match &self.fence {
+            Some(_) => restore_unless_changed(&self.io, absolute, times, CrashPoint::DirectoryTimes),
+            None => self.io.set_times(directory, times, CrashPoint::DirectoryTimes),
+        };
         // From here on the file is released, whatever happens: an error would say that it is not.
-        if let Err(error) = self.io.set_times(directory, times, CrashPoint::DirectoryTimes) {
+        if let Err(error) = restored {
             log::error!("{}: cannot restore its times now ({error}); the next mount does", directory.display());
             self.keep_note.store(true, Ordering::Relaxed);
         }
@@ -343,6 +347,30 @@ fn rename_over<'a>(
     Ok(directories)
 }
 
+/// In a shared store: renames the durable file `new`, behind a fence, over the one name of a stub that was taken.
+///
+/// # Errors
+/// `NotFound`: the fence was taken down. Then, and after device errors, the stub is in its place.
+pub fn replace_taken(io: &Io, new: &Path, stub: &Taken) -> io::Result<()> {
+    let name = stub.path();
+    let times = Times::of(&fs::metadata(durable::parent(&name))?);
+    io.device().rename(new, &name, CrashPoint::RecallInPlace)?;
+    if let Err(error) = restore_unless_changed(io, &name, times, CrashPoint::RecallTimes) {
+        log::warn!("{}: cannot restore its directory's times: {error}", name.display());
+    }
+    Ok(())
+}
+
+/// Gives the directory of a name that was just renamed its times back, unless another daemon has changed the directory since:
+/// this one may have been suspended for minutes.
+fn restore_unless_changed(io: &Io, name: &Path, times: Times, at: CrashPoint) -> io::Result<()> {
+    let (directory, moved) = (durable::parent(name), fs::symlink_metadata(name)?);
+    match was_last_changed_by((moved.ctime(), moved.ctime_nsec()), directory)? {
+        true => io.set_times(directory, times, at),
+        false => Ok(()),
+    }
+}
+
 /// Makes replaced stubs in these directories durable. Afterwards the archive learns of the change and may drop the
 /// object: the stub must not come back.
 pub fn sync_replaced(io: &Io, directories: &[PathBuf]) -> io::Result<()> {
@@ -372,7 +400,7 @@ pub(super) fn recover(store: &Store, notes: &Path) -> io::Result<()> {
         };
         let stub = Stub::read_on(&file, store.id()).ok().flatten();
         let directory = beneath::reach(&tree, above)?;
-        if stub.is_some_and(|stub| stub.object == note.object) && was_last_changed_by(&file, &directory)? {
+        if stub.is_some_and(|stub| stub.object == note.object) && was_last_changed_by(file.changed()?, &directory)? {
             // Never through a symlink.
             beneath::open_dir(&tree, above)?;
             store.io().set_times(&directory, note.times, CrashPoint::NoteCarriedOut)?;
@@ -382,14 +410,14 @@ pub(super) fn recover(store: &Store, notes: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// True if a directory's time is that of the rename that put the stub in place. If it is later, a program has changed
-/// the directory since, and the time is that program's. The note was already carried out, and only its removal was not
+/// True if a directory's time is that of the rename that put the stub in place, at `renamed`. If it is later, a program has
+/// changed the directory since, and the time is that program's. A note was already carried out, and only its removal was not
 /// durable.
-fn was_last_changed_by(stub: &DeviceFile, directory: &Path) -> io::Result<bool> {
+fn was_last_changed_by(renamed: (i64, i64), directory: &Path) -> io::Result<bool> {
     let ns = |(seconds, nanoseconds): (i64, i64)| i128::from(seconds) * 1_000_000_000 + i128::from(nanoseconds);
     // A rename stamps the file that it moves. In a copy of the store that stamp is later, and nobody has changed the
     // directory there either.
-    Ok(ns(Times::of(&fs::metadata(directory)?).modified) <= ns(stub.changed()?) + ONE_RENAME_NS)
+    Ok(ns(Times::of(&fs::metadata(directory)?).modified) <= ns(renamed) + ONE_RENAME_NS)
 }
 
 #[cfg(test)]

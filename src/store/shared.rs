@@ -7,16 +7,18 @@
 //! - `fence` has the way in which files of the tree are replaced.
 
 use std::fs::{self, File, Metadata, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use codec::hash::xxh3_64;
 use rustix::fs::{Timespec, Timestamps, UTIME_NOW};
 
 use super::durable::{CrashPoint, Io};
 use super::fence::{Fences, surely, tear_down};
-use super::locks::{self, Kind, LOCK, PATIENCE, WHOLE};
+use super::locks::{self, Kind, LOCK, WHOLE};
 use super::{Error, beneath};
 
 const SEATS: &str = "daemons";
@@ -27,8 +29,10 @@ pub(super) const DIRECTORIES: [&str; 3] = [SEATS, KEEPER, Fences::DIRECTORY];
 pub const BEAT: Duration = Duration::from_secs(1);
 /// A seat of a daemon that lives changes within this time, even where its machine is busy.
 const LIVES: Duration = Duration::from_secs(4);
-/// Longest name of a seat: the file system's limit, less the room for other names.
-const LONGEST_NAME: usize = 200;
+/// Longest part of a seat's name that tells the mount point. With the machine's name and a hash it fits any file system.
+const LONGEST_POINT: usize = 100;
+/// The file in an epoch's directory with the keeper's name.
+const NAME: &str = "name";
 
 /// Why a store on a file system of this type cannot be shared. `None`: it can.
 ///
@@ -65,15 +69,19 @@ pub struct Seat {
     lock: File,
 }
 
-/// The name of the seat of a mount: no two daemons of a machine have one mount point.
+/// The name of the seat of a mount: no two daemons of a machine have one mount point. A mount point that the name does not tell
+/// exactly is told by its hash.
 fn seat_name(point: &Path) -> String {
-    let escaped: String = point.to_string_lossy().chars().map(|c| if c == '/' { '+' } else { c }).collect();
-    let name = format!("{}{escaped}", node());
-    let mut from = name.len().saturating_sub(LONGEST_NAME);
-    while !name.is_char_boundary(from) {
+    let text = point.to_string_lossy();
+    let mut from = text.len().saturating_sub(LONGEST_POINT);
+    while !text.is_char_boundary(from) {
         from += 1;
     }
-    name[from..].to_string()
+    let (node, shown, bytes) = (node(), text[from..].replace('/', "+"), point.as_os_str().as_bytes());
+    match from > 0 || bytes.contains(&b'+') || text.as_bytes() != bytes {
+        true => format!("{node}{shown}-{:016x}", xxh3_64(bytes)),
+        false => format!("{node}{shown}"),
+    }
 }
 
 /// The lock that a daemon holds which serves the store at `root` on `point`.
@@ -89,12 +97,6 @@ pub fn log_dir(root: &Path, point: &Path) -> PathBuf {
     lock_of(root, point).parent().unwrap_or(root).to_path_buf()
 }
 
-fn lock_file(path: &Path) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(false).mode(0o600);
-    options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path).and_then(beneath::plain)
-}
-
 /// Sets a file's time to the server's clock, and returns that.
 fn stamp(file: &File) -> io::Result<i64> {
     const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
@@ -106,20 +108,13 @@ impl Seat {
     /// Takes the seat of a mount.
     pub(super) fn take(io: &Io, root: &Path, point: &Path) -> Result<Seat, Error> {
         let dir = root.join(SEATS).join(seat_name(point));
-        let make = |path: &Path| io.make_dir(path, 0o700, CrashPoint::StoreMade).map_err(Error::io(path));
+        let make = |path: &Path| {
+            io.make_dir(path, 0o700, CrashPoint::StoreMade)
+                .map_err(Error::io(path))
+                .and_then(|()| beneath::real_directory(path))
+        };
         make(&dir)?;
-        let path = dir.join(LOCK);
-        let lock = lock_file(&path).map_err(Error::io(&path))?;
-        let began = Instant::now();
-        while !locks::take(&lock, Kind::Alone, &WHOLE).map_err(Error::io(&path))? {
-            if began.elapsed() > PATIENCE {
-                let mut holder = String::new();
-                let _ = (&lock).take(32).read_to_string(&mut holder);
-                return Err(Error::Busy { path: root.to_path_buf(), holder: holder.trim().into() });
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        let _ = lock.set_len(0).and_then(|()| writeln!(&lock, "{}", std::process::id()));
+        let lock = locks::hold(root, &dir.join(LOCK), Kind::Alone)?;
         for name in ["tmp", "cache"] {
             make(&dir.join(name))?;
             io.empty(&dir.join(name), CrashPoint::TmpEmptied).map_err(Error::io(&dir))?;
@@ -179,18 +174,22 @@ impl Epoch {
     /// Device errors. There is no keeper then, and the next attempt goes on.
     pub(super) fn begin(io: &Io, root: &Path, recover: &dyn Fn(&Path) -> io::Result<()>) -> io::Result<Option<Epoch>> {
         let keeper = root.join(KEEPER);
-        let lock = lock_file(&keeper.join(LOCK))?;
+        let lock = locks::file(&keeper.join(LOCK))?;
         if !locks::take(&lock, Kind::Alone, &WHOLE)? {
             return Ok(None);
         }
         let former = epochs(root)?;
         let dir = keeper.join(format!("{:016}", former.last().map_or(0, |(number, _)| *number) + 1));
-        io.make_dir(&dir, 0o700, CrashPoint::StoreMade)?;
+        match io.device().make_dir(&dir, 0o700, CrashPoint::StoreMade) {
+            // This one was suspended, lost its lock, and another keeper has that epoch.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
+            made => made?,
+        }
         io.make_dir(&dir.join("cache"), 0o700, CrashPoint::StoreMade)?;
         io.sync_dir(&keeper, CrashPoint::StoreMade)?;
+        // Only for people, and there may be no room for it.
+        let _ = fs::write(dir.join(NAME), format!("{} (process {})", node(), std::process::id()));
         end(root, former, recover)?;
-        lock.set_len(0)?;
-        writeln!(&lock, "{} (process {})", node(), std::process::id())?;
         Ok(Some(Epoch { dir, lock }))
     }
 
@@ -209,7 +208,7 @@ pub(super) fn epochs(root: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(root.join(KEEPER))? {
         let entry = entry?;
-        let number = entry.file_name().to_str().and_then(|name| name.parse().ok());
+        let number = entry.file_name().to_str().filter(|name| name.len() == 16).and_then(|name| name.parse().ok());
         found.extend(number.map(|number| (number, entry.path())));
     }
     found.sort();
@@ -223,7 +222,9 @@ pub(super) fn end(
     recover: &dyn Fn(&Path) -> io::Result<()>,
 ) -> io::Result<()> {
     for (_, dir) in epochs {
-        recover(&dir)?;
+        if fs::symlink_metadata(&dir)?.is_dir() {
+            recover(&dir)?;
+        }
         tear_down(&dir)?;
     }
     Fences::below(root).clear()
@@ -231,11 +232,11 @@ pub(super) fn end(
 
 /// The keeper of the store at `root`, as it calls itself. `None`: there is none.
 pub fn keeper_of(root: &Path) -> Option<String> {
-    let mut file = beneath::open_plain(&root.join(KEEPER).join(LOCK)).ok()?;
+    let lock = beneath::open_plain(&root.join(KEEPER).join(LOCK)).ok()?;
+    let (_, epoch) = epochs(root).ok()?.pop().filter(|_| locks::is_held(&lock, &WHOLE).is_ok_and(|held| held))?;
     let mut name = String::new();
-    let held = locks::is_held(&file, &WHOLE).ok()?;
-    (&mut file).take(256).read_to_string(&mut name).ok()?;
-    held.then(|| name.trim().to_string())
+    beneath::open_plain(&epoch.join(NAME)).ok()?.take(256).read_to_string(&mut name).ok()?;
+    Some(name)
 }
 
 #[cfg(test)]

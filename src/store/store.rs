@@ -2,16 +2,15 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions, Permissions};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
 use super::durable::{self, CrashPoint, DeviceFile, Io};
 use super::fence::{Fence, Fences};
-use super::locks::{self, Kind, LOCK, PATIENCE, WHOLE};
+use super::locks::{self, Kind, LOCK, WHOLE};
 use super::object::{Id, path_of};
 use super::settings::{self, Settings};
 use super::shared::{self, Epoch, Seat};
@@ -20,8 +19,6 @@ use super::{Error, Profile, Profiles, Stub, beneath, files_below, guide, profile
 const DIRECTORIES: [&str; 4] = ["tree", "objects", "tmp", "cache"];
 pub(super) const SETTINGS: &str = "stepfs.toml";
 const SETTINGS_STEPS: (CrashPoint, CrashPoint) = (CrashPoint::SettingsWritten, CrashPoint::SettingsInPlace);
-/// The holder of a lock that names no process of this machine.
-const ANOTHER_MACHINE: &str = "another machine";
 /// The files of a store that was never used. The settings go first: without them the rest is no store.
 const OWN_FILES: [&str; 3] = [SETTINGS, DAEMON_LOG, LOCK];
 /// Larger than any real settings; a larger file is not read into memory.
@@ -70,9 +67,9 @@ impl Store {
         let settings = read_settings(&root)?;
         let lock = match made {
             Some(lock) => lock,
-            None => take_lock(&root, Kind::Alone)?,
+            None => locks::hold(&root, &root.join(LOCK), Kind::Alone)?,
         };
-        make_directories(&io, &root)?;
+        make_directories(&io, &root, settings.shared)?;
         let store = Store { root, settings, io, failed: Mutex::default(), lock: Some(lock), place: Place::Store };
         release::recover(&store, &store.tmp()).map_err(Error::io(store.tmp()))?;
         if store.is_shared() {
@@ -102,12 +99,16 @@ impl Store {
     /// # Errors
     /// [`Error::Engine`] and [`Error::LocalLocks`] if the store's file system cannot be shared; those of [`Store::open`].
     pub fn join(root: &Path, point: &Path) -> Result<Store, Error> {
+        Store::join_on(Io::disk(), root, point)
+    }
+
+    /// [`Store::join`] on another device than the disk.
+    pub fn join_on(io: Io, root: &Path, point: &Path) -> Result<Store, Error> {
         let root = fs::canonicalize(root).map_err(Error::io(root))?;
         let settings = read_settings(&root)?;
         admit(&root)?;
-        let io = Io::disk();
-        let lock = take_lock(&root, Kind::Shared)?;
-        make_directories(&io, &root)?;
+        let lock = locks::hold(&root, &root.join(LOCK), Kind::Shared)?;
+        make_directories(&io, &root, true)?;
         shared::see_others(&root, point)?;
         let seat = Seat::take(&io, &root, point)?;
         let place = Place::Seat(seat);
@@ -178,7 +179,7 @@ impl Store {
         }
         let root = fs::canonicalize(root).map_err(Error::io(root))?;
         let settings = read_settings(&root)?;
-        DIRECTORIES.iter().try_for_each(|name| real_directory(&root.join(name)))?;
+        directories(settings.shared).try_for_each(|name| beneath::real_directory(&root.join(name)))?;
         Ok(Store { root, settings, io: Io::disk(), failed: Mutex::default(), lock: None, place: Place::Store })
     }
 
@@ -243,7 +244,7 @@ impl Store {
 
     /// The error for a store that another process has.
     pub fn in_use(root: &Path) -> Error {
-        let holder = Store::holder(root).map_or_else(|| ANOTHER_MACHINE.into(), |pid| pid.to_string());
+        let holder = Store::holder(root).map_or_else(|| locks::ANOTHER_MACHINE.into(), |pid| pid.to_string());
         Error::Busy { path: root.to_path_buf(), holder }
     }
 
@@ -393,7 +394,7 @@ fn create(io: &Io, root: &Path, shared: bool) -> Result<File, Error> {
     if root.exists() {
         for entry in fs::read_dir(root).map_err(Error::io(root))? {
             let name = entry.map_err(Error::io(root))?.file_name();
-            let ours = DIRECTORIES.iter().chain(&shared::DIRECTORIES).any(|d| name == **d)
+            let ours = directories(true).any(|d| name == *d)
                 || name == LOCK
                 || name == "stepfs.toml.new"
                 || guide::is_guide(root, &name);
@@ -408,15 +409,11 @@ fn create(io: &Io, root: &Path, shared: bool) -> Result<File, Error> {
     } else {
         io.make_dir(root, 0o700, CrashPoint::StoreMade).map_err(Error::io(root))?;
     }
-    let lock = take_lock(root, Kind::Alone)?;
+    let lock = locks::hold(root, &root.join(LOCK), Kind::Alone)?;
     if root.join(SETTINGS).exists() {
         return Ok(lock);
     }
-    make_directories(io, root)?;
-    if shared {
-        let make = |name: &&str| io.make_dir(&root.join(name), 0o700, CrashPoint::StoreMade);
-        shared::DIRECTORIES.iter().try_for_each(make).map_err(Error::io(root))?;
-    }
+    make_directories(io, root, shared)?;
     let id = Id::random().map_err(Error::io(root))?;
     let path = root.join(SETTINGS);
     // The store's own name first: once its settings exist, the store is not created again.
@@ -454,19 +451,24 @@ fn number(file: &File) -> io::Result<(u64, u64)> {
     file.metadata().map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
+/// The directories of a store.
+fn directories(shared: bool) -> impl Iterator<Item = &'static str> {
+    DIRECTORIES.into_iter().chain(shared::DIRECTORIES.into_iter().filter(move |_| shared))
+}
+
 /// Creates the directories. The tree is the mount's root and has the mode of any new directory; the others are only for
-/// the owner. None may be a symlink: `tmp/` and `cache/` are emptied, and objects are removed. Syncs the store's
+/// the owner. None may be a symlink: most are emptied, and objects are removed. Syncs the store's
 /// directory if one was missing, since nothing else does before the names are needed.
-fn make_directories(io: &Io, root: &Path) -> Result<(), Error> {
+fn make_directories(io: &Io, root: &Path, shared: bool) -> Result<(), Error> {
     close(root, false).map_err(Error::io(root))?;
     let mut missing = false;
-    for name in DIRECTORIES {
+    for name in directories(shared) {
         let (path, is_tree) = (root.join(name), name == "tree");
         if fs::symlink_metadata(&path).is_err() {
             missing = true;
             io.make_dir(&path, if is_tree { 0o755 } else { 0o700 }, CrashPoint::StoreMade).map_err(Error::io(&path))?;
         }
-        real_directory(&path)?;
+        beneath::real_directory(&path)?;
         close(&path, is_tree).map_err(Error::io(path))?;
     }
     if missing { io.sync_dir(root, CrashPoint::StoreMade).map_err(Error::io(root)) } else { Ok(()) }
@@ -513,15 +515,6 @@ pub fn exposed(root: &Path) -> io::Result<Option<PathBuf>> {
     Ok(None)
 }
 
-/// Checks that no symlink or file is in the place of a store's directory. The next open creates a missing directory.
-fn real_directory(path: &Path) -> Result<(), Error> {
-    match fs::symlink_metadata(path) {
-        Ok(metadata) if !metadata.is_dir() => Err(Error::NotReal(path.to_path_buf(), "directory")),
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::io(path)(error)),
-        _ => Ok(()),
-    }
-}
-
 fn read_settings(root: &Path) -> Result<Settings, Error> {
     Settings::parse(&settings_text(&root.join(SETTINGS))?).map_err(|error| error.of_store(root))
 }
@@ -533,42 +526,6 @@ fn settings_text(path: &Path) -> Result<String, Error> {
         _ => Err(io::Error::new(io::ErrorKind::InvalidData, "it is too large for settings")),
     });
     read.map(|_| text).map_err(Error::io(path))
-}
-
-/// An open-file-description lock: it ends with the process, works over NFS, and survives the close of another
-/// descriptor of the file.
-fn take_lock(root: &Path, kind: Kind) -> Result<File, Error> {
-    let path = root.join(LOCK);
-    let mut file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
-        .open(&path)
-        .and_then(beneath::plain)
-        .map_err(Error::io(&path))?;
-    let began = Instant::now();
-    while !locks::take(&file, kind, &WHOLE).map_err(Error::io(&path))? {
-        if began.elapsed() < PATIENCE {
-            std::thread::sleep(Duration::from_millis(20));
-            continue;
-        }
-        let mut holder = String::new();
-        let _ = (&mut file).take(32).read_to_string(&mut holder);
-        let holder = match holder.trim() {
-            "" => ANOTHER_MACHINE.to_string(),
-            pid => pid.to_string(),
-        };
-        return Err(Error::Busy { path: root.to_path_buf(), holder });
-    }
-    if kind == Kind::Shared {
-        return Ok(file);
-    }
-    // Best effort: only names the holder to the next process.
-    let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
-    Ok(file)
 }
 
 #[cfg(test)]

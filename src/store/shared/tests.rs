@@ -1,10 +1,13 @@
 use std::os::unix::fs::FileExt;
 
 use std::ffi::OsStr;
+use std::sync::Arc;
 
 use super::*;
+use crate::store::durable::{Device, Disk};
 use crate::store::fence::{Fence, Take, Taken, leads_to};
-use crate::store::{MIN_RELEASE_BYTES, Store};
+use crate::store::object::path_of;
+use crate::store::{Committed, Id, MIN_RELEASE_BYTES, Objects, Prepared, Store, Stub, replace_taken};
 
 const NAME: &str = "step_1.pt";
 
@@ -97,7 +100,7 @@ fn a_rename_that_comes_late_finds_no_source() {
     let at = taken.path();
     let theirs = world.open();
     assert!(locks::open(&theirs, true).unwrap());
-    world.theirs.fences().revoke(world.ino()).unwrap();
+    world.theirs.fences().revoke(world.ino(), None).unwrap();
     theirs.write_all_at(b"theirs", 0).unwrap();
     theirs.sync_all().unwrap();
     let error = fs::rename(&ready, &at).unwrap_err();
@@ -113,7 +116,7 @@ fn a_removal_that_comes_late_finds_no_place() {
     let fence = world.ours.fences().raise(world.ino()).unwrap();
     let taken = world.taken();
     taken.lose_lock();
-    world.theirs.fences().revoke(world.ino()).unwrap();
+    world.theirs.fences().revoke(world.ino(), None).unwrap();
     assert_eq!(taken.remove(&fence).unwrap_err().kind(), io::ErrorKind::NotFound);
     assert!(world.path().exists());
     let fence = world.ours.fences().raise(world.ino()).unwrap();
@@ -139,7 +142,7 @@ fn a_fence_does_not_take_down_others_of_its_file() {
     let world = World::new();
     let (fence, ready) = world.ready();
     let (other, late) = world.ready();
-    world.ours.fences().revoke_others(world.ino(), &fence).unwrap();
+    world.ours.fences().revoke(world.ino(), Some(&fence)).unwrap();
     assert!(ready.exists() && !late.exists());
     drop(other);
     assert!(ready.exists());
@@ -177,7 +180,7 @@ fn locks_that_hold_on_one_machine_only_are_noticed() {
     // A daemon on another machine, whose lock is not seen here.
     let seat = root.join(SEATS).join("elsewhere+mnt");
     fs::create_dir(&seat).unwrap();
-    let lock = lock_file(&seat.join(LOCK)).unwrap();
+    let lock = locks::file(&seat.join(LOCK)).unwrap();
     stamp(&lock).unwrap();
     // One that was killed just now does no harm.
     assert!(Store::join(root, Path::new("/c")).is_ok());
@@ -219,4 +222,195 @@ fn file_systems_that_were_not_tried_are_refused() {
     for magic in [0x6969, 0x00C3_6400, 0x0BD0_0BD0, 0x4750_4653, 0x1983_0326, 0x6573_5546, 0x0102_1994, 0x9123_683E] {
         assert!(refusal(magic).is_some());
     }
+}
+
+#[test]
+fn nothing_outside_a_store_is_removed() {
+    let world = World::new();
+    let outside = world.dir.path().join("outside");
+    let kept = outside.join("times-kept");
+    fs::create_dir_all(outside.join("tmp")).unwrap();
+    fs::write(&kept, "kept").unwrap();
+    let root = world.ours.root().to_path_buf();
+    let link = |at: &str| std::os::unix::fs::symlink(&outside, root.join(at)).unwrap();
+    link("keeper/0000000000000007");
+    link("replacing/7");
+    let keeper = world.theirs.elect().unwrap().unwrap();
+    assert!(keeper.tmp().ends_with("0000000000000008") && !root.join("replacing/7").is_symlink());
+    // Where each daemon empties directories of its own.
+    link(&format!("{SEATS}/{}", seat_name(Path::new("/c"))));
+    assert!(matches!(Store::join(&root, Path::new("/c")), Err(Error::NotReal(..))));
+    let seat = root.join(SEATS).join(seat_name(Path::new("/d")));
+    fs::create_dir(&seat).unwrap();
+    std::os::unix::fs::symlink(&outside, seat.join("tmp")).unwrap();
+    assert!(matches!(Store::join(&root, Path::new("/d")), Err(Error::NotReal(..))));
+    fs::remove_dir(root.join("replacing")).unwrap();
+    link("replacing");
+    assert!(matches!(Store::join(&root, Path::new("/e")), Err(Error::NotReal(..))));
+    assert_eq!(fs::read(&kept).unwrap(), b"kept");
+}
+
+/// A disk on which another keeper makes each directory a moment earlier.
+#[derive(Debug)]
+struct Late;
+
+impl Device for Late {
+    fn make_dir(&self, path: &Path, mode: u32, at: CrashPoint) -> io::Result<()> {
+        Disk.make_dir(path, mode, at)?;
+        Disk.make_dir(path, mode, at)
+    }
+}
+
+#[test]
+fn no_two_keepers_have_one_epoch() {
+    let world = World::new();
+    let elected = Epoch::begin(&Io::new(Arc::new(Late)), world.ours.root(), &|_| Ok(()));
+    assert!(elected.unwrap().is_none(), "it was suspended before it made its directory");
+    let next = world.theirs.elect().unwrap().unwrap();
+    assert!(next.is_keepers() && epochs(next.root()).unwrap().len() == 1);
+}
+
+#[test]
+fn a_copy_without_empty_directories_is_a_shared_store() {
+    let World { dir, ours, theirs } = World::new();
+    let root = ours.root().to_path_buf();
+    drop((ours, theirs));
+    for name in DIRECTORIES {
+        fs::remove_dir_all(root.join(name)).unwrap();
+    }
+    let again = Store::join(&root, Path::new("/a")).unwrap();
+    assert!(again.elect().unwrap().unwrap().fence(7).is_ok());
+    drop(dir);
+}
+
+#[test]
+fn each_mount_point_has_a_seat_of_its_own() {
+    let long = |end: &str| format!("/{}/{end}", "x".repeat(120));
+    let points = ["/a/b", "/a+b", "/a/b+", &long("a"), &format!("/y{}", long("a")), &"/é".repeat(99)];
+    let names: std::collections::HashSet<_> = points.iter().map(|point| seat_name(Path::new(point))).collect();
+    assert_eq!(names.len(), points.len());
+    assert!(names.iter().all(|name| name.starts_with(&node()) && name.len() < 255), "{names:?}");
+    assert!(seat_name(Path::new("/mnt/ckpts")).ends_with("+mnt+ckpts"));
+}
+
+#[test]
+fn what_is_no_file_is_removed_behind_a_fence_too() {
+    let world = World::new();
+    let at = world.ours.tree().join("latest");
+    let directory = File::open(world.ours.tree()).unwrap();
+    std::os::unix::fs::symlink(NAME, &at).unwrap();
+    let ino = fs::symlink_metadata(&at).unwrap().ino();
+    let take = || Take::of(&directory, OsStr::new("latest")).unwrap();
+    let (fence, Take::Taken(taken)) = (world.ours.fences().raise(ino).unwrap(), take()) else { panic!("it is gone") };
+    // Another file takes the name meanwhile.
+    fs::remove_file(&at).unwrap();
+    fs::write(&at, "new").unwrap();
+    assert!(!taken.remove(&fence).unwrap());
+    assert_eq!(fs::read(&at).unwrap(), b"new");
+    fs::remove_file(&at).unwrap();
+    std::os::unix::fs::symlink(NAME, &at).unwrap();
+    let Take::Taken(taken) = take() else { panic!("it is gone") };
+    drop(fence);
+    let late = world.ours.fences().raise(ino).unwrap();
+    world.theirs.fences().revoke(ino, None).unwrap();
+    assert_eq!(taken.remove(&late).unwrap_err().kind(), io::ErrorKind::NotFound);
+    assert!(taken.remove(&world.ours.fences().raise(ino).unwrap()).unwrap() && !at.is_symlink());
+}
+
+/// A disk on which another daemon makes a file beside each that is replaced, some time after that.
+#[derive(Debug)]
+struct Busy;
+
+impl Device for Busy {
+    fn rename(&self, from: &Path, to: &Path, at: CrashPoint) -> io::Result<()> {
+        Disk.rename(from, to, at)?;
+        if matches!(at, CrashPoint::StubInPlace | CrashPoint::RecallInPlace) {
+            std::thread::sleep(Duration::from_millis(50));
+            fs::write(to.with_file_name(format!("beside-{at:?}")), "")?;
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn a_directory_that_others_change_keeps_its_time() {
+    let world = World::new();
+    let root = world.ours.root();
+    let (tree, old) = (world.ours.tree(), fs::File::open(world.ours.tree()).unwrap());
+    let time = || fs::metadata(&tree).unwrap().modified().unwrap();
+    let former = std::time::SystemTime::now() - Duration::from_secs(1000);
+    for (point, io, others) in [("/c", Io::disk(), false), ("/d", Io::new(Arc::new(Busy)), true)] {
+        let store = Store::join_on(io, root, Path::new(point)).unwrap();
+        let source = fs::metadata(world.path()).unwrap();
+        old.set_modified(former).unwrap();
+        let stub = Stub { store: store.id(), object: Id::random().unwrap(), logical_len: MIN_RELEASE_BYTES };
+        let ready = Prepared::new(&store, Path::new(NAME), &source, &stub).unwrap().unwrap();
+        assert_eq!(ready.commit(&world.taken().path()).unwrap(), Committed::Done);
+        assert_eq!(time() > former + Duration::from_secs(500), others, "after a release");
+        old.set_modified(former).unwrap();
+        let (_fence, new) = world.ready();
+        replace_taken(store.io(), &new, &world.taken()).unwrap();
+        assert_eq!(time() > former + Duration::from_secs(500), others, "after a recall");
+        fs::write(world.path(), vec![1; MIN_RELEASE_BYTES as usize]).unwrap();
+    }
+}
+
+#[test]
+fn whoever_takes_a_file_has_the_one_at_the_name() {
+    let world = World::new();
+    let tree = File::open(world.ours.tree()).unwrap();
+    let (path, new) = (world.path(), world.dir.path().join("new"));
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    let order = std::sync::atomic::Ordering::Relaxed;
+    std::thread::scope(|scope| {
+        // A program renames over the file, as another daemon lets it: with the lock of the file that goes.
+        scope.spawn(|| {
+            while !is_over.load(order) {
+                let there = world.open();
+                if locks::open(&there, false).unwrap() && leads_to(&tree, OsStr::new(NAME), &there).unwrap() {
+                    fs::write(&new, "new").unwrap();
+                    fs::rename(&new, &path).unwrap();
+                }
+            }
+        });
+        let (mut taken, mut others) = (0, 0);
+        for _ in 0..20_000 {
+            if let Ok(Take::Taken(file)) = Take::of(&tree, OsStr::new(NAME)) {
+                taken += 1;
+                others += u32::from(file.metadata().unwrap().ino() != world.ino());
+            }
+        }
+        is_over.store(true, order);
+        assert!(taken > 0);
+        assert_eq!(others, 0, "names that lead to other files, of {taken}");
+    });
+}
+
+#[test]
+fn a_stub_that_comes_late_finds_no_way() {
+    let world = World::new();
+    let source = fs::metadata(world.path()).unwrap();
+    let stub = Stub { store: world.ours.id(), object: Id::random().unwrap(), logical_len: MIN_RELEASE_BYTES };
+    let ready = Prepared::new(&world.ours, Path::new(NAME), &source, &stub).unwrap().unwrap();
+    let taken = world.taken();
+    taken.lose_lock();
+    // The bytes and the times stay: only the fence tells.
+    world.theirs.fences().revoke(world.ino(), None).unwrap();
+    assert_eq!(ready.commit(&taken.path()).unwrap_err().kind(), io::ErrorKind::NotFound);
+    assert_eq!(world.ino(), source.ino());
+}
+
+#[test]
+fn a_former_keeper_removes_no_object() {
+    let world = World::new();
+    let keeper = world.ours.elect().unwrap().unwrap();
+    let objects = Objects::none(Io::disk(), &keeper.objects()).removed_through(keeper.tmp());
+    let id = Id::random().unwrap();
+    let path = path_of(&keeper.objects(), id);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(&path, "object").unwrap();
+    fs::rename(world.ours.root().join("keeper/lock"), world.dir.path().join("lost")).unwrap();
+    let _next = world.theirs.elect().unwrap().unwrap();
+    objects.remove(&[id]);
+    assert!(path.exists());
 }

@@ -3,11 +3,13 @@
 import fcntl
 import os
 import shlex
+import shutil
 import signal
 import struct
 import subprocess
 import threading
 import time
+from pathlib import Path
 
 import harness
 import pytest
@@ -175,11 +177,15 @@ def alone(path):
     return handle
 
 
-@pytest.mark.parametrize("call", ["open", "unlink", "rename", "rename over", "link", "chmod", "truncate"])
-def test_a_program_waits_while_a_file_is_replaced(call):
+NAMES = ["open", "unlink", "rename", "rename over", "truncate"]
+
+
+# The keeper removes small files, too, but gives none up.
+@pytest.mark.parametrize("call,size", [(call, size) for size in (100_000, 10) for call in NAMES + ["link", "chmod"] * (size > 10)])
+def test_a_program_waits_while_a_file_is_replaced(call, size):
     for nodes in open_nodes(1):
         file, other = nodes[0] / "file", nodes[0] / "other"
-        file.write_bytes(b"x" * 100_000)
+        file.write_bytes(b"x" * size)
         other.write_bytes(b"y" * 100_000)
         lock = lambda: alone(nodes.store / "tree/file")
         wait_until(lambda: not isinstance(attempt(lock), OSError), 10, "the file is closed")
@@ -205,6 +211,196 @@ def attempt(call):
         os.close(call())
     except OSError as error:
         return error
+
+
+@pytest.mark.parametrize("call", ["open", "unlink", "rename", "rename over", "chmod"])
+def test_whoever_waited_means_the_file_that_is_there_then(call):
+    """The name leads to another file once the lock is free."""
+    for nodes in open_nodes(1):
+        file, other, below = nodes[0] / "file", nodes[0] / "other", nodes.store / "tree/file"
+        file.write_bytes(b"x" * 100_000)
+        other.write_bytes(b"y" * 100_000)
+        wait_until(lambda: not isinstance(attempt(lambda: alone(below)), OSError), 10, "the file is closed")
+        held = alone(below)
+        done = []
+
+        def write():
+            with open(file, "r+b") as opened:
+                opened.write(b"new")
+
+        calls = {"open": write, "unlink": lambda: os.unlink(file), "rename": lambda: os.rename(file, nodes[0] / "new"),
+                 "rename over": lambda: os.rename(other, file), "chmod": lambda: os.chmod(file, 0o600)}
+        thread = threading.Thread(target=lambda: done.append(calls[call]()))
+        thread.start()
+        time.sleep(.5)
+        (nodes.base / "replacement").write_bytes(b"z" * 100_000)
+        os.rename(nodes.base / "replacement", below)
+        # Another daemon replaces that one, too.
+        second = alone(below)
+        os.close(held)
+        time.sleep(.5)
+        assert not done and thread.is_alive(), "it waits for the file that is there"
+        os.close(second)
+        thread.join(20)
+        assert done == [None]
+        if call == "open":
+            assert below.read_bytes() == b"new" + b"z" * 99_997
+        elif call == "chmod":
+            assert below.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("mode", ["rb", "r+b"])
+def test_the_lock_lies_on_what_reads_and_writes(nodes, mode):
+    """On NFS only the handle that has the lock is fenced."""
+    (nodes[0] / "file").write_bytes(b"x" * 100_000)
+    below = (nodes.store / "tree/file").stat().st_ino
+
+    def described():
+        found = []
+        for fd in Path(f"/proc/{nodes[0].pid}/fd").iterdir():
+            try:
+                about = Path(f"/proc/{nodes[0].pid}/fdinfo/{fd.name}").read_text()
+            except FileNotFoundError:
+                continue
+            flags = int(about.split("flags:\t")[1].split()[0], 8)
+            # The keeper reads with handles of its own.
+            if f"ino:\t{below}\n" in about and flags & os.O_ACCMODE == os.O_RDWR:
+                found.append("OFDLCK" in about and str(1 << 62) in about)
+        return found
+
+    wait_until(lambda: not described(), 10, "the daemon closes the file")
+    with open(nodes[0] / "file", mode):
+        assert described() == [True]
+
+
+def test_a_program_waits_while_a_daemon_asks_for_a_lease():
+    """Whoever replaces a file asks so whether a program without a daemon has it."""
+    set_signal, set_lease = 10, 1024
+    for nodes in open_nodes(1):
+        (nodes[0] / "file").write_bytes(b"x" * 100_000)
+        held = -1
+
+        def is_leased():
+            nonlocal held
+            held = os.open(nodes.store / "tree/file", os.O_RDWR)
+            fcntl.fcntl(held, set_signal, signal.SIGURG)
+            try:
+                fcntl.fcntl(held, set_lease, fcntl.F_WRLCK)
+            except OSError:
+                os.close(held)
+                return False
+            return True
+
+        wait_until(is_leased, 10, "the daemon closes the file")
+        done = []
+        thread = threading.Thread(target=lambda: done.append(open(nodes[0] / "file", "r+b").close()))
+        thread.start()
+        time.sleep(.5)
+        assert not done and thread.is_alive()
+        os.close(held)
+        thread.join(20)
+        assert done == [None]
+
+
+def test_two_daemons_bring_back_one_file(nodes):
+    names = save_walk(nodes[0].dir, 3)
+    nodes.keeper().sync()
+    assert nodes.keeper().state(names[0]) == "released"
+    whole, written = (nodes[0] / names[0]).read_bytes(), []
+
+    def write(node, at):
+        with open(node / names[0], "r+b") as file:
+            file.seek(at)
+            file.write(b"new")
+            time.sleep(5)
+        written.append(at)
+
+    began = time.monotonic()
+    threads = [threading.Thread(target=write, args=(node, 1000 * number)) for number, node in enumerate(nodes)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(written) == [0, 1000, 2000] and time.monotonic() - began < 25, "nobody waits for the others to close it"
+    for at in written:
+        whole = whole[:at] + b"new" + whole[at + 3:]
+    assert [(node / names[0]).read_bytes() == whole for node in nodes] == [True] * 3
+
+
+def test_files_are_brought_back_while_a_keeper_is_elected(nodes):
+    """A new keeper takes down the fences of all daemons."""
+    names = save_walk(nodes[0].dir, 5)
+    nodes.keeper().sync()
+    taken, ends = [], False
+
+    def take_down():
+        while not ends:
+            for above in os.listdir(nodes.store / "replacing"):
+                if len(taken) < 4 and above not in taken:
+                    try:
+                        for fence in os.listdir(nodes.store / "replacing" / above):
+                            shutil.rmtree(nodes.store / "replacing" / above / fence)
+                            taken.append(above)
+                    except FileNotFoundError:
+                        continue
+
+    thread = threading.Thread(target=take_down)
+    thread.start()
+    try:
+        for name in names[:4]:
+            with open(nodes[1] / name, "r+b") as file:
+                file.write(b"new")
+    finally:
+        ends = True
+        thread.join()
+    assert all((node / name).read_bytes().startswith(b"new") for node in nodes for name in names[:4])
+    if not taken:
+        pytest.skip("no fence stood long enough to be met")
+
+
+def test_an_election_that_fails_is_not_tried_again_at_once():
+    for nodes in open_nodes(2):
+        keeper = nodes.keeper()
+        other = next(node for node in nodes if node is not keeper)
+        os.rename(nodes.store / "objects", nodes.base / "objects")
+        (nodes.store / "objects").write_text("not a directory")
+        keeper.die()
+        log = lambda: (other.base / "stepfs.log").read_text().count("cannot become the keeper")
+        wait_until(lambda: log() > 0, 20, "it tries")
+        time.sleep(5)
+        assert log() == 1
+        os.unlink(nodes.store / "objects")
+        os.rename(nodes.base / "objects", nodes.store / "objects")
+        wait_until(other.is_keeper, 30, "it tries again")
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["close", "fsync"])
+def test_the_first_error_of_a_file_stays(told, tmp_path):
+    """A later fsync of such a file answers that all is well."""
+    below, store = tmp_path / "below", tmp_path / "store"
+    below.mkdir(), store.mkdir()
+    harness.shell(f"mount -t tmpfs -o size=40m tmpfs {below}; truncate -s 300m {below}/image; "
+                  f"mkfs.ext4 -q -F -E nodiscard -O ^has_journal {below}/image; mount -o loop {below}/image {store}; rmdir {store}/lost+found")
+    nodes = Nodes(tmp_path, 2)
+    try:
+        nodes.mount()
+        keeper = nodes.keeper()
+        names = save_walk(keeper.dir, 2)
+        # More than the device takes, although the file system has room for it.
+        with open(nodes[1] / names[1], "r+b") as file:
+            file.seek(0, os.SEEK_END)
+            file.write(os.urandom(60 << 20))
+            if told:
+                with pytest.raises(OSError):
+                    os.fsync(file.fileno())
+        log = lambda: (nodes[1].base / "stepfs.log").read_text()
+        wait_until(lambda: "could not be made durable" in log(), 60, "the daemon says so")
+        time.sleep(8)
+        assert isinstance(attempt(lambda: alone(store / "tree" / names[1])), OSError), "nobody takes it for a newer state"
+        assert keeper.state(names[0]) == "sealed" and keeper.state(names[1]) == "staged"
+    finally:
+        nodes.close()
+        harness.shell(f"umount -l {store}; umount -l {below}", check=False)
 
 
 def test_locks_of_programs_are_not_those_of_daemons(nodes):

@@ -1,0 +1,119 @@
+use super::*;
+use crate::archive::{Archive, AtRest, keeping};
+use crate::store::durable::{Device, Disk, Io};
+use crate::store::{Store, Stub};
+use crate::sync::AtomicBool;
+
+const NAME: &str = "step_1.pt";
+
+/// A disk of which some files cannot be opened for a while.
+#[derive(Debug, Default)]
+struct Away(AtomicBool);
+
+impl Device for Away {
+    fn open(&self, path: &Path, flags: i32) -> io::Result<File> {
+        match self.0.load(Ordering::Relaxed) && fs::canonicalize(path)?.ends_with(NAME) {
+            true => Err(io::Error::from_raw_os_error(libc::EIO)),
+            false => Disk.open(path, flags),
+        }
+    }
+}
+
+struct World {
+    _dir: tempfile::TempDir,
+    device: Arc<Away>,
+    archive: Arc<Archive>,
+    eyes: Eyes,
+}
+
+impl World {
+    fn new() -> World {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("store");
+        Store::create_shared(&root).unwrap();
+        let device = Arc::<Away>::default();
+        let store = Store::join_on(Io::new(device.clone()), &root, Path::new("/a")).unwrap();
+        let keeper = store.elect().unwrap().unwrap();
+        let archive = keeping(keeper, 0).unwrap();
+        World { _dir: dir, device, archive, eyes: Eyes::default() }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.archive.store().tree().join(NAME)
+    }
+
+    /// A look as late as this after all changes.
+    fn look(&mut self, later_ns: i64) -> usize {
+        let now_ns = crate::clock::wall_ns().saturating_add(later_ns);
+        self.eyes.look(&self.archive.shared, now_ns, Duration::ZERO).unwrap()
+    }
+
+    fn is(&self, state: impl Fn(&State) -> bool) -> bool {
+        self.archive.shared.catalog().get(Path::new(NAME)).is_some_and(|entry| state(&entry.state))
+    }
+}
+
+#[test]
+fn a_stub_that_cannot_be_read_keeps_all_objects() {
+    let mut world = World::new();
+    let stub =
+        Stub { store: world.archive.store().id(), object: Id::random().unwrap(), logical_len: MIN_RELEASE_BYTES };
+    let file =
+        world.archive.store().io().create(&world.path(), crate::store::durable::CrashPoint::StubWritten).unwrap();
+    stub.write(&file).unwrap();
+    world.device.0.store(true, Ordering::Relaxed);
+    world.look(0);
+    assert!(world.archive.shared.objects.frozen().is_some());
+    assert!(world.is(|state| matches!(state, State::Resident(why) if why.hides_an_object())));
+    world.device.0.store(false, Ordering::Relaxed);
+    world.look(0);
+    assert!(world.is(|state| matches!(state, State::Released(id) if *id == stub.object)));
+}
+
+#[test]
+fn a_file_counts_once_it_is_old_enough_and_nobody_writes_it() {
+    let mut world = World::new();
+    fs::write(world.path(), vec![1; MIN_RELEASE_BYTES as usize]).unwrap();
+    assert_eq!(world.look(QUIET_NS - 1_000_000_000), 1, "another change may have the same time");
+    assert!(world.is(|state| matches!(state, State::Staged)));
+    let writer = File::options().read(true).write(true).open(world.path()).unwrap();
+    assert!(locks::open(&writer, true).unwrap());
+    world.look(2 * QUIET_NS);
+    assert!(world.is(|state| matches!(state, State::Staged)));
+    drop(writer);
+    // A program whose daemon was killed has no lock.
+    let orphan = File::options().write(true).open(world.path()).unwrap();
+    world.look(2 * QUIET_NS);
+    assert!(world.is(|state| matches!(state, State::Staged)));
+    drop(orphan);
+    assert_eq!(world.look(2 * QUIET_NS), 0);
+    assert!(world.is(|state| matches!(state, State::Closed)));
+}
+
+#[test]
+fn a_look_is_complete_if_no_directory_changed() {
+    let world = World::new();
+    let tree = world.archive.store().tree();
+    fs::create_dir(tree.join("run")).unwrap();
+    let list = |later_ns: i64| list(&tree, crate::clock::wall_ns() + later_ns).unwrap();
+    assert!(!list(0).is_complete, "another name may have come at the same time");
+    assert!(list(2 * DIRECTORY_NS).is_complete);
+    fs::write(tree.join("run/x"), "").unwrap();
+    assert!(!list(0).is_complete);
+}
+
+#[test]
+fn a_file_that_changed_since_the_look_is_not_sealed() {
+    let mut world = World::new();
+    fs::write(world.path(), vec![1; MIN_RELEASE_BYTES as usize]).unwrap();
+    assert_eq!(world.look(2 * QUIET_NS), 0);
+    // The server's clock, as it is.
+    world.archive.shared.quiet_ns.store(crate::clock::wall_ns() - QUIET_NS, Ordering::Relaxed);
+    world.archive.start(Arc::new(AtRest::of(world.archive.store())));
+    let began = Instant::now();
+    while world.is(|state| matches!(state, State::Closed)) && began.elapsed() < PATIENCE {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    world.archive.stop();
+    assert!(world.is(|state| matches!(state, State::Staged)));
+}
