@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Random histories over the daemons of one shared store.
 
-    shared_histories.py [--seed N] [--count N] [--seconds N] [--log FILE] [--jobs N]
+    shared_histories.py [--seed N] [--count N] [--seconds N] [--log FILE]
 
 Workers save, overwrite in place, append, cut, rename (directories, too), remove, link and read files, each call through the mount of a
-random daemon. Meanwhile daemons are killed, suspended, and suspended beyond the election of another keeper. Each worker owns a
+random daemon. Meanwhile daemons are killed, suspended, and suspended beyond the election of another keeper; in guests (`guests.sh
+nfs python scripts/shared_histories.py`) networks are also cut, and whole machines suspended, for as long as their locks last and longer. Each worker owns a
 directory, and a model of it: after each call that has returned, every mount must show it. Files of other workers must be
 whole states that existed. At the end all mounts show the same bytes, and `stepfs verify` finds nothing.
 
@@ -16,7 +17,6 @@ import errno
 import json
 import os
 import random
-import shutil
 import signal
 import struct
 import sys
@@ -28,14 +28,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/real/support"))
 import harness  # noqa: E402
-from nodes import Nodes  # noqa: E402
+from guests import in_guests  # noqa: E402
+from nodes import Nodes, verify  # noqa: E402
 
 BLOCK = 4096
 # Above the size of files that are released.
 BLOCKS = range(17, 40)
 WORKERS = 4
-# Errors of calls whose daemon is killed.
+# Errors of calls whose daemon is killed, or whose machine lost its locks.
 GONE = (errno.ECONNABORTED, errno.ENOTCONN, errno.EIO, errno.ESHUTDOWN)
+# NFS keeps a removed file under such a name while the node has it open.
+REMOVED = ".nfs"
 
 
 class Broken(Exception):
@@ -63,6 +66,10 @@ def parse(data, owner=None):
     return (found, files.pop() if files else None) if len(files) < 2 else None
 
 
+def names_in(directory):
+    return {path.name for path in directory.iterdir() if not path.name.startswith(REMOVED)}
+
+
 class File:
     def __init__(self, number, versions):
         self.number, self.versions, self.mode = number, versions, 0o644
@@ -81,7 +88,7 @@ class Worker(threading.Thread):
         if node.pid is None:
             # Its mount is about to be made again; until then there is an empty directory.
             raise OSError(errno.ENOTCONN, "the daemon was killed")
-        return Path(node.dir) / f"w{self.number}" / path
+        return node.dir / f"w{self.number}" / path
 
     def new_name(self):
         self.next += 1
@@ -118,9 +125,10 @@ class Worker(threading.Thread):
         def names():
             top = self.at("", node)
             found = set()
-            for directory in os.listdir(top):
-                found |= {f"{directory}/{name}" for name in os.listdir(top / directory)}
-            return set(os.listdir(top)), found
+            directories = names_in(top)
+            for directory in directories:
+                found |= {f"{directory}/{name}" for name in names_in(top / directory)}
+            return directories, found
 
         directories, found = self.again(names)
         found = {name for name in found if not name.endswith(".tmp")}
@@ -159,19 +167,20 @@ class Worker(threading.Thread):
                 after[self.r.randrange(len(after))] = version
         try:
             flags = os.O_RDWR if self.r.random() < .5 else os.O_WRONLY
-            handle = os.open(self.at(path), flags | (os.O_TRUNC if how == "whole" else 0))
+            node = self.r.choice(self.nodes)
+            handle = node.call("os.open", self.at(path, node), flags | (os.O_TRUNC if how == "whole" else 0))
             try:
                 for index, value in enumerate(after):
                     if how == "whole" or index >= len(before) or value != before[index]:
-                        os.pwrite(handle, block(self.number, number, value, index), index * BLOCK)
+                        node.call("os.pwrite", handle, block(self.number, number, value, index), index * BLOCK)
                 if len(after) < len(before):
-                    os.ftruncate(handle, len(after) * BLOCK)
+                    node.call("os.ftruncate", handle, len(after) * BLOCK)
                 if self.r.random() < .3:
-                    os.fsync(handle)
+                    node.call("os.fsync", handle)
                 if self.r.random() < .2:
                     time.sleep(self.r.random() * .2)
             finally:
-                os.close(handle)
+                node.call("os.close", handle)
             file.versions = after
         except OSError as error:
             if error.errno not in GONE:
@@ -191,15 +200,15 @@ class Worker(threading.Thread):
             over = path
         try:
             if over == path and self.r.random() < .5:
-                with open(self.at(path, node), "xb") as handle:
+                with self.at(path, node).open("xb") as handle:
                     handle.write(data)
             else:
-                with open(self.at(path + ".tmp", node), "wb") as handle:
+                with self.at(path + ".tmp", node).open("wb") as handle:
                     handle.write(data)
                     handle.flush()
-                    os.fsync(handle.fileno())
+                    node.call("os.fsync", handle.fileno())
                 other = node if self.r.random() < .5 else self.r.choice(self.nodes)
-                os.rename(self.at(path + ".tmp", other), self.at(over, other))
+                self.at(path + ".tmp", other).rename(self.at(over, other))
             self.files[over] = file
         except OSError as error:
             if error.errno not in GONE:
@@ -215,13 +224,13 @@ class Worker(threading.Thread):
 
     def drop(self, path):
         try:
-            os.unlink(self.at(path))
+            self.at(path).unlink()
         except FileNotFoundError:
             pass
 
     def remove(self, path):
         try:
-            os.unlink(self.at(path))
+            self.at(path).unlink()
         except OSError as error:
             if error.errno not in GONE:
                 raise
@@ -231,7 +240,7 @@ class Worker(threading.Thread):
     def moved(self, old, new):
         """Renames; after a kill it looks which name is there."""
         try:
-            os.rename(self.at(old, node := self.r.choice(self.nodes)), self.at(new, node))
+            self.at(old, node := self.r.choice(self.nodes)).rename(self.at(new, node))
         except OSError as error:
             if error.errno not in GONE:
                 raise
@@ -241,7 +250,7 @@ class Worker(threading.Thread):
     def present(self, path):
         """Unlike os.path.lexists, which takes a dead mount for a missing name."""
         try:
-            os.lstat(self.at(path))
+            self.at(path).lstat()
             return True
         except FileNotFoundError:
             return False
@@ -270,11 +279,11 @@ class Worker(threading.Thread):
             new = f"run{self.next}"
             if r.random() < .4 and len(self.directories) < 3:
                 try:
-                    os.mkdir(self.at(new))
+                    self.at(new).mkdir()
                 except OSError as error:
                     if error.errno not in GONE:
                         raise
-                    self.again(lambda: os.makedirs(self.at(new), exist_ok=True))
+                    self.again(lambda: self.at(new).mkdir(parents=True, exist_ok=True))
                 self.directories.add(new)
             elif self.moved(old, new):
                 self.directories = self.directories - {old} | {new}
@@ -287,10 +296,11 @@ class Worker(threading.Thread):
             while True:
                 try:
                     if self.present(gone):
-                        shutil.rmtree(self.at(gone))
+                        node = self.r.choice(self.nodes)
+                        node.call("shutil.rmtree", self.at(gone, node))
                     break
                 except OSError as error:
-                    if error.errno not in GONE + (2,) or time.monotonic() > end:
+                    if error.errno not in GONE + (errno.ENOENT, errno.EBUSY, errno.ENOTEMPTY) or time.monotonic() > end:
                         raise
                     time.sleep(.05)
             self.directories.discard(gone)
@@ -298,7 +308,8 @@ class Worker(threading.Thread):
         elif what == "link":
             old, new = r.choice(files), self.new_name()
             try:
-                os.link(self.at(old, node := r.choice(self.nodes)), self.at(new, node))
+                node = r.choice(self.nodes)
+                node.call("os.link", self.at(old, node), self.at(new, node))
                 self.files[new] = self.files[old]
                 self.check(new)
                 self.write(old, "blocks")
@@ -313,7 +324,7 @@ class Worker(threading.Thread):
         elif what == "read":
             path = r.choice(files)
             self.check(path)
-            size = self.again(lambda: os.stat(self.at(path)).st_size)
+            size = self.again(lambda: self.at(path).stat().st_size)
             if size != len(self.files[path].versions) * BLOCK:
                 raise Broken(f"w{self.number}/{path}: stat says {size} bytes")
         elif what == "names":
@@ -323,21 +334,21 @@ class Worker(threading.Thread):
             mode, stamp = r.choice([0o600, 0o640, 0o644]), r.randrange(10**9, 10**9 + 10**8)
 
             def set_both():
-                os.chmod(self.at(path), mode)
-                os.utime(self.at(path), (stamp, stamp))
+                self.at(path).chmod(mode)
+                node = r.choice(self.nodes)
+                node.call("os.utime", self.at(path, node), (stamp, stamp))
 
             self.again(set_both)
-            found = self.again(lambda: os.stat(self.at(path)))
+            found = self.again(lambda: self.at(path).stat())
             if (found.st_mode & 0o777, int(found.st_mtime)) != (mode, stamp):
                 raise Broken(f"w{self.number}/{path}: mode {found.st_mode:o}, time {found.st_mtime}, not {mode:o}, {stamp}")
         elif what == "other":
             other = r.randrange(WORKERS)
             try:
                 top = self.at().parent / f"w{other}"
-                directory = top / r.choice(os.listdir(top))
-                names = [name for name in os.listdir(directory) if not name.endswith(".tmp")]
-                with open(directory / r.choice(names), "rb") as handle:
-                    data = handle.read()
+                directory = top / r.choice(sorted(names_in(top)))
+                names = sorted(name for name in names_in(directory) if not name.endswith(".tmp"))
+                data = (directory / r.choice(names)).read_bytes()
                 # A write of several blocks is not one: each block must be one that its owner wrote.
                 if len(data) % BLOCK == 0 and parse(data, other) is None:
                     time.sleep(.3)
@@ -362,7 +373,8 @@ class Faults(threading.Thread):
         try:
             while time.monotonic() < self.until:
                 time.sleep(self.r.uniform(1, 5))
-                what = self.r.choices(["kill", "stop", "takeover"], [3, 2, 1])[0]
+                guests = in_guests()
+                what = self.r.choices(["kill", "stop", "takeover", "cut", "suspend"], [3, 2, 1, 2 * guests, guests])[0]
                 self.counts[what] = self.counts.get(what, 0) + 1
                 node = self.r.choice(self.nodes)
                 if what == "kill":
@@ -370,13 +382,26 @@ class Faults(threading.Thread):
                     time.sleep(self.r.uniform(.3, 3))
                     self.mount(node)
                 elif what == "stop":
-                    os.kill(node.pid, signal.SIGSTOP)
+                    node.signal(signal.SIGSTOP)
                     time.sleep(self.r.uniform(0, 3))
-                    os.kill(node.pid, signal.SIGCONT)
+                    node.signal(signal.SIGCONT)
+                elif what == "cut":
+                    node.guest.cut()
+                    self.away(node.guest)
+                    node.guest.join()
+                elif what == "suspend":
+                    node.guest.suspend()
+                    self.away(node.guest)
+                    node.guest.resume()
                 else:
                     self.take_over()
         except Exception as error:
             self.error = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
+
+    def away(self, guest):
+        """Mostly shorter than the server's lease, so that nothing is lost, and sometimes longer. Ceph blocks such a machine for good."""
+        is_short = guest.engine == "ceph" or self.r.random() < .6
+        time.sleep(self.r.uniform(0, 6) if is_short else self.r.uniform(25, 45))
 
     def mount(self, node):
         harness.wait_until(lambda: self.tried(node), 30, "the daemon starts again")
@@ -395,14 +420,14 @@ class Faults(threading.Thread):
         if keeper is None:
             return
         lock = self.nodes.store / "keeper/lock"
-        os.kill(keeper.pid, signal.SIGSTOP)
+        keeper.signal(signal.SIGSTOP)
         try:
-            os.rename(lock, self.nodes.base / f"lost{time.monotonic_ns()}")
+            lock.rename(self.nodes.store.parent / f"lost{time.monotonic_ns()}")
             left = [node for node in self.nodes if node is not keeper]
             harness.wait_until(lambda: any(node.is_keeper() for node in left), 20, "another keeper")
             time.sleep(self.r.uniform(0, 4))
         finally:
-            os.kill(keeper.pid, signal.SIGCONT)
+            keeper.signal(signal.SIGCONT)
 
 
 def history(seed, seconds):
@@ -410,7 +435,7 @@ def history(seed, seconds):
     base = harness.make_base()
     os.environ["STEPFS_GRACE_MS"] = "5000"
     r = random.Random(seed)
-    nodes = Nodes(base, 3, passthrough=r.random() < .5)
+    nodes = Nodes(base, 4 if in_guests() else 3, passthrough=r.random() < .5)
     try:
         nodes[0].mount().umount()
         text = (nodes.store / "stepfs.toml").read_text()
@@ -419,7 +444,7 @@ def history(seed, seconds):
         until = time.monotonic() + seconds
         workers = [Worker(number, seed, nodes, until) for number in range(WORKERS)]
         for worker in workers:
-            os.makedirs(worker.at("run0"))
+            worker.at("run0").mkdir(parents=True)
         threads = [*workers, Faults(seed, nodes, until)]
         for thread in threads:
             thread.start()
@@ -440,23 +465,31 @@ def history(seed, seconds):
                     worker.check(path, node)
         done = {what: sum(t.counts.get(what, 0) for t in threads) for t in threads for what in t.counts}
         done["released at the end"] = states.count("released")
-        log = "".join(path.read_text(errors="replace") for path in base.glob("node*/stepfs.log"))
+        log = "".join(node.log_text() for node in nodes)
         done["releases"], done["archived"] = log.count(": released"), log.count(": archived as")
         for node in nodes:
             node.umount()
-        verified = harness.run("verify", nodes.store, check=False)
-        if verified.returncode:
-            raise Broken(f"verify: {verified.stdout}{verified.stderr}")
+        try:
+            verify(nodes.store)
+        except AssertionError as error:
+            raise Broken(f"verify: {error}") from None
         if "panicked" in log:
             raise Broken("a daemon panicked")
         nodes.close()
-        harness.remove_base(base)
+        nodes.remove()
         return done
     except BaseException:
-        for node in nodes:
-            if node.pid and harness.is_alive(node.pid):
-                os.kill(node.pid, signal.SIGCONT)
-        nodes.close()
+        if in_guests():
+            # The guests go, and their stores with them.
+            for number, node in enumerate(nodes):
+                node.guest.resume()
+                node.guest.join()
+                (base / f"log{number}").write_text(node.log_text())
+        else:
+            for node in nodes:
+                if node.pid and harness.is_alive(node.pid):
+                    node.signal(signal.SIGCONT)
+            nodes.close()
         print(f"seed {seed}: kept {base}", file=sys.stderr, flush=True)
         raise
 

@@ -24,6 +24,7 @@ const NEXT_ELECTION: Duration = Duration::from_secs(10);
 
 /// Shows that this daemon lives; answers the server's clock.
 fn beat(store: &Store) -> io::Result<i64> {
+    store.relock()?;
     store.seat().map_or(Err(io::ErrorKind::Unsupported.into()), Seat::beat)
 }
 
@@ -187,7 +188,7 @@ impl OverLocks {
             }
             directory => directory?,
         };
-        Ok(match Take::of(&directory, path.file_name().unwrap_or_default())? {
+        Ok(match Take::of(&directory, path.file_name().unwrap_or_default(), shared.store.second_name()?)? {
             Take::Taken(taken) if FileId::of(&taken.metadata()?) == expect => Ok(taken),
             Take::Taken(_) | Take::Gone => Err(Outcome::Changed),
             Take::Busy => Err(Outcome::Busy),

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{AtFlags, FileType, Stat, statat};
 use rustix::io::Errno;
 
+use crate::store::engine::Engine;
 use crate::store::{Id, MIN_RELEASE_BYTES, beneath, is_pinned, locks};
 
 use super::entry::{Entry, Held, State};
@@ -77,7 +78,7 @@ struct Listing {
 }
 
 /// Lists the tree; `now_ns` is the server's clock before.
-fn list(tree: &Path, now_ns: i64) -> io::Result<Listing> {
+fn list(tree: &Path, engine: Engine, now_ns: i64) -> io::Result<Listing> {
     let mut listing = Listing { is_complete: true, ..Listing::default() };
     let (mut rest, mut directories) = (vec![PathBuf::new()], Vec::new());
     let is_gone = |error: &io::Error| matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR | libc::ESTALE));
@@ -94,10 +95,13 @@ fn list(tree: &Path, now_ns: i64) -> io::Result<Listing> {
             }
             directory => directory?,
         };
+        engine.refresh(&directory)?;
         let print = Print::of(&rustix::fs::fstat(directory.as_fd())?);
         listing.is_complete &= print.changed_ns.max(print.modified_ns) < now_ns.saturating_sub(DIRECTORY_NS);
         for entry in fs::read_dir(beneath::by_descriptor(&directory))? {
             let entry = entry?;
+            // The answer is that of the next call.
+            let _ = engine.refresh_name(&directory, &entry.file_name());
             let stat = match statat(&directory, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW) {
                 Err(Errno::NOENT | Errno::STALE) => {
                     listing.is_complete = false;
@@ -121,7 +125,10 @@ fn list(tree: &Path, now_ns: i64) -> io::Result<Listing> {
         directories.push((path, print));
     }
     for (path, print) in directories {
-        let now = beneath::open_dir(tree, &path).and_then(|directory| Ok(Print::of(&rustix::fs::fstat(&directory)?)));
+        let now = beneath::open_dir(tree, &path).and_then(|directory| {
+            engine.refresh(&directory)?;
+            Ok(Print::of(&rustix::fs::fstat(&directory)?))
+        });
         listing.is_complete &= now.is_ok_and(|now| now == print);
     }
     Ok(listing)
@@ -249,7 +256,7 @@ impl Eyes {
         let began = Instant::now();
         let tree = shared.store.tree();
         shared.quiet_ns.store(now_ns.saturating_sub(QUIET_NS), Ordering::Relaxed);
-        let listing = list(&tree, now_ns)?;
+        let listing = list(&tree, shared.store.engine(), now_ns)?;
         let hidden =
             listing.hidden.first().map(|path| format!("{}: cannot be listed, so no object is removed", path.display()));
         tell(&mut self.told, hidden.unwrap_or_default());

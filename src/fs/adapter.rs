@@ -134,7 +134,13 @@ impl Filesystem for FuseAdapter {
     }
 
     fn rmdir(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        done(reply, self.core.tree.rmdir(parent.0, name));
+        match self.core.tree.rmdir(parent.0, name) {
+            Err(Fault::Locked) => {
+                let name = name.to_owned();
+                self.core.later(reply, move |core| core.tree.rmdir(parent.0, &name));
+            }
+            result => done(reply, result),
+        }
     }
 
     fn symlink(&self, req: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {

@@ -16,16 +16,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use fuser::{FileType, Generation};
+use rustix::fs::{Mode, OFlags};
 use rustix::process::{Resource, getrlimit};
 
 use super::errno::{Fault, Result};
-use super::node::Node;
+use super::node::{Node, Source};
 use super::numbers::{Numbers, ROOT};
 use super::place::Place;
 use super::sys;
 use crate::archive::{Archive, FileId};
 use crate::store::MIN_RELEASE_BYTES;
 use crate::store::beneath::{self, Reached};
+use crate::store::engine::Engine;
 use crate::store::fence::open_anew;
 
 /// Longest name of a file, as in every file system of Linux.
@@ -56,14 +58,17 @@ pub(super) fn kind(file_type: std::fs::FileType) -> FileType {
 /// What is at a name.
 pub(super) struct Found {
     pub(super) metadata: Metadata,
-    /// In a shared store: the file itself. Other daemons change names, so no name says which file is meant.
+    /// In a shared store: the file itself. Other daemons change names, so no name says which file is meant. On NFS only
+    /// directories are held ([`Engine::Nfs`]).
     held: Option<Arc<File>>,
+    /// See [`Engine::identity`].
+    identity: Vec<u8>,
 }
 
 impl Found {
     /// A file of a store that no other daemon serves.
     pub(super) fn of(metadata: Metadata) -> Found {
-        Found { metadata, held: None }
+        Found { metadata, held: None, identity: Vec::new() }
     }
 }
 
@@ -71,6 +76,7 @@ impl Found {
 pub(super) struct Table {
     /// Other daemons change the tree, too. Then each node holds its file.
     shared: bool,
+    engine: Engine,
     /// Nodes that there may be before the kernel is asked to forget some: in a shared store each has a descriptor.
     most: usize,
     root: PathBuf,
@@ -91,6 +97,7 @@ impl Table {
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         Ok(Self {
             shared,
+            engine: if shared { Engine::of(tree)? } else { Engine::Coherent },
             most: if shared { usize::try_from(descriptors / 2).unwrap_or(usize::MAX) } else { usize::MAX },
             root: tree.to_path_buf(),
             nodes: HashMap::from([(ROOT, root)]),
@@ -174,8 +181,22 @@ impl Table {
         if let Some(path) = self.path(ino).filter(|_| !self.shared) {
             return Ok(Place::named(self.reach(&path)?));
         }
-        let held = self.node(ino)?.held.as_ref().ok_or(Fault::Code(libc::ESTALE))?;
-        Ok(Place::held(Arc::clone(held)))
+        let node = self.node(ino)?;
+        if let Some(held) = node.held.as_ref() {
+            return Ok(Place::held(Arc::clone(held)));
+        }
+        // On NFS. The kernel looks a name up anew after ESTALE.
+        if let Some(Source::File(file)) = node.opened.as_ref().map(|opened| &opened.source) {
+            self.engine.refresh(file)?;
+            return Ok(Place::held(Arc::clone(file)));
+        }
+        let (parent, name) = node.names.first().ok_or(Fault::Code(libc::ESTALE))?;
+        let found = self.look(*parent, name);
+        let found = found.map_err(|fault| if fault.is_absence() { libc::ESTALE.into() } else { fault })?;
+        if FileId::of(&found.metadata) != node.file || found.identity != node.identity {
+            return Err(libc::ESTALE.into());
+        }
+        Ok(Place::named(self.at(*parent, name)?))
     }
 
     /// Path, relative to the tree, of a name in a directory. Refuses invalid names.
@@ -219,6 +240,7 @@ impl Table {
         if !self.shared {
             return Ok(Found::of(at.symlink_metadata()?));
         }
+        self.engine.refresh(&*self.directory(parent)?)?;
         let held = match sys::open_path(&at) {
             // A network file system may not know it yet.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -230,7 +252,10 @@ impl Table {
             }
             held => held?,
         };
-        Ok(Found { metadata: held.metadata()?, held: Some(Arc::new(held)) })
+        self.engine.refresh(&held)?;
+        let (metadata, identity) = (held.metadata()?, self.engine.identity(&held)?);
+        let may_hold = self.engine == Engine::Coherent || metadata.is_dir();
+        Ok(Found { metadata, held: may_hold.then(|| Arc::new(held)), identity })
     }
 
     /// What has just been made at a name, with these metadata.
@@ -242,7 +267,10 @@ impl Table {
     pub(super) fn admit(&mut self, archive: &Archive, parent: u64, name: &OsStr, found: &Found) -> Result<u64> {
         let metadata = &found.metadata;
         let file = FileId::of(metadata);
-        let ino = self.numbers.of(file);
+        let mut ino = self.numbers.of(file);
+        if self.nodes.get(&ino).is_some_and(|node| node.identity != found.identity) {
+            ino = self.numbers.renew(file);
+        }
         if self.nodes.get(&parent).and_then(|dir| dir.children.get(name)) == Some(&ino) {
             return Ok(ino);
         }
@@ -253,7 +281,7 @@ impl Table {
             let (stub, unread) = if large && archive.may_be_stub(&path) {
                 let place = match &found.held {
                     Some(held) => Place::held(Arc::clone(held)),
-                    None => Place::named(self.reach(&path)?),
+                    None => Place::named(self.at(parent, name)?),
                 };
                 match place.open(true, false).and_then(|opened| archive.stub(&path, &opened)) {
                     Ok(stub) => (stub, false),
@@ -268,6 +296,7 @@ impl Table {
             let mut node = Node::new(kind, file, stub);
             node.unread = unread;
             node.held = found.held.clone();
+            node.identity = found.identity.clone();
             self.generations += 1;
             node.generation = Generation(self.generations);
             self.nodes.insert(ino, node);
@@ -339,6 +368,17 @@ impl Table {
         self.numbers.replaced(old, new);
     }
 
+    /// In a shared store: a node's file was replaced by this one, which is open.
+    pub(super) fn replaced_by(&mut self, ino: u64, file: &File) -> Result<()> {
+        let identity = self.engine.identity(file)?;
+        let held = (self.engine == Engine::Coherent).then(|| hold_same(file)).transpose()?;
+        let (old, new) = (self.node(ino)?.file, FileId::of(&file.metadata()?));
+        let node = self.node_mut(ino)?;
+        (node.file, node.stub, node.identity, node.held) = (new, None, identity, held.map(Arc::new));
+        self.numbers.replaced(old, new);
+        Ok(())
+    }
+
     /// The kernel knows a node once more.
     pub(super) fn count(&mut self, ino: u64) {
         if let Some(node) = self.nodes.get_mut(&ino) {
@@ -367,7 +407,7 @@ impl Table {
             let Some(node) = self.nodes.remove(&ino) else {
                 continue;
             };
-            if node.names.is_empty() {
+            if node.names.is_empty() && self.numbers.of(node.file) == ino {
                 // It has no known name. If another exists, its next lookup finds the file's own number again.
                 self.numbers.gone(node.file);
             }
@@ -379,6 +419,11 @@ impl Table {
             }
         }
     }
+}
+
+/// Another descriptor of a file, only to refer to it.
+fn hold_same(file: &File) -> io::Result<File> {
+    Ok(rustix::fs::open(beneath::by_descriptor(file), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?.into())
 }
 
 /// The result of [`Table::before_removal`].

@@ -45,8 +45,14 @@ impl Numbers {
         if usable && !self.taken.contains(&file.ino) {
             return file.ino;
         }
+        self.renew(file)
+    }
+
+    /// Another number for a file that got the number of one that is gone.
+    pub(super) fn renew(&mut self, file: FileId) -> u64 {
         let number = self.next;
         self.next += 1;
+        self.gone(file);
         self.show(file, number);
         number
     }

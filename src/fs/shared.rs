@@ -9,15 +9,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fuser::FileType;
+use rustix::fs::OFlags;
 
 use super::errno::{Fault, Result};
 use super::inodes::{Found, Table};
 use super::node::{Handle, Opened, Source};
-use super::place::Place;
 use super::workers::Workers;
 use crate::archive::{Archive, FileId};
 use crate::store::durable::CrashPoint;
-use crate::store::fence::{Fence, Take, leads_to};
+use crate::store::fence::{Fence, Second, Take, leads_to, open_beside};
 use crate::store::{MIN_RELEASE_BYTES, Store, Stub, locks, replace_taken};
 
 /// How long others hold a file that they replace: a few system calls.
@@ -37,7 +37,7 @@ pub(super) fn until_free<T>(began: Instant, mut operation: impl FnMut() -> Resul
 }
 
 /// A file that was opened; none if the daemon may not open it. Then no other daemon of its user replaces it either.
-fn readable(opened: io::Result<File>) -> Result<Option<File>> {
+fn readable<T>(opened: io::Result<T>) -> Result<Option<T>> {
     match opened {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(None),
         // It went, or another one took its place.
@@ -76,17 +76,19 @@ pub(super) fn lock_name(
     table: &Table,
     (parent, name): (u64, &OsStr),
     found: &Found,
-) -> Result<Option<File>> {
+) -> Result<Option<(File, Option<Second>)>> {
     if !table.is_shared() || !found.metadata.is_file() {
         return Ok(None);
     }
-    let Some(file) = readable(Place::named(table.at(parent, name)?).open(true, false))? else { return Ok(None) };
+    let directory = table.directory(parent)?;
+    let opened = open_beside(&directory, name, OFlags::RDONLY, store.second_name()?);
+    let Some((file, second)) = readable(opened)? else { return Ok(None) };
     let is_it = FileId::of(&file.metadata()?) == FileId::of(&found.metadata);
-    if !is_it || !locks::open(&file, false)? || !leads_to(&*table.directory(parent)?, name, &file)? {
+    if !is_it || !locks::open(&file, false)? || !leads_to(&directory, name, &file)? {
         return Err(Fault::Locked);
     }
     store.fences().revoke(found.metadata.ino(), None)?;
-    Ok(Some(file))
+    Ok(Some((file, second)))
 }
 
 /// Locks a file that a program opens, and checks that its name still leads to it.
@@ -150,17 +152,19 @@ pub(super) fn put_in_place(
     store: &Store,
     table: &Table,
     ino: u64,
-    (stub, original): (&File, &Metadata),
+    (stub, original): (Arc<File>, &Metadata),
     (path, opened): (&Path, &File),
     fence: &Fence,
 ) -> Result<()> {
     let (parent, name) = table.node(ino)?.names.first().cloned().ok_or(Fault::Code(libc::ESTALE))?;
     let directory = table.directory(parent)?;
-    if !leads_to(&directory, &name, stub)? {
+    if !leads_to(&directory, &name, &stub)? {
         // Another daemon brought it back first, say: the kernel looks the name up anew.
         return Err(libc::ESTALE.into());
     }
-    let taken = match Take::of(&directory, &name)? {
+    // Not open by its name any more when another file takes that.
+    drop(stub);
+    let taken = match Take::of(&directory, &name, store.second_name()?)? {
         Take::Taken(taken) => taken,
         Take::Busy => return Err(Fault::Locked),
         Take::Gone => return Err(libc::ESTALE.into()),

@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fuser::FileType;
-use rustix::fs::{Mode, OFlags};
 
 use super::errno::Result;
 use super::inodes::Table;
@@ -23,7 +22,7 @@ use crate::archive::FileId;
 use crate::clock;
 use crate::recall::Reader;
 use crate::store::durable::{CrashPoint, DeviceFile, scratch};
-use crate::store::{Stub, beneath, copy_attributes, copy_to_new_bytes, replace_stub, sync_replaced};
+use crate::store::{Stub, copy_attributes, copy_to_new_bytes, replace_stub, sync_replaced};
 use crate::sync::MutexGuard;
 
 /// The step that a released file needs first.
@@ -219,17 +218,15 @@ impl Recalls {
         let opened = Arc::new(file.into_file());
         let replacement = FileId::of(&opened.metadata()?);
         if let Some(fence) = fence {
-            put_in_place(self.tree.archive().store(), &table, ino, (&original, &now), (&path, &opened), &fence)?;
+            put_in_place(self.tree.archive().store(), &table, ino, (original, &now), (&path, &opened), &fence)?;
+            table.replaced_by(ino, &opened)?;
             let node = table.node_mut(ino)?;
-            (node.file, node.stub) = (replacement, None);
             node.version += u64::from(is_new_bytes);
             node.unsynced_names += 1;
-            node.held = Some(Arc::new(hold_same(&opened)?));
             if let Some(handles) = &mut node.opened {
                 handles.source = Source::File(Arc::clone(&opened));
                 handles.handles.values().for_each(|handle| handle.switch(&opened));
             }
-            table.replaced(FileId::of(&now), replacement);
             drop(table);
             self.tree.invalidations.inode(ino);
             return Ok(());
@@ -338,12 +335,6 @@ impl Recalls {
         every_name(table, Path::new(""), FileId::of(stub), &mut found)?;
         Ok(found)
     }
-}
-
-/// Another descriptor of a file, only to refer to it.
-fn hold_same(file: &File) -> io::Result<File> {
-    let flags = OFlags::PATH | OFlags::CLOEXEC;
-    Ok(rustix::fs::open(beneath::by_descriptor(file), flags, Mode::empty())?.into())
 }
 
 /// All names of a file below `directory`, a path inside the tree. Only needed for a stub with several links.

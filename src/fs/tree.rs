@@ -25,6 +25,7 @@ use super::shared::{lock_name, lock_node};
 use crate::archive::{Archive, FileId};
 use crate::store::beneath;
 use crate::store::durable::{CrashPoint, Io};
+use crate::store::fence::leads_to;
 use crate::sync::{AtomicU64, Mutex, MutexGuard};
 
 /// The creator of something new, and its permissions.
@@ -335,8 +336,15 @@ impl Tree {
                 if table.node(ino)?.stub.is_some() {
                     return Err(Fault::Locked);
                 }
-                let (place, _locked) = (table.place(ino)?, lock_node(self.archive.store(), &table, ino)?);
-                rustix::fs::linkat(CWD, &*place.path, CWD, &*reached, AtFlags::SYMLINK_FOLLOW)?;
+                let locked = lock_node(self.archive.store(), &table, ino)?;
+                // By its name of now: Ceph takes that of the descriptor, which another daemon may have changed.
+                let (parent, name) = table.node(ino)?.names.first().ok_or(Fault::Code(libc::ESTALE))?;
+                if let Some(file) = &locked
+                    && !leads_to(&*table.directory(*parent)?, name, file)?
+                {
+                    return Err(libc::ESTALE.into());
+                }
+                std::fs::hard_link(table.at(*parent, name)?, &reached)?;
                 PathBuf::new()
             }
             from => {
@@ -360,7 +368,18 @@ impl Tree {
         if !found.metadata.is_dir() {
             return Err(libc::ENOTDIR.into());
         }
-        self.take_away(&mut table, parent, &path, &found)
+        let removed = self.take_away(&mut table, parent, &path, &found);
+        match removed {
+            // The kernel tells of a last close later than the program.
+            Err(Fault::Os(error))
+                if table.is_shared()
+                    && error.raw_os_error() == Some(libc::ENOTEMPTY)
+                    && self.archive.store().engine().has_only_removed(&table.at(parent, name)?) =>
+            {
+                Err(Fault::Locked)
+            }
+            removed => removed,
+        }
     }
 
     /// Removes a name in a directory, whose metadata the caller has, and updates the table and the archive.

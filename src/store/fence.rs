@@ -5,6 +5,9 @@
 //! 3. Its name is looked up again, in its directory opened anew. What was made ready for must still be there.
 //! 4. One rename puts the replacement in place, or moves the name behind the fence.
 //!
+//! On NFS the file is opened for the lock by a second name ([`open_beside`]): a rename over a name by which this node has a file
+//! open is two renames there.
+//!
 //! Whoever changes the file itself takes its lock, and then takes down its fences ([`Fences::revoke`]). So the rename of a daemon
 //! that was suspended, and lost its lock meanwhile, fails, whatever its clock says.
 
@@ -13,10 +16,12 @@ use std::fs::{self, File, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::io::Errno;
 
+use super::engine::Engine;
 use super::object::Id;
 use super::{beneath, locks};
 
@@ -28,14 +33,19 @@ pub fn surely<T>(path: &Path, ask: impl Fn(&Path) -> io::Result<T>) -> io::Resul
     })
 }
 
-/// Removes a name, and all below it, although others may still write there. Returns once it is gone. Never follows a symlink: another
+/// How often a directory is looked at again that others write into, or that has files which NFS keeps until this node closes them.
+const ROUNDS: u32 = 1000;
+
+/// Removes a name, and all below it, although others may still write there. Returns once it is gone, but for
+/// files that NFS keeps. Never follows a symlink: another
 /// user may have made the store.
 pub(super) fn tear_down(path: &Path) -> io::Result<()> {
     let unless_gone = |result: io::Result<()>| match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         result => result,
     };
-    loop {
+    for _ in 0..ROUNDS {
+        let mut waits = false;
         match surely(path, |path| fs::remove_file(path)) {
             Err(error) if error.raw_os_error() == Some(libc::EISDIR) => {}
             gone => return unless_gone(gone),
@@ -45,13 +55,25 @@ pub(super) fn tear_down(path: &Path) -> io::Result<()> {
             Ok(entries) => entries,
         };
         for entry in entries {
-            tear_down(&entry?.path())?;
+            let entry = entry?;
+            match tear_down(&entry.path()) {
+                Err(error)
+                    if error.raw_os_error() == Some(libc::EBUSY) && Engine::keeps_removed(&entry.file_name()) =>
+                {
+                    waits = true
+                }
+                gone => gone?,
+            }
+        }
+        if waits {
+            std::thread::sleep(Duration::from_millis(5));
         }
         match unless_gone(fs::remove_dir(path)) {
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTEMPTY | libc::EEXIST)) => {}
             gone => return gone,
         }
     }
+    Ok(())
 }
 
 /// The fences of a store.
@@ -135,10 +157,39 @@ impl Drop for Fence {
     }
 }
 
+/// A second name of a file, until this is dropped. The file is closed before.
+#[derive(Debug)]
+pub struct Second(PathBuf);
+
+impl Drop for Second {
+    fn drop(&mut self) {
+        // What stays goes when its directory does.
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// Opens the file at a name in a directory, so that another file can take its place while this one is open. `aside`: its second
+/// name meanwhile, where the file system wants one ([`Store::second_name`](super::Store::second_name)).
+pub fn open_beside(
+    parent: &File,
+    name: &OsStr,
+    flags: OFlags,
+    aside: Option<PathBuf>,
+) -> io::Result<(File, Option<Second>)> {
+    let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let Some(aside) = aside else { return Ok((rustix::fs::openat(parent, name, flags, Mode::empty())?.into(), None)) };
+    rustix::fs::linkat(parent, name, CWD, &aside, AtFlags::empty())?;
+    let second = Second(aside);
+    let file = rustix::fs::openat(CWD, &second.0, flags, Mode::empty())?;
+    Ok((file.into(), Some(second)))
+}
+
 /// A file that nobody else has open, and its name, until this is dropped. Or something that is no regular file.
 #[derive(Debug)]
 pub struct Taken {
     file: File,
+    /// With the file's metadata before it had two names. After the file, which is closed first.
+    second: Option<(Second, Box<Metadata>)>,
     parent: File,
     name: OsString,
 }
@@ -146,7 +197,7 @@ pub struct Taken {
 impl Taken {
     /// The file's metadata.
     pub fn metadata(&self) -> io::Result<Metadata> {
-        self.file.metadata()
+        self.second.as_ref().map_or_else(|| self.file.metadata(), |(_, before)| Ok(Metadata::clone(before)))
     }
 
     /// The name, wherever its directory is by now.
@@ -193,8 +244,8 @@ pub enum Take {
 
 impl Take {
     /// Takes the file at a name in a directory to replace or remove it, unless somebody has it open. The caller has put up a
-    /// fence before. Nobody writes to what is no regular file, so nobody locks it.
-    pub fn of(directory: &File, name: &OsStr) -> io::Result<Take> {
+    /// fence before. Nobody writes to what is no regular file, so nobody locks it. `aside`: see [`open_beside`].
+    pub fn of(directory: &File, name: &OsStr, aside: Option<PathBuf>) -> io::Result<Take> {
         let parent = open_anew(directory)?;
         let open = |flags| rustix::fs::openat(&parent, name, flags | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty());
         let found = match open(OFlags::PATH) {
@@ -202,9 +253,9 @@ impl Take {
             found => File::from(found?),
         };
         if !found.metadata()?.is_file() {
-            return Ok(Take::Taken(Taken { file: found, parent, name: name.to_owned() }));
+            return Ok(Take::Taken(Taken { file: found, second: None, parent, name: name.to_owned() }));
         }
-        let file = match open(OFlags::RDWR | OFlags::NONBLOCK) {
+        let mut file = match open(OFlags::RDWR | OFlags::NONBLOCK) {
             Ok(file) => File::from(file),
             Err(Errno::NOENT | Errno::STALE | Errno::LOOP | Errno::ISDIR | Errno::NXIO) => return Ok(Take::Gone),
             // A file that its owner may not write, and a daemon that is not root; or somebody has a lease for a moment.
@@ -214,20 +265,43 @@ impl Take {
         if !locks::alone(&file)? {
             return Ok(Take::Busy);
         }
+        let mut second = None;
+        if aside.is_some() {
+            let before = file.metadata()?;
+            drop(file);
+            // Whoever changes the file from here on takes down the caller's fence.
+            let (again, named) = match open_beside(&parent, name, OFlags::RDWR, aside) {
+                Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESTALE | libc::ELOOP)) => {
+                    return Ok(Take::Gone);
+                }
+                opened => opened?,
+            };
+            file = again;
+            if !locks::alone(&file)? {
+                return Ok(Take::Busy);
+            }
+            let known = |of: &Metadata| (of.dev(), of.ino(), of.len(), of.mtime(), of.mtime_nsec());
+            if known(&file.metadata()?) != known(&before) {
+                return Ok(Take::Gone);
+            }
+            second = named.map(|named| (named, Box::new(before)));
+        }
         if !leads_to(&parent, name, &file)? {
             return Ok(Take::Gone);
         }
         if !locks::has_no_other(&file)? {
             return Ok(Take::Busy);
         }
-        Ok(Take::Taken(Taken { file, parent, name: name.to_owned() }))
+        Ok(Take::Taken(Taken { file, second, parent, name: name.to_owned() }))
     }
 }
 
 /// Opens a directory anew: a network file system then checks its cache.
 pub fn open_anew(directory: &File) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    Ok(rustix::fs::openat(CWD, beneath::by_descriptor(directory), flags, Mode::empty())?.into())
+    let anew: File = rustix::fs::openat(CWD, beneath::by_descriptor(directory), flags, Mode::empty())?.into();
+    Engine::of_file(&anew)?.refresh(&anew)?;
+    Ok(anew)
 }
 
 /// Whether a name in a directory, opened anew, leads to an open file.

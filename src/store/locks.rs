@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 
 use super::{Error, beneath};
 
+use super::engine::Engine;
+
 /// The name of a lock's file.
 pub(super) const LOCK: &str = "lock";
 /// After a daemon is told to end, or is killed, its lock lasts a moment longer. A child that it was just starting also
@@ -151,6 +153,10 @@ fn lease(file: &File, kind: libc::c_int) -> io::Result<bool> {
         }
     };
     // Somebody may open it at this moment. SIGIO would end the process; this signal is ignored by default.
+    if Engine::of_file(file)? == Engine::Nfs {
+        // Its leases are the server's to give, and say nothing of others.
+        return Ok(true);
+    }
     fcntl(F_SETSIG, libc::SIGURG)?;
     match fcntl(libc::F_SETLEASE, kind) {
         Ok(()) => fcntl(libc::F_SETLEASE, libc::F_UNLCK).map(|()| true),

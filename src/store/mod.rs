@@ -5,6 +5,7 @@
 
 pub mod beneath;
 pub mod durable;
+pub mod engine;
 mod error;
 pub mod fence;
 mod guide;

@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde::{Deserialize, Serialize};
 
 use super::durable::{self, Attribute, CrashPoint, DeviceFile, Io, Times};
+use super::engine::Engine;
 use super::fence::{Fence, Taken};
 use super::marks::{PLAIN, RECALLED};
 use super::object::Id;
@@ -82,7 +83,8 @@ mod bytes_of_path {
 pub struct Prepared {
     /// The old file. Its blocks are freed when this handle goes: 1.5 ms for 8 MiB, while a rename takes 10 us. So the
     /// file system's lock, under which a commit happens, must not see it go.
-    original: File,
+    /// None where it must be closed when the stub takes its place.
+    original: Option<File>,
     stub: PathBuf,
     /// Device and inode number of the stub.
     placed: (u64, u64),
@@ -93,6 +95,8 @@ pub struct Prepared {
     /// The directory's times are not restored yet: the next mount needs the note.
     keep_note: AtomicBool,
     io: Io,
+    /// The file is locked by a second name when the stub takes its place, which changes two of its attributes.
+    has_second_name: bool,
     /// Of a shared store. It holds the stub.
     fence: Option<Fence>,
 }
@@ -139,16 +143,17 @@ impl Prepared {
     /// Device errors; nothing is left behind then.
     pub fn new(store: &Store, path: &Path, source: &Metadata, stub: &Stub) -> io::Result<Option<Prepared>> {
         let name = Id::random()?;
+        // Before the look at the file: whoever changes it afterwards takes the fence down.
+        let fence = store.is_shared().then(|| store.fence(source.ino())).transpose()?;
         let original = beneath::hold(&store.tree(), path)?;
         if Fingerprint::of(&original.metadata()?) != Fingerprint::of(source) {
             return Ok(None);
         }
         let directory = beneath::metadata(&store.tree(), path.parent().unwrap_or(Path::new("")))?;
         let times = Times::of(&directory);
-        let fence = store.is_shared().then(|| store.fence(source.ino())).transpose()?;
         let at = fence.as_ref().map_or_else(|| store.tmp(), |fence| fence.dir().to_path_buf());
         let mut prepared = Prepared {
-            original,
+            original: Some(original),
             stub: at.join(format!("stub-{name}")),
             placed: (0, 0),
             note: store.tmp().join(format!("{NOTE_PREFIX}{name}")),
@@ -156,11 +161,15 @@ impl Prepared {
             file: Fingerprint::of(source),
             keep_note: AtomicBool::new(false),
             io: store.io().clone(),
+            has_second_name: fence.is_some() && store.engine() == Engine::Nfs,
             fence,
         };
         let file = prepared.io.create(&prepared.stub, CrashPoint::StubWritten)?;
         stub.write(&file)?;
-        copy_attributes(&prepared.original, source, &file, CrashPoint::StubWritten)?;
+        if let Some(original) = &prepared.original {
+            copy_attributes(original, source, &file, CrashPoint::StubWritten)?;
+        }
+        prepared.original.take_if(|_| prepared.has_second_name);
         file.sync(CrashPoint::StubWritten)?;
         prepared.placed = place(&file.metadata()?);
         let note = StubNote { path: path.to_path_buf(), object: stub.object, times };
@@ -188,7 +197,13 @@ impl Prepared {
     /// The file is gone, or device errors before the stub is in place.
     pub fn commit(&self, absolute: &Path) -> io::Result<Committed> {
         let directory = durable::parent(absolute);
-        if Fingerprint::of(&fs::symlink_metadata(absolute)?) != self.file {
+        let found = Fingerprint::of(&fs::symlink_metadata(absolute)?);
+        let expected = match self.has_second_name {
+            // Whoever changes attributes takes the fence down.
+            true => Fingerprint { nlink: found.nlink, changed: found.changed, ..self.file },
+            false => self.file,
+        };
+        if found != expected {
             return Ok(Committed::FileChanged);
         }
         let present = Times::of(&fs::metadata(directory)?);

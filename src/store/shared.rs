@@ -34,29 +34,6 @@ const LONGEST_POINT: usize = 100;
 /// The file in an epoch's directory with the keeper's name.
 const NAME: &str = "name";
 
-/// Why a store on a file system of this type cannot be shared. `None`: it can.
-///
-/// Only types that were tried are admitted.
-pub fn refusal(magic: i64) -> Option<(&'static str, &'static str)> {
-    const LOCAL_LOCKS: &str = "its locks may hold on one machine only";
-    const UNTRIED: &str = "this version was not tried on it";
-    Some(match magic {
-        0xEF53 | 0x5846_5342 => return None,
-        0x6969 => ("NFS", UNTRIED),
-        0x00C3_6400 => ("CephFS", UNTRIED),
-        0x0BD0_0BD0 => ("Lustre", UNTRIED),
-        0x4750_4653 => ("GPFS", UNTRIED),
-        0x1983_0326 => ("BeeGFS", LOCAL_LOCKS),
-        0x6573_5546 => (
-            "a FUSE file system",
-            "ceph-fuse reads stale pages, Gluster has no fence for a machine that was cut off, and JuiceFS has no locks of open \
-             file descriptions",
-        ),
-        0x0102_1994 => ("tmpfs", "it is gone after a restart"),
-        _ => ("another file system", UNTRIED),
-    })
-}
-
 /// The name of this machine.
 fn node() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
@@ -122,8 +99,11 @@ impl Seat {
         Ok(Seat { dir, lock })
     }
 
-    /// Shows that this daemon lives; answers the server's clock.
+    /// Shows that this daemon lives; answers the server's clock. A lock that was lost while this machine was cut off is taken anew.
     pub fn beat(&self) -> io::Result<i64> {
+        if !locks::take(&self.lock, Kind::Alone, &WHOLE)? {
+            return Err(io::ErrorKind::ResourceBusy.into());
+        }
         stamp(&self.lock)
     }
 }

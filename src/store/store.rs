@@ -6,9 +6,10 @@ use std::io::{self, Read};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::durable::{self, CrashPoint, DeviceFile, Io};
+use super::engine::{Engine, admit};
 use super::fence::{Fence, Fences};
 use super::locks::{self, Kind, LOCK, WHOLE};
 use super::object::{Id, path_of};
@@ -36,6 +37,8 @@ pub struct Store {
     /// Files that lost bytes, by device and inode number, with the error. The kernel reports it once, and somebody else
     /// was told. The lock is held only briefly.
     failed: Mutex<HashMap<(u64, u64), i32>>,
+    /// Of the store's file system, once somebody has asked.
+    engine: OnceLock<Engine>,
     /// The kernel releases it when the process ends for any reason.
     lock: Option<File>,
     place: Place,
@@ -70,7 +73,15 @@ impl Store {
             None => locks::hold(&root, &root.join(LOCK), Kind::Alone)?,
         };
         make_directories(&io, &root, settings.shared)?;
-        let store = Store { root, settings, io, failed: Mutex::default(), lock: Some(lock), place: Place::Store };
+        let store = Store {
+            root,
+            settings,
+            io,
+            failed: Mutex::default(),
+            engine: OnceLock::new(),
+            lock: Some(lock),
+            place: Place::Store,
+        };
         release::recover(&store, &store.tmp()).map_err(Error::io(store.tmp()))?;
         if store.is_shared() {
             let recover = |notes: &Path| release::recover(&store, notes);
@@ -112,7 +123,8 @@ impl Store {
         shared::see_others(&root, point)?;
         let seat = Seat::take(&io, &root, point)?;
         let place = Place::Seat(seat);
-        let store = Store { root, settings, io, failed: Mutex::default(), lock: Some(lock), place };
+        let store =
+            Store { root, settings, io, failed: Mutex::default(), engine: OnceLock::new(), lock: Some(lock), place };
         guide::leave(&store.root, &store.tmp());
         Ok(store)
     }
@@ -127,7 +139,15 @@ impl Store {
         let Some(epoch) = Epoch::begin(&self.io, &self.root, &recover)? else { return Ok(None) };
         let lock = self.lock.as_ref().map(File::try_clone).transpose()?;
         let (root, settings, io) = (self.root.clone(), self.settings.clone(), self.io.clone());
-        Ok(Some(Store { root, settings, io, failed: Mutex::default(), lock, place: Place::Epoch(epoch) }))
+        Ok(Some(Store {
+            root,
+            settings,
+            io,
+            failed: Mutex::default(),
+            engine: OnceLock::new(),
+            lock,
+            place: Place::Epoch(epoch),
+        }))
     }
 
     /// Whether several daemons may serve it.
@@ -160,6 +180,28 @@ impl Store {
         Ok(fence)
     }
 
+    /// Takes the lock of the store anew, if it was lost while this machine was cut off.
+    pub fn relock(&self) -> io::Result<()> {
+        match &self.lock {
+            Some(lock) if !locks::take(lock, Kind::Shared, &WHOLE)? => Err(io::ErrorKind::ResourceBusy.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// The file system of the store.
+    pub fn engine(&self) -> Engine {
+        // A store that cannot be asked answers no other call either.
+        *self.engine.get_or_init(|| Engine::of(&self.root).unwrap_or(Engine::Coherent))
+    }
+
+    /// A path for [`open_beside`](super::fence::open_beside), where the file system wants that.
+    pub fn second_name(&self) -> io::Result<Option<PathBuf>> {
+        Ok(match self.engine() {
+            Engine::Nfs => Some(self.tmp().join(format!("name-{}", Id::random()?))),
+            Engine::Coherent => None,
+        })
+    }
+
     /// The permissions to replace files of a shared store.
     pub fn fences(&self) -> Fences {
         Fences::below(&self.root)
@@ -180,7 +222,15 @@ impl Store {
         let root = fs::canonicalize(root).map_err(Error::io(root))?;
         let settings = read_settings(&root)?;
         directories(settings.shared).try_for_each(|name| beneath::real_directory(&root.join(name)))?;
-        Ok(Store { root, settings, io: Io::disk(), failed: Mutex::default(), lock: None, place: Place::Store })
+        Ok(Store {
+            root,
+            settings,
+            io: Io::disk(),
+            failed: Mutex::default(),
+            engine: OnceLock::new(),
+            lock: None,
+            place: Place::Store,
+        })
     }
 
     /// Removes a store without files and objects. One that holds anything stays.
@@ -434,16 +484,6 @@ fn without_settings(root: &Path) -> Option<Error> {
     let files = files_below(&tree, Path::new("")).ok().filter(|files| !files.is_empty())?;
     let found = files.iter().filter_map(stub).find(|stub| path_of(&objects, stub.object).exists());
     Some(Error::NoSettings { root: root.to_path_buf(), id: found.map(|stub| stub.store) })
-}
-
-/// Checks that the file system of a store can be shared.
-fn admit(root: &Path) -> Result<(), Error> {
-    let there = root.ancestors().find(|above| above.is_dir()).unwrap_or(Path::new("/"));
-    let found = rustix::fs::statfs(there).map_err(|error| Error::io(there)(error.into()))?;
-    match shared::refusal(found.f_type) {
-        None => Ok(()),
-        Some((engine, why)) => Err(Error::Engine { root: root.to_path_buf(), engine, why }),
-    }
 }
 
 /// Device and inode number.

@@ -10,7 +10,7 @@ use super::{Finding, ok, problem, warning};
 use crate::cli::format::size;
 use crate::cli::source::Local;
 use crate::fs::{has_leases, has_leases_of_others, is_dead, kind_of};
-use crate::store::shared::refusal;
+use crate::store::engine::refusal;
 use crate::store::{Store, exposed};
 
 /// With less free space the next checkpoint may not fit.
@@ -121,13 +121,14 @@ fn file_system(place: &Path) -> Finding {
 /// Whether a store here can be shared.
 fn shared(place: &Path, is_shared: bool) -> Option<Finding> {
     const CHECK: &str = "sharing";
-    let magic = rustix::fs::statfs(place).ok()?.f_type;
-    Some(match (refusal(magic), is_shared) {
+    Some(match (refusal(place).ok()?, is_shared) {
         (None, true) => ok(CHECK, "the store is shared: several daemons may mount it"),
         (None, false) => ok(CHECK, "a store here can be shared (stepfs mount --shared, when it is made)"),
-        (Some((engine, why)), true) => {
-            problem(CHECK, format!("the store is shared, and lies on {engine}: {why}"), "put it on ext4 or XFS")
-        }
+        (Some((engine, why)), true) => problem(
+            CHECK,
+            format!("the store is shared, and lies on {engine}: {why}"),
+            "put it on ext4, XFS, NFS 4.2 or CephFS",
+        ),
         (Some((engine, why)), false) => {
             ok(CHECK, format!("a store here cannot be shared: it lies on {engine}, and {why}"))
         }

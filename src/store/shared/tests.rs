@@ -38,7 +38,7 @@ impl World {
     }
 
     fn take(&self) -> Take {
-        Take::of(&File::open(self.ours.tree()).unwrap(), OsStr::new(NAME)).unwrap()
+        Take::of(&File::open(self.ours.tree()).unwrap(), OsStr::new(NAME), None).unwrap()
     }
 
     fn taken(&self) -> Taken {
@@ -215,16 +215,6 @@ fn a_store_at_rest_is_no_store_of_daemons() {
 }
 
 #[test]
-fn file_systems_that_were_not_tried_are_refused() {
-    for magic in [0xEF53, 0x5846_5342] {
-        assert!(refusal(magic).is_none());
-    }
-    for magic in [0x6969, 0x00C3_6400, 0x0BD0_0BD0, 0x4750_4653, 0x1983_0326, 0x6573_5546, 0x0102_1994, 0x9123_683E] {
-        assert!(refusal(magic).is_some());
-    }
-}
-
-#[test]
 fn nothing_outside_a_store_is_removed() {
     let world = World::new();
     let outside = world.dir.path().join("outside");
@@ -300,7 +290,7 @@ fn what_is_no_file_is_removed_behind_a_fence_too() {
     let directory = File::open(world.ours.tree()).unwrap();
     std::os::unix::fs::symlink(NAME, &at).unwrap();
     let ino = fs::symlink_metadata(&at).unwrap().ino();
-    let take = || Take::of(&directory, OsStr::new("latest")).unwrap();
+    let take = || Take::of(&directory, OsStr::new("latest"), None).unwrap();
     let (fence, Take::Taken(taken)) = (world.ours.fences().raise(ino).unwrap(), take()) else { panic!("it is gone") };
     // Another file takes the name meanwhile.
     fs::remove_file(&at).unwrap();
@@ -375,7 +365,7 @@ fn whoever_takes_a_file_has_the_one_at_the_name() {
         });
         let (mut taken, mut others) = (0, 0);
         for _ in 0..20_000 {
-            if let Ok(Take::Taken(file)) = Take::of(&tree, OsStr::new(NAME)) {
+            if let Ok(Take::Taken(file)) = Take::of(&tree, OsStr::new(NAME), None) {
                 taken += 1;
                 others += u32::from(file.metadata().unwrap().ino() != world.ino());
             }

@@ -35,6 +35,8 @@ warnings.filterwarnings("ignore")
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--only", nargs="*", type=int, help="ranks that run here; others run on other machines")
+    parser.add_argument("--master", help="rank 0's address and port, as others reach it")
     parser.add_argument("--out", nargs="*", default=[])
     parser.add_argument("--iters", type=int, default=100)
     parser.add_argument("--every", type=int, default=25)
@@ -56,10 +58,11 @@ def main():
     args = arguments()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(args.ranks), GLOO_SOCKET_IFNAME="lo")
+        address, port = (args.master or f"127.0.0.1:{free.getsockname()[1]}").split(":")
+    os.environ.update(MASTER_ADDR=address, MASTER_PORT=port, WORLD_SIZE=str(args.ranks))
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     ranks = []
-    for rank in range(args.ranks):
+    for rank in range(args.ranks) if args.only is None else args.only:
         # Nothing has computed yet, so no thread of torch is lost in the fork.
         if (pid := os.fork()) == 0:
             os.environ["RANK"] = str(rank)

@@ -3,13 +3,17 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 
 import pytest
 import torch
+from guests import in_guests
 from nodes import open_nodes, verify
 
 pytestmark = [pytest.mark.stepfs, pytest.mark.slow]
+ports = count()
 DCP = Path(__file__).parents[1] / "frameworks/dcp_gpt.py"
 
 
@@ -18,22 +22,38 @@ def nodes(request):
     yield from open_nodes(request.param)
 
 
-def dcp(*args):
-    done = subprocess.run([sys.executable, DCP, "--layers", "2", *map(str, args)], capture_output=True, text=True, timeout=500,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [float(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("loss ")]
+def dcp(nodes, ranks, *args):
+    """Each rank runs where its node is. In guests, these are two machines."""
+    places = {}
+    for rank in range(ranks):
+        places.setdefault(nodes[rank].name_of_place(), []).append(rank)
+    options = dict(capture_output=True, text=True, timeout=900)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(DCP), "--layers", "2", "--ranks", str(ranks), *map(str, args)]
+    if in_guests():
+        environment["GLOO_SOCKET_IFNAME"] = "vec1"
+        command += ["--master", f"{nodes[0].guest.shared_address}:{29500 + next(ports)}"]
+
+    def start(here):
+        return nodes[here[0]].call("subprocess.run", [*command, "--only", *map(str, here)], env=environment, **options)
+
+    with ThreadPoolExecutor() as threads:
+        ended = list(threads.map(start, places.values()))
+    for done in ended:
+        assert done.returncode == 0, done.stderr[-3000:]
+    return [float(line.split()[1]) for done in ended for line in done.stdout.splitlines() if line.startswith("loss ")]
 
 
 @pytest.mark.parametrize("nodes", [4], indirect=True)
-def test_four_ranks_on_four_mounts(nodes, tmp_path):
-    plain = tmp_path / "plain"
+def test_four_ranks_on_four_mounts(nodes):
+    # Where all ranks reach it.
+    plain = nodes.store.parent / "plain"
     plain.mkdir()
     mounts = f"{nodes.base}/node{{rank}}/mnt"
-    dcp("--ranks", 4, "--out", mounts, plain, "--iters", 50, "--every", 10, "--keep", 3)
+    dcp(nodes, 4, "--out", mounts, plain, "--iters", 50, "--every", 10, "--keep", 3)
     keeper = nodes.keeper()
     steps = [f"step_{step:04d}" for step in (30, 40, 50)]
-    assert [sorted(os.listdir(node.dir)) for node in nodes] == [steps] * 4, "rank 0 removes old checkpoints of all ranks"
+    assert [sorted(node.call("os.listdir", node.dir)) for node in nodes] == [steps] * 4, "rank 0 removes old checkpoints of all ranks"
     keeper.sync()
     states = keeper.states()
     chunks = lambda step: [f"{step}/__{rank}_0.distcp" for rank in range(4)]
@@ -43,13 +63,14 @@ def test_four_ranks_on_four_mounts(nodes, tmp_path):
     # Each released file has the same bytes everywhere.
     for name in chunks(steps[0]):
         assert len({(node / name).read_bytes() for node in nodes}) == 1
-    exact = dcp("--ranks", 1, "--iters", 5, "--resume", plain / steps[0])
+    exact = dcp(nodes, 1, "--iters", 5, "--resume", plain / steps[0])
     for ranks in (1, 2, 4):
-        [loss] = dcp("--ranks", ranks, "--iters", 5, "--resume", f"{mounts}/{steps[0]}")
+        [loss] = dcp(nodes, ranks, "--iters", 5, "--resume", f"{mounts}/{steps[0]}")
         assert abs(loss - exact[0]) < 0.2, (ranks, loss, exact)
     verify(nodes.store)
 
 
+@pytest.mark.skipif(in_guests(), reason="its callback looks from one process at both mounts")
 @pytest.mark.parametrize("nodes", [2], indirect=True)
 def test_a_trainer_rotates_files_that_another_node_reads(nodes):
     import trainer_jobs as jobs

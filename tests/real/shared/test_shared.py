@@ -5,7 +5,6 @@ import os
 import shlex
 import shutil
 import signal
-import struct
 import subprocess
 import threading
 import time
@@ -13,17 +12,26 @@ from pathlib import Path
 
 import harness
 import pytest
-import torch
-from harness import FAILURE, run, run_json, wait_until
-from nodes import Nodes, open_nodes, verify
+from guests import in_guests
+from harness import FAILURE, run, wait_until
+from nodes import Nodes, alone, open_nodes, verify
 from series import save_walk
 
 pytestmark = [pytest.mark.stepfs, pytest.mark.slow]
 
 
+of_one_machine = pytest.mark.skipif(in_guests(), reason="needs no other machine")
+
+
 @pytest.fixture(params=[True, False], ids=["passthrough", "daemon"])
 def nodes(request):
+    if request.param and in_guests():
+        pytest.skip("the guests' kernel has no passthrough")
     yield from open_nodes(3, request.param)
+
+
+def names_in(node, below=""):
+    return sorted(node.call("os.listdir", node.dir / below))
 
 
 def test_a_file_of_one_is_a_file_of_all(nodes):
@@ -37,26 +45,26 @@ def test_a_file_of_one_is_a_file_of_all(nodes):
         node, others = nodes[step % 3], [nodes[(step + 1) % 3], nodes[(step + 2) % 3]]
         (node / "run/latest").write_text(str(step) if step % 2 else "s")
         assert [(n / "run/latest").read_text() for n in others] == [str(step) if step % 2 else "s"] * 2
-    os.rename(c / "run", c / "done")
-    assert [sorted(os.listdir(n.dir)) for n in nodes] == [["done"]] * 3
+    (c / "run").rename(c / "done")
+    assert [names_in(n) for n in nodes] == [["done"]] * 3
     assert not (a / "run/x").exists() and (b / "done/x").stat().st_size == 100_000
     # A new directory under the name that others knew.
     (a / "run").mkdir()
-    assert [os.listdir(n / "run") for n in nodes] == [[]] * 3
-    os.unlink(b / "done/x")
+    assert [names_in(n, "run") for n in nodes] == [[]] * 3
+    (b / "done/x").unlink()
     for n in nodes:
         with pytest.raises(FileNotFoundError):
-            open(n / "done/x")
-    os.unlink(a / "done/latest")
-    os.rmdir(c / "done")
-    assert sorted(os.listdir(a.dir)) == ["run"]
+            (n / "done/x").read_bytes()
+    (a / "done/latest").unlink()
+    (c / "done").rmdir()
+    assert names_in(a) == ["run"]
 
 
 def test_the_keeper_releases_files_of_all_and_each_reads_them(nodes):
     names = []
     for number, node in enumerate(nodes):
         (node / f"run{number}").mkdir()
-        names += [f"run{number}/{name}" for name in save_walk(node / f"run{number}", 4, seed=number)]
+        names += [f"run{number}/{name}" for name in node.save_walk(f"run{number}", 4, seed=number)]
     keeper = nodes.keeper()
     keeper.sync()
     states = keeper.states()
@@ -64,40 +72,40 @@ def test_the_keeper_releases_files_of_all_and_each_reads_them(nodes):
     for name in names:
         read = [(node / name).read_bytes() for node in nodes]
         assert read[0] == read[1] == read[2] and len(read[0]) > 1_000_000
-        torch.load(nodes[1] / name)
+        nodes[1].call("nodes.step_of", nodes[1] / name)
     # Others read the store without the keeper.
     other = next(node for node in nodes if node is not keeper)
     assert {row["path"].removeprefix(str(other.dir)).strip("/") for row in other.ls()} == set(names)
-    status = run_json("status", "--json", other.dir)
+    status = other.status()
     assert status["shared"].startswith("serving, keeper on ") and status["released"] == 9
-    assert "keeper" in run("status", keeper.dir).stdout
-    assert "keeper's mount" in run("release", other / names[0], check=False).stderr
+    assert "keeper" in keeper.call("harness.run", "status", keeper.dir).stdout
+    assert "keeper's mount" in other.call("harness.run", "release", other / names[0], check=False).stderr
     verify(nodes.store)
 
 
 def test_a_released_file_is_written_through_any_mount(nodes):
-    names = save_walk(nodes[0].dir, 4)
+    names = nodes[0].save_walk("", 4)
     keeper = nodes.keeper()
     keeper.sync()
     assert keeper.state(names[0]) == "released"
     for number, node in enumerate(nodes):
         name = names[number]
         whole = (nodes[number - 1] / name).read_bytes()
-        with open(node / name, "r+b") as file:
+        with (node / name).open("r+b") as file:
             file.seek(1000)
             file.write(b"changed")
             file.flush()
-            os.fsync(file.fileno())
+            node.call("os.fsync", file.fileno())
             expected = whole[:1000] + b"changed" + whole[1007:]
             assert [(n / name).read_bytes() == expected for n in nodes] == [True] * 3
     # A link to a released file, and an overwrite of it.
-    save_walk(nodes[1].dir, 4, seed=5)
+    nodes[1].save_walk("", 4, seed=5)
     keeper.sync()
     assert keeper.state(names[0]) == "released"
     whole = (nodes[1] / names[0]).read_bytes()
-    os.link(nodes[2] / names[0], nodes[2] / "linked")
+    nodes[2].call("os.link", nodes[2] / names[0], nodes[2] / "linked")
     assert (nodes[0] / "linked").read_bytes() == whole and (nodes[1] / names[0]).stat().st_nlink == 2
-    with open(nodes[1] / names[1], "wb") as file:
+    with (nodes[1] / names[1]).open("wb") as file:
         file.write(b"short")
     assert (nodes[0] / names[1]).read_bytes() == b"short"
     verify(nodes.store)
@@ -106,8 +114,8 @@ def test_a_released_file_is_written_through_any_mount(nodes):
 def test_a_file_that_is_open_anywhere_stays(nodes):
     keeper = nodes.keeper()
     other = next(node for node in nodes if node is not keeper)
-    names = save_walk(nodes[0].dir, 3)
-    with open(other / names[0], "rb") as file:
+    names = nodes[0].save_walk("", 3)
+    with (other / names[0]).open("rb") as file:
         keeper.sync()
         assert keeper.state(names[0]) != "released" and keeper.state(names[1]) == "released"
         assert len(file.read()) > 1_000_000
@@ -118,18 +126,18 @@ def test_a_file_that_is_open_anywhere_stays(nodes):
 def test_an_older_state_stays_while_the_newest_is_written_elsewhere(nodes):
     keeper = nodes.keeper()
     other = next(node for node in nodes if node is not keeper)
-    names = save_walk(nodes[0].dir, 2)
-    with open(other / names[1], "r+b") as file:
+    names = nodes[0].save_walk("", 2)
+    with (other / names[1]).open("r+b") as file:
         time.sleep(9)
         assert keeper.state(names[0]) != "released"
         file.write(b"x")
-    with open(other / names[1], "r+b") as file:
+    with (other / names[1]).open("r+b") as file:
         time.sleep(9)
         assert keeper.state(names[0]) != "released"
 
 
 def test_another_daemon_becomes_the_keeper(nodes):
-    names = save_walk(nodes[0].dir, 3)
+    names = nodes[0].save_walk("", 3)
     nodes.keeper().sync()
     for round in range(2):
         keeper = nodes.keeper()
@@ -138,43 +146,36 @@ def test_another_daemon_becomes_the_keeper(nodes):
         # Files are read and written meanwhile.
         assert (left[0] / names[0]).stat().st_size > 1_000_000 and (left[0] / names[0]).read_bytes()
         (left[0] / f"run{round}").mkdir()
-        new = [f"run{round}/{name}" for name in save_walk(left[0] / f"run{round}", 3, seed=round)]
+        new = [f"run{round}/{name}" for name in left[0].save_walk(f"run{round}", 3, seed=round)]
         nodes.keeper().sync()
         assert [nodes.keeper().state(name) for name in new] == ["released", "released", "sealed"]
     for node in nodes:
         if not node.pid:
             node.mount()
-    assert [sorted(os.listdir(node.dir)) for node in nodes] == [sorted([*names, "run0", "run1"])] * 3
+    assert [names_in(node) for node in nodes] == [sorted([*names, "run0", "run1"])] * 3
     verify(nodes.store)
 
 
 def test_a_keeper_that_wakes_up_late_does_nothing(nodes):
     """The lock of a suspended machine ends: here its file is moved away."""
-    names = save_walk(nodes[0].dir, 4)
+    names = nodes[0].save_walk("", 4)
     old = nodes.keeper()
     wait_until(lambda: any(old.state(name) != "staged" for name in names), 20, "it works")
-    os.kill(old.pid, signal.SIGSTOP)
+    old.signal(signal.SIGSTOP)
     try:
-        os.rename(nodes.store / "keeper/lock", nodes.base / "lock")
+        (nodes.store / "keeper/lock").rename(nodes.store.parent / "lock")
         left = [node for node in nodes if node is not old]
         wait_until(lambda: any(node.is_keeper() for node in left), 20, "another daemon is the keeper")
         new = next(node for node in left if node.is_keeper())
         new.sync()
         before = {name: (new / name).read_bytes() for name in names}
     finally:
-        os.kill(old.pid, signal.SIGCONT)
+        old.signal(signal.SIGCONT)
     wait_until(lambda: not old.is_keeper(), 20, "the former keeper notices")
     time.sleep(3)
     assert {name: (old / name).read_bytes() for name in names} == before
     assert new.is_keeper() and len(list((nodes.store / "keeper").iterdir())) == 2
     verify(nodes.store)
-
-
-def alone(path):
-    """The lock of whoever replaces a file, on the file in the store."""
-    handle = os.open(path, os.O_RDWR)
-    fcntl.fcntl(handle, 37, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 1 << 62, 2, 0))
-    return handle
 
 
 NAMES = ["open", "unlink", "rename", "rename over", "truncate"]
@@ -187,33 +188,36 @@ def test_a_program_waits_while_a_file_is_replaced(call, size):
         file, other = nodes[0] / "file", nodes[0] / "other"
         file.write_bytes(b"x" * size)
         other.write_bytes(b"y" * 100_000)
-        lock = lambda: alone(nodes.store / "tree/file")
-        wait_until(lambda: not isinstance(attempt(lock), OSError), 10, "the file is closed")
+        lock = lambda: nodes[0].call("nodes.alone", nodes.store / "tree/file")
+        wait_until(lambda: not isinstance(attempt(lock, nodes[0]), OSError), 10, "the file is closed")
         held = lock()
-        fence = nodes.store / f"replacing/{os.fstat(held).st_ino:x}/0/stub"
-        os.makedirs(fence.parent)
+        fence = nodes.store / f"replacing/{nodes[0].call('os.fstat', held).st_ino:x}/0/stub"
+        fence.parent.mkdir(parents=True)
         fence.write_text("")
-        calls = {"open": lambda: open(file, "r+b").close(), "unlink": lambda: os.unlink(file), "rename": lambda: os.rename(file, nodes[0] / "new"),
-                 "rename over": lambda: os.rename(other, file), "link": lambda: os.link(file, nodes[0] / "new"),
-                 "chmod": lambda: os.chmod(file, 0o600), "truncate": lambda: os.truncate(file, 90_000)}
+        calls = {"open": lambda: file.open("r+b").close(), "unlink": file.unlink, "rename": lambda: file.rename(nodes[0] / "new") and None,
+                 "rename over": lambda: other.rename(file) and None, "link": lambda: nodes[0].call("os.link", file, nodes[0] / "new"),
+                 "chmod": lambda: file.chmod(0o600), "truncate": lambda: nodes[0].call("os.truncate", file, 90_000)}
         done = []
         thread = threading.Thread(target=lambda: done.append(calls[call]()))
         thread.start()
         time.sleep(1)
         assert not done and fence.exists(), "it waits for the lock"
-        os.close(held)
+        nodes[0].call("os.close", held)
         thread.join(20)
         assert done == [None] and not fence.exists(), "it takes down the fences of whoever had the lock"
 
 
-def attempt(call):
+def attempt(call, node=None):
+    """The error of a lock that another one has; one that is free is given back."""
     try:
-        os.close(call())
+        held = call()
+        node.call("os.close", held) if node else os.close(held)
     except OSError as error:
         return error
 
 
 @pytest.mark.parametrize("call", ["open", "unlink", "rename", "rename over", "chmod"])
+@of_one_machine
 def test_whoever_waited_means_the_file_that_is_there_then(call):
     """The name leads to another file once the lock is free."""
     for nodes in open_nodes(1):
@@ -250,6 +254,7 @@ def test_whoever_waited_means_the_file_that_is_there_then(call):
 
 
 @pytest.mark.parametrize("mode", ["rb", "r+b"])
+@of_one_machine
 def test_the_lock_lies_on_what_reads_and_writes(nodes, mode):
     """On NFS only the handle that has the lock is fenced."""
     (nodes[0] / "file").write_bytes(b"x" * 100_000)
@@ -273,6 +278,7 @@ def test_the_lock_lies_on_what_reads_and_writes(nodes, mode):
         assert described() == [True]
 
 
+@of_one_machine
 def test_a_program_waits_while_a_daemon_asks_for_a_lease():
     """Whoever replaces a file asks so whether a program without a daemon has it."""
     set_signal, set_lease = 10, 1024
@@ -303,13 +309,13 @@ def test_a_program_waits_while_a_daemon_asks_for_a_lease():
 
 
 def test_two_daemons_bring_back_one_file(nodes):
-    names = save_walk(nodes[0].dir, 3)
+    names = nodes[0].save_walk("", 3)
     nodes.keeper().sync()
     assert nodes.keeper().state(names[0]) == "released"
     whole, written = (nodes[0] / names[0]).read_bytes(), []
 
     def write(node, at):
-        with open(node / names[0], "r+b") as file:
+        with (node / names[0]).open("r+b") as file:
             file.seek(at)
             file.write(b"new")
             time.sleep(5)
@@ -327,6 +333,7 @@ def test_two_daemons_bring_back_one_file(nodes):
     assert [(node / names[0]).read_bytes() == whole for node in nodes] == [True] * 3
 
 
+@of_one_machine
 def test_files_are_brought_back_while_a_keeper_is_elected(nodes):
     """A new keeper takes down the fences of all daemons."""
     names = save_walk(nodes[0].dir, 5)
@@ -358,6 +365,7 @@ def test_files_are_brought_back_while_a_keeper_is_elected(nodes):
         pytest.skip("no fence stood long enough to be met")
 
 
+@of_one_machine
 def test_an_election_that_fails_is_not_tried_again_at_once():
     for nodes in open_nodes(2):
         keeper = nodes.keeper()
@@ -375,6 +383,7 @@ def test_an_election_that_fails_is_not_tried_again_at_once():
 
 
 @pytest.mark.parametrize("told", [False, True], ids=["close", "fsync"])
+@of_one_machine
 def test_the_first_error_of_a_file_stays(told, tmp_path):
     """A later fsync of such a file answers that all is well."""
     below, store = tmp_path / "below", tmp_path / "store"
@@ -403,6 +412,7 @@ def test_the_first_error_of_a_file_stays(told, tmp_path):
         harness.shell(f"umount -l {store}; umount -l {below}", check=False)
 
 
+@of_one_machine
 def test_locks_of_programs_are_not_those_of_daemons(nodes):
     (nodes[0] / "file").write_bytes(b"x" * 100_000)
     with open(nodes[1] / "file", "r+b") as file:
@@ -413,11 +423,11 @@ def test_locks_of_programs_are_not_those_of_daemons(nodes):
 
 def test_a_file_that_changes_again_and_again_is_not_archived():
     for nodes in open_nodes(1):
-        names = save_walk(nodes[0].dir, 2)
+        names = nodes[0].save_walk("", 2)
         began = time.monotonic()
         while time.monotonic() - began < 9:
-            os.utime(nodes[0] / names[0])
-            os.utime(nodes[0] / names[1])
+            nodes[0].call("os.utime", nodes[0] / names[0])
+            nodes[0].call("os.utime", nodes[0] / names[1])
             time.sleep(.5)
             # It may have been quiet for a moment before.
             assert time.monotonic() - began < 5 or nodes[0].state(names[0]) == "staged"
@@ -425,6 +435,7 @@ def test_a_file_that_changes_again_and_again_is_not_archived():
         assert nodes[0].state(names[0]) == "released"
 
 
+@of_one_machine
 def test_more_names_than_descriptors():
     for nodes in open_nodes(1):
         node = nodes[0]
@@ -443,7 +454,7 @@ def test_more_names_than_descriptors():
 def test_objects_go_after_two_looks(monkeypatch):
     monkeypatch.setenv("STEPFS_GRACE_MS", "6000")
     for nodes in open_nodes(2):
-        names = save_walk(nodes[0].dir, 5)
+        names = nodes[0].save_walk("", 5)
         keeper = nodes.keeper()
         keeper.sync()
         objects = lambda: sorted(path.name for path in (nodes.store / "objects").glob("*/*"))
@@ -451,19 +462,20 @@ def test_objects_go_after_two_looks(monkeypatch):
         assert len(had) == 4
         other = next(node for node in nodes if node is not keeper)
         # The name moves from look to look: its object stays.
-        os.mkdir(other / "a")
+        (other / "a").mkdir()
         for name in names[1:4]:
-            os.unlink(other / name)
+            (other / name).unlink()
         began = time.monotonic()
         while time.monotonic() - began < 5:
-            os.rename(other / names[0], other / "a/x")
-            os.rename(other / "a/x", other / names[0])
+            (other / names[0]).rename(other / "a/x")
+            (other / "a/x").rename(other / names[0])
         assert len(objects()) == 4, "nothing goes before the grace is over"
         wait_until(lambda: len(objects()) < 4, 30, "unneeded objects go")
-        assert torch.load(other / names[0])["step"] == 1
+        assert other.call("nodes.step_of", other / names[0]) == 1
         verify(nodes.store)
 
 
+@of_one_machine
 def test_what_cannot_be_shared_is_refused(tmp_path):
     run("mount", tmp_path / "alone", tmp_path / "m1")
     run("umount", tmp_path / "m1")

@@ -1,10 +1,15 @@
-"""Several daemons that serve one shared store, each on a mount of its own."""
+"""Several daemons that serve one shared store, each on a mount of its own: on this machine, or in guests (guests.py)."""
 
+import fcntl
+import importlib
 import os
+import shutil
 import signal
+import struct
 from pathlib import Path
 
 import harness
+from guests import There, guests, in_guests
 from harness import Mount, run, wait_until
 
 
@@ -23,18 +28,77 @@ class Node(Mount):
     def is_keeper(self):
         return self.role() == "keeper"
 
+    def signal(self, number):
+        os.kill(self.pid, number)
+
     def die(self):
         """The daemon is killed; the mount that it leaves is taken down by the next `mount`."""
         self.kill(signal.SIGKILL)
         self.pid = None
+
+    def call(self, name, *arguments, **keywords):
+        """Calls a function where this node is."""
+        module, _, function = name.rpartition(".")
+        return getattr(importlib.import_module(module), function)(*arguments, **keywords)
+
+    def save_walk(self, below, *arguments, **keywords):
+        return self.call("series.save_walk", self.dir / below, *arguments, **keywords)
+
+    def name_of_place(self):
+        return "here"
+
+    def log_text(self):
+        return self.log.read_text(errors="replace")
+
+
+class FarNode:
+    """A `Node` in a guest."""
+
+    def __init__(self, guest, base, store, **options):
+        self.guest = guest
+        guest.call("os.environ.update", {"STEPFS_BIN": str(harness.BIN), **{k: v for k, v in os.environ.items() if k == "STEPFS_GRACE_MS"}})
+        self.far = guest.call("nodes.Node", base, store, keep=True, **options)
+        self.base, self.dir = guest.path(base), guest.path(base) / "mnt"
+
+    def __truediv__(self, name):
+        return self.dir / name
+
+    def __getattr__(self, name):
+        return getattr(self.far, name)
+
+    @property
+    def pid(self):
+        return self.far.get("pid")
+
+    def mount(self):
+        self.far.mount()
+        return self
+
+    def call(self, name, *arguments, **keywords):
+        return self.guest.call(name, *arguments, **keywords)
+
+    def save_walk(self, below, *arguments, **keywords):
+        return self.call("series.save_walk", self.dir / below, *arguments, **keywords)
+
+    def name_of_place(self):
+        return self.guest.name
 
 
 class Nodes(list):
     """All daemons of a store."""
 
     def __init__(self, base, count, passthrough=True):
-        self.base, self.store = Path(base), Path(base) / "store"
-        super().__init__(Node(self.base / f"node{number}", self.store, passthrough=passthrough) for number in range(count))
+        self.base = Path(base)
+        if in_guests():
+            _, *clients = guests()
+            self.store = clients[0].path("/shared") / self.base.name / "store"
+            self.store.parent.mkdir(parents=True, exist_ok=True)
+            places = [clients[number % len(clients)] for number in range(count)]
+            super().__init__(FarNode(place, self.base / f"node{number}", self.store.path, passthrough=passthrough)
+                             for number, place in enumerate(places))
+        else:
+            self.store = self.base / "store"
+            super().__init__(Node(self.base / f"node{number}", self.store, passthrough=passthrough) for number in range(count))
 
     def mount(self):
         for node in self:
@@ -56,17 +120,35 @@ class Nodes(list):
         for node in self:
             node.close()
 
+    def remove(self):
+        if in_guests():
+            self.store.guest.shutil.rmtree(self.store.parent)
+        harness.remove_base(self.base)
+
 
 def open_nodes(count, passthrough=True):
     """For a fixture."""
-    base = harness.make_base()
-    nodes = Nodes(base, count, passthrough)
+    nodes = Nodes(harness.make_base(), count, passthrough)
     try:
         yield nodes.mount()
     finally:
         nodes.close()
-        harness.remove_base(base)
+        nodes.remove()
 
 
 def verify(store):
-    return run("verify", store)
+    return store.guest.call("nodes.verify", store) if isinstance(store, There) else run("verify", store)
+
+
+def alone(path):
+    """The lock of whoever replaces a file, on the file in the store."""
+    handle = os.open(path, os.O_RDWR)
+    fcntl.fcntl(handle, 37, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 1 << 62, 2, 0))
+    return handle
+
+
+def step_of(path):
+    """The step in a checkpoint of torch."""
+    import torch
+
+    return torch.load(path)["step"]
