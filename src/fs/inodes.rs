@@ -7,7 +7,7 @@
 //! tree, so every check under the lock holds until its release.
 
 use std::collections::HashMap;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -27,14 +27,11 @@ use super::sys;
 use crate::archive::{Archive, FileId};
 use crate::store::MIN_RELEASE_BYTES;
 use crate::store::beneath::{self, Reached};
-use crate::store::engine::Engine;
+use crate::store::engine::{Engine, identity};
 use crate::store::fence::open_anew;
 
 /// Longest name of a file, as in every file system of Linux.
 const NAME_MAX: usize = 255;
-
-/// Names that the kernel is asked to forget at a time.
-const SURPLUS: usize = 64;
 
 /// The kernel's name for this kind of file.
 pub(super) fn kind(file_type: std::fs::FileType) -> FileType {
@@ -58,10 +55,10 @@ pub(super) fn kind(file_type: std::fs::FileType) -> FileType {
 /// What is at a name.
 pub(super) struct Found {
     pub(super) metadata: Metadata,
-    /// In a shared store: the file itself. Other daemons change names, so no name says which file is meant. On NFS only
-    /// directories are held ([`Engine::Nfs`]).
+    /// In a shared store: the file itself. Other daemons change names, so no name says which file is meant. On NFS
+    /// ([`Engine::Nfs`]), and where there are very many, only directories are held: a file is looked up for each call.
     held: Option<Arc<File>>,
-    /// See [`Engine::identity`].
+    /// See [`identity`]. Empty in a store of one daemon.
     identity: Vec<u8>,
 }
 
@@ -77,7 +74,7 @@ pub(super) struct Table {
     /// Other daemons change the tree, too. Then each node holds its file.
     shared: bool,
     engine: Engine,
-    /// Nodes that there may be before the kernel is asked to forget some: in a shared store each has a descriptor.
+    /// Nodes that there may be before no more files are held: each has a descriptor, and programs' handles need the rest.
     most: usize,
     root: PathBuf,
     nodes: HashMap<u64, Node>,
@@ -128,15 +125,6 @@ impl Table {
         self.nodes.len()
     }
 
-    /// Names that the kernel should forget, since there are too many.
-    pub(super) fn surplus(&self) -> Vec<(u64, OsString)> {
-        if self.nodes.len() <= self.most {
-            return Vec::new();
-        }
-        let may_go = |node: &&Node| node.kind != FileType::Directory && !node.busy();
-        self.nodes.values().filter(may_go).filter_map(|node| node.names.first().cloned()).take(SURPLUS).collect()
-    }
-
     /// The number that a file shows.
     pub(super) fn number(&mut self, file: FileId) -> u64 {
         self.numbers.of(file)
@@ -185,7 +173,7 @@ impl Table {
         if let Some(held) = node.held.as_ref() {
             return Ok(Place::held(Arc::clone(held)));
         }
-        // On NFS. The kernel looks a name up anew after ESTALE.
+        // The kernel looks a name up anew after ESTALE.
         if let Some(Source::File(file)) = node.opened.as_ref().map(|opened| &opened.source) {
             self.engine.refresh(file)?;
             return Ok(Place::held(Arc::clone(file)));
@@ -247,14 +235,11 @@ impl Table {
                 open_anew(&*self.directory(parent)?)?;
                 sys::open_path(&at)?
             }
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
-                return Err(Fault::Locked);
-            }
             held => held?,
         };
         self.engine.refresh(&held)?;
-        let (metadata, identity) = (held.metadata()?, self.engine.identity(&held)?);
-        let may_hold = self.engine == Engine::Coherent || metadata.is_dir();
+        let (metadata, identity) = (held.metadata()?, identity(&held)?);
+        let may_hold = metadata.is_dir() || self.engine == Engine::Coherent && self.nodes.len() < self.most;
         Ok(Found { metadata, held: may_hold.then(|| Arc::new(held)), identity })
     }
 
@@ -370,7 +355,7 @@ impl Table {
 
     /// In a shared store: a node's file was replaced by this one, which is open.
     pub(super) fn replaced_by(&mut self, ino: u64, file: &File) -> Result<()> {
-        let identity = self.engine.identity(file)?;
+        let identity = identity(file)?;
         let held = (self.engine == Engine::Coherent).then(|| hold_same(file)).transpose()?;
         let (old, new) = (self.node(ino)?.file, FileId::of(&file.metadata()?));
         let node = self.node_mut(ino)?;

@@ -61,11 +61,6 @@ impl Invalidations {
         }
     }
 
-    /// Nothing waits to be sent.
-    pub(super) fn is_idle(&self) -> bool {
-        self.state().queue.is_empty()
-    }
-
     /// Has the attributes of a file that is being opened asked for anew, from now on. Not under a lock of ours.
     pub(super) fn attributes(&self, ino: u64) {
         // A negative offset: no page.

@@ -211,11 +211,8 @@ impl Tree {
 
     pub(super) fn lookup(&self, parent: u64, name: &OsStr) -> Result<Attributes> {
         let mut table = self.table();
-        let found = table.look(parent, name);
-        if table.is_shared() && self.invalidations.is_idle() {
-            table.surplus().iter().for_each(|(parent, name)| self.invalidations.entry(*parent, name));
-        }
-        self.entry(&mut table, parent, name, &found?)
+        let found = table.look(parent, name)?;
+        self.entry(&mut table, parent, name, &found)
     }
 
     /// Answers with a node and counts that the kernel knows it once more.

@@ -66,29 +66,24 @@ impl Engine {
     pub(super) fn keeps_removed(name: &OsStr) -> bool {
         name.as_encoded_bytes().starts_with(b".nfs")
     }
+}
 
-    /// Tells a file from others that get its inode number once it is gone. 0 where a descriptor keeps the number.
-    pub fn identity(self, file: &File) -> io::Result<Vec<u8>> {
-        if self == Engine::Coherent {
-            return Ok(Vec::new());
-        }
-        /// `struct file_handle` with room for the longest one.
-        #[repr(C)]
-        struct Handle {
-            length: libc::c_uint,
-            kind: libc::c_int,
-            bytes: [u8; LONGEST_HANDLE],
-        }
-        let mut handle = Handle { length: LONGEST_HANDLE as libc::c_uint, kind: 0, bytes: [0; LONGEST_HANDLE] };
-        let mut mount = 0;
-        let at = (&raw mut handle).cast();
-        // SAFETY: the name is a C string; `handle` is laid out as the kernel wants it and says how much room it has.
-        match unsafe {
-            libc::name_to_handle_at(file.as_raw_fd(), c"".as_ptr(), at, &raw mut mount, libc::AT_EMPTY_PATH)
-        } {
-            0 => Ok(handle.bytes[..(handle.length as usize).min(LONGEST_HANDLE)].to_vec()),
-            _ => Err(io::Error::last_os_error()),
-        }
+/// Tells a file from others that get its inode number once it is gone.
+pub fn identity(file: &File) -> io::Result<Vec<u8>> {
+    /// `struct file_handle` with room for the longest one.
+    #[repr(C)]
+    struct Handle {
+        length: libc::c_uint,
+        kind: libc::c_int,
+        bytes: [u8; LONGEST_HANDLE],
+    }
+    let mut handle = Handle { length: LONGEST_HANDLE as libc::c_uint, kind: 0, bytes: [0; LONGEST_HANDLE] };
+    let mut mount = 0;
+    let at = (&raw mut handle).cast();
+    // SAFETY: the name is a C string; `handle` is laid out as the kernel wants it and says how much room it has.
+    match unsafe { libc::name_to_handle_at(file.as_raw_fd(), c"".as_ptr(), at, &raw mut mount, libc::AT_EMPTY_PATH) } {
+        0 => Ok(handle.bytes[..(handle.length as usize).min(LONGEST_HANDLE)].to_vec()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 
