@@ -240,9 +240,9 @@ def test_whoever_waited_means_the_file_that_is_there_then(call):
         thread.start()
         time.sleep(.5)
         (nodes.base / "replacement").write_bytes(b"z" * 100_000)
+        # Another daemon replaces that one, too: it has the lock before the name leads there.
+        second = alone(nodes.base / "replacement")
         os.rename(nodes.base / "replacement", below)
-        # Another daemon replaces that one, too.
-        second = alone(below)
         os.close(held)
         time.sleep(.5)
         assert not done and thread.is_alive(), "it waits for the file that is there"
