@@ -66,14 +66,14 @@ fn run(fault: Fault, at: usize, lasts: bool, patient: bool, checkpoints: &[Vec<u
         File::options().write(true).open(&path).unwrap().set_modified(time).unwrap();
         archive.sealed(Path::new(&name));
         faulted.written.insert(number, bytes.clone());
-        settle(&archive, Duration::from_millis(60));
+        settle(&archive, &device, Duration::from_millis(60));
         if number == 5 {
             for gone in REMOVED {
                 fs::remove_file(tree.join(step(gone))).unwrap();
                 archive.removed(Path::new(&step(gone)));
                 faulted.written.remove(&gone);
             }
-            settle(&archive, Duration::from_millis(60));
+            settle(&archive, &device, Duration::from_millis(60));
         }
         // A read gives the right bytes, or an error that says so.
         faulted.readable(&archive, false);
@@ -108,16 +108,20 @@ fn run(fault: Fault, at: usize, lasts: bool, patient: bool, checkpoints: &[Vec<u
     // And the next daemon finds a sound store.
     let archive = Archive::open(Store::open_on(Io::new(Arc::clone(&device) as _), &root).unwrap()).unwrap();
     archive.start(Arc::new(AtRest::of(archive.store())));
-    settle(&archive, Duration::from_secs(30));
+    settle(&archive, &device, Duration::from_secs(30));
     faulted.readable(&archive, true);
     assert_eq!(archive.status().failed, [""; 0]);
     archive.stop();
     faulted
 }
 
-fn settle(archive: &Arc<Archive>, most: Duration) {
-    let began = Instant::now();
-    while archive.queue().queued > 0 && began.elapsed() < most {
+/// Waits until the archive has nothing to do, or has called the device for the last time `most` ago: it rests after a fault.
+fn settle(archive: &Arc<Archive>, device: &Faulty, most: Duration) {
+    let (mut calls, mut last) = (device.calls(), Instant::now());
+    while archive.queue().queued > 0 && last.elapsed() < most {
+        if device.calls() != calls {
+            (calls, last) = (device.calls(), Instant::now());
+        }
         std::thread::sleep(Duration::from_millis(1));
     }
 }

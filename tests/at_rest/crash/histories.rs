@@ -63,6 +63,10 @@ fn policy() -> Run {
         let bytes = live.next();
         live.write(&step(at), &bytes);
         live.settle();
+        if at > 2 {
+            live.await_removal(&step(at - 2));
+            live.settle();
+        }
     }
     live.end("policy")
 }

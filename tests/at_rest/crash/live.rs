@@ -52,6 +52,9 @@ pub(crate) struct Run {
 /// The time span that counts as one rename's (`store/release.rs`).
 const ONE_RENAME: Duration = Duration::from_millis(10);
 
+/// A test that waits longer has failed.
+const LONGEST: Duration = Duration::from_secs(180);
+
 /// A program's next action gets a time that is later than the work for it, by more than one rename's span. Otherwise
 /// the two look the same, and a restored note gives the directory the time that it had before either.
 fn let_the_clock_tick() {
@@ -378,6 +381,15 @@ impl Live {
         let_the_clock_tick();
     }
 
+    /// Waits until the policy has removed a file. It rests for many times as long as its last turn took.
+    pub(crate) fn await_removal(&self, name: &str) {
+        let began = Instant::now();
+        while self.path(name).exists() {
+            assert!(began.elapsed() < LONGEST, "{name} stays: {:?}", self.archive().status());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     pub(crate) fn look(&mut self) {
         let store = Store::look(&self.store()).unwrap();
         let objects = Objects::load(&store.objects(), |id, error| panic!("{id}: {error}")).unwrap();
@@ -421,7 +433,7 @@ impl Live {
 pub(crate) fn wait(archive: &Arc<Archive>) {
     let started = Instant::now();
     while archive.queue().queued > 0 {
-        assert!(started.elapsed() < Duration::from_secs(180), "takes too long: {:?}", archive.status());
+        assert!(started.elapsed() < LONGEST, "takes too long: {:?}", archive.status());
         std::thread::sleep(Duration::from_millis(1));
     }
 }

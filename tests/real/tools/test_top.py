@@ -115,8 +115,11 @@ def test_a_step_that_cannot_be_taken_is_a_backlog(mount):
     save_walk(mount.dir, 4, name="step_1{}.pt", seed=2)
     wait_until(lambda: (mount.status()["backlog_seconds"] or 0) >= 3, 10, "the oldest step waits")
     assert re.search(r"(?m)^queue +\d+ to do, the oldest waits for \d", once(mount.dir))
+    # A try between both calls would make a directory of that name.
+    os.kill(mount.pid, signal.SIGSTOP)
     (mount.store / "objects").unlink()
     os.rename(mount.base / "objects", mount.store / "objects")
+    os.kill(mount.pid, signal.SIGCONT)
     mount.sync()
     assert mount.status()["backlog_seconds"] is None
 
