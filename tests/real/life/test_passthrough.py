@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import BIN, LET_GO, copy_helper, is_alive, wait_dead, wait_until
+from harness import BIN, LET_GO, copy_helper, is_alive, open_files, wait_dead, wait_until
 
 NOBODY = 65534
 pytestmark = [
@@ -213,7 +213,7 @@ def test_nothing_of_root_reaches_the_daemon_of_a_user(ordinary):
     processes = list(ordinary.processes("stepfs"))
     assert len(processes) == 2, "the daemon, and its helper"
     for pid in processes:
-        assert str(secret) not in [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+        assert str(secret) not in open_files(pid)
     names = {line.split(b"=")[0].decode() for line in Path(f"/proc/{daemon}/environ").read_bytes().split(b"\0") if line}
     assert names <= {"PATH", "LANG", "LC_ALL", "TZ", "RUST_LOG", "NOTIFY_SOCKET"}
     # Its number, name, state, parent, group, session, and terminal.

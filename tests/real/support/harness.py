@@ -1,5 +1,6 @@
 """Drive the stepfs binary: a store, a mount on it, and the answers of its commands."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -65,6 +66,15 @@ def is_alive(pid):
         # It is gone, or a thread of it has just ended.
         return os.path.exists(f"/proc/{pid}/task") and is_alive(pid)
     return any(state not in "ZX" for state in states)
+
+
+def open_files(pid):
+    """What a process has open. Descriptors come and go meanwhile."""
+    found = []
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(descriptor))
+    return found
 
 
 # A busy machine takes so many times as long; a test that fails then has found nothing.

@@ -14,7 +14,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 import torch
-from harness import BIN, FAILURE, empty_cache, objects, run, run_json, wait_until
+from harness import BIN, FAILURE, empty_cache, objects, open_files, run, run_json, wait_until
 from series import save_walk, walk
 from test_diff_merge import PEAK
 
@@ -312,8 +312,8 @@ def test_an_interrupt_leaves_nothing(tmp_path):
     before = sorted(tmp_path.iterdir())
     working = subprocess.Popen([BIN, "report", tmp_path, "-o", tmp_path / "run.html"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     # It has opened all files, and reads them now.
-    opened = lambda: sum(os.readlink(f"/proc/{working.pid}/fd/{fd}").endswith(".safetensors") for fd in os.listdir(f"/proc/{working.pid}/fd"))
-    wait_until(lambda: opened() == 8, 30, "all files are open")
+    opened = lambda: [path for path in open_files(working.pid) if path.endswith(".safetensors")]
+    wait_until(lambda: len(opened()) == 8, 30, "all files are open")
     working.send_signal(signal.SIGINT)
     out, error = working.communicate(timeout=60)
     assert working.returncode == 130 and out == b"" and b"interrupted" in error
