@@ -353,14 +353,23 @@ impl Table {
         self.numbers.replaced(old, new);
     }
 
-    /// In a shared store: a node's file was replaced by this one, which is open.
-    pub(super) fn replaced_by(&mut self, ino: u64, file: &File) -> Result<()> {
-        let identity = identity(file)?;
-        let held = (self.engine == Engine::Coherent).then(|| hold_same(file)).transpose()?;
-        let (old, new) = (self.node(ino)?.file, FileId::of(&file.metadata()?));
-        let node = self.node_mut(ino)?;
-        (node.file, node.stub, node.identity, node.held) = (new, None, identity, held.map(Arc::new));
+    /// A node's stub was replaced by this file, which is open.
+    pub(super) fn recalled(&mut self, ino: u64, file: &Arc<File>) -> Result<()> {
+        let node = self.node(ino)?;
+        let (identity, held) = match (self.shared, self.engine) {
+            (true, Engine::Coherent) => (identity(file)?, Some(hold_same(file)?)),
+            (true, Engine::Nfs) => (identity(file)?, None),
+            (false, _) => (Vec::new(), node.names.is_empty().then(|| Arc::clone(file))),
+        };
+        let (old, new) = (node.file, FileId::of(&file.metadata()?));
         self.numbers.replaced(old, new);
+        let node = self.node_mut(ino)?;
+        (node.file, node.stub, node.identity, node.held) = (new, None, identity, held);
+        if let Some(opened) = &mut node.opened {
+            // Readers go on with the same file as the writer.
+            opened.source = Source::File(Arc::clone(file));
+            opened.handles.values().for_each(|handle| handle.switch(file));
+        }
         Ok(())
     }
 
@@ -407,8 +416,9 @@ impl Table {
 }
 
 /// Another descriptor of a file, only to refer to it.
-fn hold_same(file: &File) -> io::Result<File> {
-    Ok(rustix::fs::open(beneath::by_descriptor(file), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?.into())
+fn hold_same(file: &File) -> io::Result<Arc<File>> {
+    let held = rustix::fs::open(beneath::by_descriptor(file), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    Ok(Arc::new(held.into()))
 }
 
 /// The result of [`Table::before_removal`].
