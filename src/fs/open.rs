@@ -122,12 +122,7 @@ impl OpenFiles {
                 None => reply.opened(answer.fh, answer.flags),
             },
             Ok(Tried::Register(mut opening)) => {
-                opening.register(
-                    &self.passthrough,
-                    self.tree.archive().store().is_shared(),
-                    access.changes().then_some(&*self.room),
-                    &reply,
-                );
+                opening.register(&self.passthrough, access.changes().then_some(&*self.room), &reply);
                 let mut opening = Some(opening);
                 let tried = self.try_open(ino, caller, access, None, &mut opening);
                 drop(opening);
@@ -189,7 +184,7 @@ impl OpenFiles {
             (_, None) if opening.as_ref().is_some_and(|opening| opening.is_of(node)) => opening,
             (Some(stub), None) => match reader {
                 Some((read, reader)) if read == *stub => {
-                    fresh = Some(Opening::reader(reader, read));
+                    fresh = Some(Opening::reader(reader, read, table.is_shared()));
                     &mut fresh
                 }
                 _ => return Ok(Tried::Recall(RecallGoal::Reader)),
@@ -273,12 +268,7 @@ impl OpenFiles {
         node.opening += 1;
         let mut opening = Opening::file(file, true, true);
         drop(table);
-        opening.register(
-            &self.passthrough,
-            self.tree.archive().store().is_shared(),
-            access.changes().then_some(&*self.room),
-            reply,
-        );
+        opening.register(&self.passthrough, access.changes().then_some(&*self.room), reply);
         let opening = &mut Some(opening);
         let mut table = self.tree.table();
         table.node_mut(ino)?.opening -= 1;
