@@ -55,8 +55,8 @@ pub(super) fn kind(file_type: std::fs::FileType) -> FileType {
 /// What is at a name.
 pub(super) struct Found {
     pub(super) metadata: Metadata,
-    /// In a shared store: the file itself. Other daemons change names, so no name says which file is meant. On NFS
-    /// ([`Engine::Nfs`]), and where there are very many, only directories are held: a file is looked up for each call.
+    /// In a shared store: the file itself. Other daemons change names, so no name says which file is meant. See
+    /// [`Table::may_hold`].
     held: Option<Arc<File>>,
     /// See [`identity`]. Empty in a store of one daemon.
     identity: Vec<u8>,
@@ -74,7 +74,8 @@ pub(super) struct Table {
     /// Other daemons change the tree, too. Then each node holds its file.
     shared: bool,
     engine: Engine,
-    /// Nodes that there may be before no more files are held: each has a descriptor, and programs' handles need the rest.
+    /// Nodes that there may be before no more files are held: each has a descriptor, and programs' handles need the rest. On NFS
+    /// ([`Engine::Nfs`]) none is held.
     most: usize,
     root: PathBuf,
     nodes: HashMap<u64, Node>,
@@ -91,11 +92,15 @@ impl Table {
         let mut root = Node::new(FileType::Directory, file, None);
         root.lookups = 1;
         root.held = shared.then(|| sys::open_path(tree).map(Arc::new)).transpose()?;
-        let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let engine = if shared { Engine::of(tree)? } else { Engine::Coherent };
+        let most = match (shared, engine) {
+            (true, Engine::Coherent) => getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 2,
+            _ => 0,
+        };
         Ok(Self {
             shared,
-            engine: if shared { Engine::of(tree)? } else { Engine::Coherent },
-            most: if shared { usize::try_from(descriptors / 2).unwrap_or(usize::MAX) } else { usize::MAX },
+            engine,
+            most: usize::try_from(most).unwrap_or(usize::MAX),
             root: tree.to_path_buf(),
             nodes: HashMap::from([(ROOT, root)]),
             numbers: Numbers::new(file),
@@ -239,8 +244,13 @@ impl Table {
         };
         self.engine.refresh(&held)?;
         let (metadata, identity) = (held.metadata()?, identity(&held)?);
-        let may_hold = metadata.is_dir() || self.engine == Engine::Coherent && self.nodes.len() < self.most;
-        Ok(Found { metadata, held: may_hold.then(|| Arc::new(held)), identity })
+        let held = (metadata.is_dir() || self.may_hold()).then(|| Arc::new(held));
+        Ok(Found { metadata, held, identity })
+    }
+
+    /// Whether one more file is held. Else it is looked up for each call; directories always are held.
+    fn may_hold(&self) -> bool {
+        self.nodes.len() < self.most
     }
 
     /// What has just been made at a name, with these metadata.
@@ -356,10 +366,9 @@ impl Table {
     /// A node's stub was replaced by this file, which is open.
     pub(super) fn recalled(&mut self, ino: u64, file: &Arc<File>) -> Result<()> {
         let node = self.node(ino)?;
-        let (identity, held) = match (self.shared, self.engine) {
-            (true, Engine::Coherent) => (identity(file)?, Some(hold_same(file)?)),
-            (true, Engine::Nfs) => (identity(file)?, None),
-            (false, _) => (Vec::new(), node.names.is_empty().then(|| Arc::clone(file))),
+        let (identity, held) = match self.shared {
+            true => (identity(file)?, self.may_hold().then(|| hold_same(file)).transpose()?),
+            false => (Vec::new(), node.names.is_empty().then(|| Arc::clone(file))),
         };
         let (old, new) = (node.file, FileId::of(&file.metadata()?));
         self.numbers.replaced(old, new);
