@@ -6,7 +6,7 @@ use std::io::{self, Read};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::durable::{self, CrashPoint, DeviceFile, Io};
 use super::engine::{Engine, admit};
@@ -37,8 +37,7 @@ pub struct Store {
     /// Files that lost bytes, by device and inode number, with the error. The kernel reports it once, and somebody else
     /// was told. The lock is held only briefly.
     failed: Mutex<HashMap<(u64, u64), i32>>,
-    /// Of the store's file system, once somebody has asked.
-    engine: OnceLock<Engine>,
+    engine: Engine,
     /// The kernel releases it when the process ends for any reason.
     lock: Option<File>,
     place: Place,
@@ -57,7 +56,9 @@ enum Place {
 
 impl Store {
     fn of(root: PathBuf, settings: Settings, io: Io, lock: Option<File>, place: Place) -> Store {
-        Store { root, settings, io, failed: Mutex::default(), engine: OnceLock::new(), lock, place }
+        // A store that cannot be asked answers no other call either.
+        let engine = Engine::of(&root).unwrap_or(Engine::Coherent);
+        Store { root, settings, io, failed: Mutex::default(), engine, lock, place }
     }
 
     /// Opens a store for writing: takes its lock, then finishes or undoes the work that a crash interrupted. Creates
@@ -116,7 +117,9 @@ impl Store {
         admit(&root)?;
         let lock = locks::hold(&root, &root.join(LOCK), Kind::Shared)?;
         make_directories(&io, &root, true)?;
-        shared::see_others(&root, point)?;
+        if let Some(seat) = shared::unseen(&root, point).map_err(Error::io(&root))? {
+            return Err(Error::LocalLocks { root, seat });
+        }
         let seat = Seat::take(&io, &root, point)?;
         let store = Store::of(root, settings, io, Some(lock), Place::Seat(seat));
         guide::leave(&store.root, &store.tmp());
@@ -176,8 +179,7 @@ impl Store {
 
     /// The file system of the store.
     pub fn engine(&self) -> Engine {
-        // A store that cannot be asked answers no other call either.
-        *self.engine.get_or_init(|| Engine::of(&self.root).unwrap_or(Engine::Coherent))
+        self.engine
     }
 
     /// A path for [`open_beside`](super::fence::open_beside), where the file system wants that.
