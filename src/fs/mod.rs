@@ -90,13 +90,7 @@ impl Core {
         reply: fuser::ReplyEmpty,
         change: impl Fn(&Core) -> errno::Result<()> + Send + 'static,
     ) {
-        match change(self) {
-            Err(errno::Fault::Locked) => {
-                let (core, began) = (Arc::clone(self), std::time::Instant::now());
-                let again = move || reply::done(reply, shared::until_free(began, || change(&core)));
-                self.files.recalls.workers.submit(Box::new(again));
-            }
-            result => reply::done(reply, result),
-        }
+        let core = Arc::clone(self);
+        shared::when_free(&self.files.recalls.workers, move || change(&core), |done| reply::done(reply, done));
     }
 }

@@ -32,7 +32,7 @@ use super::opening::{Opening, open_file};
 use super::passthrough::{Backing, Passthrough, Reply};
 use super::privileges::Caller;
 use super::room::Room;
-use super::shared::{give_back, lock_open, until_free};
+use super::shared::{give_back, lock_open, until_free, when_free};
 use super::sys;
 use super::transition::{Prepared, RecallGoal, Recalls, Step};
 use super::tree::{Creator, Tree};
@@ -417,36 +417,22 @@ impl OpenFiles {
 
     /// Answers a SETATTR, at once or from a worker.
     pub(super) fn setattr(self: &Arc<Self>, ino: u64, caller: Caller, change: Change, reply: ReplyAttr) {
-        self.answer_set(ino, caller, change, self.set(ino, caller, &change), reply);
+        let (files, then) = (Arc::clone(self), Arc::clone(self));
+        let set = move || files.set(ino, caller, &change);
+        when_free(&self.recalls.workers, set, move |set| match set {
+            Ok(Step::Done((ttl, attributes, _))) => reply.attr(&ttl, &attributes),
+            Ok(Step::First(wanted)) => then.clone().recalls.make(ino, wanted, move |made| match made {
+                Ok(_) => then.setattr(ino, caller, change, reply),
+                Err(fault) => reply.error(fault.into()),
+            }),
+            Err(fault) => reply.error(fault.into()),
+        });
     }
 
     fn set(&self, ino: u64, caller: Caller, change: &Change) -> Result<Step<Attributes>> {
         match change.size.map(|size| self.truncate(ino, caller, size, change.fh)).transpose()? {
             Some(Step::First(wanted)) => Ok(Step::First(wanted)),
             Some(Step::Done(())) | None => self.tree.change(ino, change).map(Step::Done),
-        }
-    }
-
-    fn answer_set(
-        self: &Arc<Self>,
-        ino: u64,
-        caller: Caller,
-        change: Change,
-        set: Result<Step<Attributes>>,
-        reply: ReplyAttr,
-    ) {
-        let files = Arc::clone(self);
-        match set {
-            Ok(Step::Done((ttl, attributes, _))) => reply.attr(&ttl, &attributes),
-            Ok(Step::First(wanted)) => self.recalls.make(ino, wanted, move |made| match made {
-                Ok(_) => files.setattr(ino, caller, change, reply),
-                Err(fault) => reply.error(fault.into()),
-            }),
-            Err(Fault::Locked) => self.recalls.workers.submit(Box::new(move || {
-                let set = until_free(Instant::now(), || files.set(ino, caller, &change));
-                files.answer_set(ino, caller, change, set, reply);
-            })),
-            Err(fault) => reply.error(fault.into()),
         }
     }
 
