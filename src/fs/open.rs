@@ -370,7 +370,7 @@ impl OpenFiles {
         let handle = self.handles().remove(&fh.0);
         handle.iter().for_each(|handle| self.room.leaves(handle));
         let mut table = self.tree.table();
-        let paths = table.paths(ino);
+        let (paths, is_shared) = (table.paths(ino), table.is_shared());
         let Some(node) = table.get_mut(ino) else {
             return;
         };
@@ -388,7 +388,8 @@ impl OpenFiles {
         // The decoded file may go before the kernel's pages do.
         node.decoded = last.as_ref().and_then(|opened| opened.source.decoded(node.version)).or(node.decoded);
         let wrote = last.as_ref().is_some_and(|opened| opened.wrote);
-        let mappable = last.as_ref().is_some_and(|opened| opened.mappable && opened.passes_through());
+        // In a shared store the keeper finds out about mappings.
+        let mappable = !is_shared && last.as_ref().is_some_and(|opened| opened.mappable && opened.passes_through());
         let len = last.as_ref().filter(|opened| opened.wrote && !mappable).map_or(0, Opened::len);
         node.mapped = mappable;
         // A file without a name is nobody's checkpoint.
@@ -399,16 +400,11 @@ impl OpenFiles {
             }
         }
         table.reap(ino);
-        if self.tree.archive().store().is_shared() {
-            if let Some(node) = table.get_mut(ino) {
-                node.mapped = false;
-            }
-            table.reap(ino);
-            drop(table);
-            return give_back(self.tree.archive(), &self.recalls.workers, last, handle);
-        }
         // Closing what was open may free a file's blocks; and while we have it open, it has a writer.
         drop(table);
+        if is_shared {
+            return give_back(self.tree.archive(), &self.recalls.workers, last, handle);
+        }
         drop((last, handle));
         if mappable {
             self.mappings.rest_when_unmapped(ino);
@@ -456,12 +452,11 @@ impl OpenFiles {
         let file = fh.and_then(|fh| self.handle(fh).ok()).and_then(|handle| handle.file());
         let file = match file {
             Some(file) => file,
-            None if table.is_shared() => {
-                let file = place.open(true, true)?;
+            None => {
+                let file = place.open(table.is_shared(), true)?;
                 lock_open(self.tree.archive().store(), &table, ino, &file, true)?;
                 Arc::new(file)
             }
-            None => Arc::new(place.open(false, true)?),
         };
         caller.drop_privileges(&place)?;
         for path in &paths {
