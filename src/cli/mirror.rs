@@ -10,7 +10,7 @@ use clap::builder::{PathBufValueParser, TypedValueParser};
 use serde::Serialize;
 
 use crate::clock::wall_ns;
-use crate::mirror::tree::{Content, Node, chain};
+use crate::mirror::tree::{Content, Node};
 use crate::mirror::{Missing, Place, Reader, Settings, check, claim, directory_of, open};
 use crate::store::retention::duration;
 use crate::store::{MirrorSettings, Store, name_bytes};
@@ -166,14 +166,14 @@ impl Mirror {
     pub(super) fn list(&self, json: bool) -> Result<ExitCode> {
         let reader = self.read(Path::new(""))?;
         let mut lines = Vec::new();
-        reader.tree.each(&mut |path, node| {
+        for (path, node) in reader.tree.iter() {
             let (logical_bytes, stored_bytes, chain_len, lossy, attributes) = match node {
-                Node::Directory(..) => return,
+                Node::Directory(..) => continue,
                 Node::Link(attributes, _) => (0, 0, 0, false, attributes),
                 Node::File(file) => match file.content {
                     Content::Small(blob) => (file.len, blob.len, 0, false, &file.attributes),
                     Content::Object(id) => {
-                        let chain = chain(&reader.objects, id).unwrap_or_default();
+                        let chain = reader.tree.chain(id).unwrap_or_default();
                         let first = chain.first();
                         let (stored, lossy) = first.map_or((0, false), |first| (first.len, first.lossy));
                         (file.len, stored, chain.len(), lossy, &file.attributes)
@@ -189,8 +189,9 @@ impl Mirror {
                 lossy,
                 modified_ns: attributes.modified_ns,
             });
-        });
-        let is_incomplete = tell(&Missing { unread: reader.unread.into_values().collect(), ..Missing::default() });
+        }
+        lines.sort_by(|a, b| a.path.cmp(&b.path));
+        let is_incomplete = tell(&Missing { unread: reader.tree.unread.into_values().collect(), ..Missing::default() });
         if json {
             say_json(&lines)?;
         } else {

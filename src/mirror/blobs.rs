@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::pace::Pace;
 use super::place::{Error, Place, Result};
-use super::tree::{BLOBS, Blob, Encoding};
+use super::tree::{BLOBS, Blob};
 use super::work::Work;
 use crate::store::{Id, in_parallel};
 
@@ -35,11 +35,6 @@ impl Blobs {
     /// Whether a blob is there.
     pub(super) fn has(&self, hash: &Id) -> bool {
         self.there.contains(hash)
-    }
-
-    /// Whether all of an object is there.
-    pub(super) fn has_all(&self, object: &Encoding) -> bool {
-        object.pieces.iter().all(|piece| self.has(piece))
     }
 
     /// These are damaged: they are put again.

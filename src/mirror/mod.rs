@@ -31,10 +31,12 @@ mod pull;
 pub mod reader;
 mod settings;
 pub mod source;
+mod states;
 #[cfg(test)]
 mod tests;
 pub mod tree;
 mod url;
+mod waiting;
 mod whole;
 mod work;
 mod writer;

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use super::place::{Error, Result};
 use super::reader::Reader;
-use super::tree::{Attributes, Blob, Content, Encoding, File, Node, PIECE, chain};
+use super::tree::{Attributes, Blob, Content, Encoding, File, Node, PIECE};
 use super::whole;
 use crate::store::durable::{Attribute, CrashPoint, DeviceFile, Times};
 use crate::store::object::Header;
@@ -55,15 +55,17 @@ pub fn pull(from: &Reader, store: &Store, wanted: &Path, watch: &Watch) -> Resul
     let objects = Arc::new(Objects::load_on(store.io().clone(), &store.objects(), |_, _| {})?);
     let pull = Pull { from, store, objects, watch };
     let (mut names, mut directories) = (Vec::new(), Vec::new());
-    from.tree.each(&mut |path, node| match node {
-        Node::Directory(attributes, _) if path.starts_with(wanted) || wanted.starts_with(&path) => {
-            directories.push((path, *attributes));
+    for (path, node) in from.tree.iter() {
+        match node {
+            Node::Directory(attributes, _) if path.starts_with(wanted) || wanted.starts_with(&path) => {
+                directories.push((path, *attributes));
+            }
+            node if path.starts_with(wanted) => names.push((path, node)),
+            _ => {}
         }
-        node if path.starts_with(wanted) => names.push((path, node)),
-        _ => {}
-    });
+    }
     let mut missing = Missing { found: names.len() as u64, ..Missing::default() };
-    missing.unread = from.unread.iter().map(|(path, why)| format!("{}: {why}", path.display())).collect();
+    missing.unread = from.tree.unread.iter().map(|(path, why)| format!("{}: {why}", path.display())).collect();
     let failed = pull.bring(&names)?;
     let made: HashSet<PathBuf> = pull.make_directories(&directories)?;
     let done = in_parallel(&names, |(path, node)| pull.make(path, node, &failed));
@@ -112,7 +114,7 @@ impl Pull<'_> {
         let mut levels: BTreeMap<usize, BTreeMap<Id, &Encoding>> = BTreeMap::new();
         for (_, node) in names {
             let Node::File(File { content: Content::Object(id), .. }) = node else { continue };
-            let chain = chain(&self.from.objects, *id).unwrap_or_default();
+            let chain = self.from.tree.chain(*id).unwrap_or_default();
             for (depth, encoding) in chain.into_iter().rev().enumerate() {
                 if self.objects.get(encoding.id).is_none() {
                     levels.entry(depth).or_default().insert(encoding.id, encoding);
@@ -238,7 +240,7 @@ impl Pull<'_> {
 
     /// The object that decodes to a file.
     fn object(&self, file: &File, id: Id, failed: &BTreeMap<Id, String>) -> Result<Header> {
-        let ids = chain(&self.from.objects, id);
+        let ids = self.from.tree.chain(id);
         match self.objects.get(id).filter(|_| ids.is_some()) {
             Some((header, _)) if header.logical_len == file.len => Ok(header),
             Some(_) => Err(Error::Wrong(format!("object {id} has another length"))),
