@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::clock::wall_ns;
 use crate::mirror::tree::{Content, Node};
-use crate::mirror::{Missing, Place, Reader, Settings, check, claim, directory_of, open};
+use crate::mirror::{Missing, Place, Reader, Settings, claim, directory_of, open};
 use crate::store::retention::duration;
 use crate::store::{MirrorSettings, Store, name_bytes};
 
@@ -36,10 +36,10 @@ pub(super) fn connect(store: &Store, dir: &Path) -> Result<Option<(Arc<dyn Place
 /// # Errors
 /// The URL is wrong, does not answer, or is the mirror of another store; the store has another one.
 pub(super) fn adopt(store: &mut Store, url: &str, dir: &Path) -> Result<()> {
-    check(url)?;
+    let place = open(url)?;
     check_place(store, url, dir)?;
     if store.settings().mirror.as_ref().is_none_or(|mirror| mirror.url != url) {
-        claim(open(url)?.as_ref(), store.id()).with_context(|| url.to_string())?;
+        claim(place.as_ref(), store.id()).with_context(|| url.to_string())?;
     }
     Ok(store.set_mirror(url)?)
 }

@@ -48,4 +48,4 @@ pub use pull::{Missing, Step, Watch, pull};
 pub use reader::Reader;
 pub use settings::{Progress, Settings};
 pub use source::{Ahead, Shape, Source};
-pub use url::{check, directory_of, open};
+pub use url::{directory_of, open};

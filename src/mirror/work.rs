@@ -69,7 +69,7 @@ impl Work {
         path: &Path,
         found: &Found,
         tree: &Tree,
-        going: &dyn Fn() -> bool,
+        going: &(dyn Fn() -> bool + Sync),
     ) -> Result<Option<Work>> {
         match found.shape {
             Shape::Object(id) => Work::of_object(source, found, id, tree, None).map(Some),
@@ -105,7 +105,7 @@ impl Work {
         path: &Path,
         found: &Found,
         tree: &Tree,
-        going: &dyn Fn() -> bool,
+        going: &(dyn Fn() -> bool + Sync),
     ) -> Result<Work> {
         let store = source.store();
         // A write in the same tick of the clock for files would not show.
