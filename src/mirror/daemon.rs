@@ -1,6 +1,5 @@
 //! The thread that keeps a mirror behind a mounted store.
 
-use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -54,10 +53,8 @@ impl Daemon {
             // Training comes first.
             yield_to_others();
             // A fault of stepfs must not end the mirror without a word. The work begins anew, as after a start.
-            while let Err(panic) = catch_unwind(AssertUnwindSafe(|| follow(source.as_ref(), &place, &worker))) {
-                let words = words_of(panic.as_ref());
-                log::error!("mirror: a fault of stepfs, please report it: {words}");
-                worker.progress().failing = Some(format!("a fault of stepfs, please report it: {words}"));
+            while catch_unwind(AssertUnwindSafe(|| follow(source.as_ref(), &place, &worker))).is_err() {
+                worker.progress().failing = Some("a fault of stepfs, please report it: the log has it".into());
                 worker.pace.rest(FIRST_PAUSE);
             }
         })?;
@@ -83,12 +80,6 @@ impl Daemon {
         let changes = source.changes() + self.shared.asked.load(Ordering::Relaxed);
         Progress { changes, ..self.shared.progress().clone() }
     }
-}
-
-/// The message of a panic.
-fn words_of(panic: &(dyn Any + Send)) -> &str {
-    let owned = panic.downcast_ref::<String>().map(String::as_str);
-    owned.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic")
 }
 
 /// What the thread does until it is stopped.

@@ -1,17 +1,18 @@
 //! What its writer knows of a mirror: the blobs, the states, and what nothing needs.
 
 use std::collections::HashSet;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::blobs::Blobs;
 use super::manifest::{self, Number};
 use super::pace::Pace;
 use super::place::{Error, Place, Result};
 use super::settings::Settings;
-use super::tree::{Blob, Tree};
+use super::tree::{BLOBS, Blob, Tree};
+use super::work::Work;
 use crate::clock::{age_ns, wall_ns};
-use crate::store::Id;
+use crate::store::{Id, in_parallel};
 
 /// The longest wait for the first collection after a start.
 const FIRST_COLLECTION: Duration = Duration::from_secs(60);
@@ -23,7 +24,8 @@ pub(super) struct States {
     place: Arc<dyn Place>,
     store: Id,
     keep: Duration,
-    pub(super) blobs: Blobs,
+    /// The blobs that are there.
+    there: HashSet<Id>,
     last: Option<Number>,
     /// The tree that the last manifest names.
     published: Option<Blob>,
@@ -44,7 +46,7 @@ impl States {
             place: Arc::clone(place),
             store,
             keep: settings.keep,
-            blobs: Blobs::of(place),
+            there: HashSet::new(),
             last: None,
             published: None,
             packed: Vec::new(),
@@ -65,7 +67,7 @@ impl States {
         tree.unread.values().for_each(|why| log::warn!("mirror: {why}; it is written again"));
         states.published = tree.root();
         states.list()?;
-        states.blobs.lose(&tree.damaged);
+        states.there.retain(|hash| !tree.damaged.contains(hash));
         // What is new comes first.
         states.collect_at = Instant::now() + settings.keep.min(FIRST_COLLECTION);
         Ok((states, tree))
@@ -84,7 +86,10 @@ impl States {
     /// Learns which blobs are there. Returns them, and when each was put. A collection follows.
     pub(super) fn list(&mut self) -> Result<Vec<(Id, i64)>> {
         self.collect_at = Instant::now() + self.keep.clamp(OFTEN, manifest::ALL_FOR);
-        let listed = self.blobs.list()?;
+        let hash = |name: &str| name.rsplit_once('/').and_then(|(_, hash)| hash.parse().ok());
+        let listed = self.place.list(BLOBS)?;
+        let listed: Vec<(Id, i64)> = listed.iter().filter_map(|of| Some((hash(&of.name)?, of.put_ns))).collect();
+        self.there = listed.iter().map(|(hash, _)| *hash).collect();
         let newest = listed.iter().map(|(_, put_ns)| *put_ns).max().unwrap_or_default();
         // Old is what this machine's clock calls old, too. Else a clock that was ahead once would thin a directory for ever.
         self.clock = (newest.max(self.now_ns()).min(age_ns()), Instant::now());
@@ -96,11 +101,62 @@ impl States {
         self.clock.0 + self.clock.1.elapsed().as_nanos() as i64
     }
 
+    /// Whether a blob is there.
+    pub(super) fn has(&self, hash: &Id) -> bool {
+        self.there.contains(hash)
+    }
+
+    /// Puts a blob, unless it is there. `None` if its turn does not come in time.
+    fn put(&self, bytes: &[u8], pace: &Pace, until: Option<Instant>) -> Result<Option<Id>> {
+        let blob = Blob::of(bytes);
+        while !self.has(&blob.hash) {
+            if !pace.take(blob.len, until) {
+                return Ok(None);
+            }
+            let put = self.place.put(&blob.name(), bytes);
+            let is_busy = matches!(put, Err(Error::Busy(_)));
+            pace.answered(is_busy);
+            if !is_busy {
+                return put.map(|()| Some(blob.hash));
+            }
+        }
+        Ok(Some(blob.hash))
+    }
+
+    /// Puts the missing pieces of all work, side by side, until the time is over. Each error is of one file.
+    pub(super) fn bring(&mut self, works: &mut [(PathBuf, Work)], pace: &Pace, until: Instant) -> Vec<Option<Error>> {
+        let all = works.iter().enumerate();
+        let jobs: Vec<_> = all.flat_map(|(work, (_, of))| of.missing().map(move |piece| (work, piece))).collect();
+        let done = in_parallel(&jobs, |job| {
+            let (work, piece) = *job;
+            // A slow mirror gets one piece at least.
+            let until = (jobs.first() != Some(job)).then_some(until);
+            match until.is_some_and(|until| Instant::now() > until) {
+                true => Ok(None),
+                false => self.put(&works[work].1.bytes(piece)?, pace, until),
+            }
+        });
+        let mut errors: Vec<Option<Error>> = works.iter().map(|_| None).collect();
+        for ((work, piece), done) in jobs.into_iter().zip(done) {
+            match done {
+                Ok(Some(hash)) => {
+                    works[work].1.has_come(piece, hash);
+                    self.there.insert(hash);
+                }
+                Ok(None) => {}
+                Err(error) => errors[work] = Some(error),
+            }
+        }
+        errors
+    }
+
     /// Puts the directories of a tree that changed, and then a manifest.
     pub(super) fn publish(&mut self, tree: &mut Tree, pace: &Pace) -> Result<()> {
         let root = tree.pack(&mut self.packed)?;
         // The mirror may have lost directories of the last state, too.
-        self.blobs.put_all(&self.packed, pace)?;
+        for put in in_parallel(&self.packed, |(_, bytes)| self.put(bytes, pace, None)) {
+            self.there.insert(put?.ok_or_else(|| Error::Away("the daemon stops".into()))?);
+        }
         self.packed.clear();
         if self.published == Some(root) {
             return Ok(());
@@ -149,6 +205,10 @@ impl States {
         // A blob may be young because its file is on its way.
         let (now_ns, grace) = (self.now_ns(), self.keep.min(manifest::ALL_FOR).as_nanos() as i64);
         let is_garbage = |(hash, put_ns): &&(Id, i64)| !needed.contains(hash) && now_ns - put_ns >= grace;
-        self.blobs.delete(&listed.iter().filter(is_garbage).map(|(hash, _)| *hash).collect())
+        let garbage: HashSet<Id> = listed.iter().filter(is_garbage).map(|(hash, _)| *hash).collect();
+        // Some may be gone in spite of an error, because only its answer was lost.
+        self.there.retain(|hash| !garbage.contains(hash));
+        let garbage: Vec<Id> = garbage.into_iter().collect();
+        in_parallel(&garbage, |hash| place.delete(&Blob { hash: *hash, len: 0 }.name())).into_iter().collect()
     }
 }

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::look::{Found, witness_of};
@@ -11,7 +10,6 @@ use super::source::{Ahead, Shape, Source};
 use super::tree::{Blob, Content, Encoding, PIECE, Tree};
 use super::whole;
 use crate::clock::stamp_ns;
-use crate::store::object::Object;
 use crate::store::{Hold, Id, MAX_CHAIN, MIN_RELEASE_BYTES};
 use formats::ReadAt;
 
@@ -31,33 +29,25 @@ pub(super) struct Work {
 
 /// An object, or a packed small file.
 struct Body {
-    bytes: Box<dyn ReadAt + Send + Sync>,
+    read: Read,
+    len: u64,
     object: Option<Encoding>,
     /// The hashes of the pieces that have come.
     pieces: Vec<Option<Id>>,
 }
 
-/// An open object of the store.
-struct Opened(Arc<Object>);
-
-impl ReadAt for Opened {
-    fn size(&self) -> u64 {
-        self.0.file().size()
-    }
-
-    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        self.0.file().read_exact_at(buf, offset)
-    }
-}
+/// Reads all bytes at an offset.
+type Read = Box<dyn Fn(&mut [u8], u64) -> io::Result<()> + Send + Sync>;
 
 impl Work {
     fn new(found: &Found, content: Content, hold: Option<Hold>) -> Work {
         Work { content, found: found.clone(), bodies: Vec::new(), _hold: hold }
     }
 
-    fn add(&mut self, bytes: Box<dyn ReadAt + Send + Sync>, object: Option<Encoding>) {
-        let pieces = vec![None; bytes.size().div_ceil(PIECE) as usize];
-        self.bodies.push(Body { bytes, object, pieces });
+    /// Adds a body. `object`: its id and parent, and whether it is lossy.
+    fn add(&mut self, len: u64, read: Read, object: Option<(Id, Option<Id>, bool)>) {
+        let object = object.map(|(id, parent, lossy)| Encoding { id, parent, len, lossy, pieces: Vec::new() });
+        self.bodies.push(Body { read, len, object, pieces: vec![None; len.div_ceil(PIECE) as usize] });
     }
 
     /// Opens the bytes of a file, as far as the mirror has not its objects. `None`: later.
@@ -91,7 +81,7 @@ impl Work {
         while let Some(id) = next.filter(|id| tree.chain(*id).is_none()) {
             let object = source.objects().open(id)?;
             let (parent, lossy, len) = (object.header().parent, object.header().lossy, object.file().size());
-            work.add(Box::new(Opened(object)), Some(Encoding { id, parent, len, lossy, pieces: Vec::new() }));
+            work.add(len, Box::new(move |buf, at| object.file().read_exact_at(buf, at)), Some((id, parent, lossy)));
             next = parent;
             if work.bodies.len() > MAX_CHAIN as usize + 1 {
                 return Err(Error::Wrong(format!("object {id}: its chain of parents is too long")));
@@ -126,15 +116,18 @@ impl Work {
             file.read_exact_at(&mut bytes, 0)?;
             let (blob, packed) = Blob::pack(&bytes)?;
             work = Work::new(found, Content::Small(blob), None);
-            work.add(Box::new(packed), None);
+            work.add(blob.len, Box::new(move |buf, at| packed.read_exact_at(buf, at)), None);
         } else {
             let original = whole::hash(&file, going)?;
             let id = whole::short(&original);
             work = Work::new(found, Content::Object(id), None);
             if !tree.objects.contains_key(&id) {
                 let object = whole::encode(store, path, (&file, original), found.attributes.modified_ns, going)?;
-                let len = object.size();
-                work.add(Box::new(object), Some(Encoding { id, parent: None, len, lossy: false, pieces: Vec::new() }));
+                work.add(
+                    object.size(),
+                    Box::new(move |buf, at| object.read_exact_at(buf, at)),
+                    Some((id, None, false)),
+                );
             }
         }
         check()?;
@@ -173,8 +166,8 @@ impl Work {
     /// Device errors.
     pub(super) fn bytes(&self, (body, piece): (usize, usize)) -> io::Result<Vec<u8>> {
         let (body, from) = (&self.bodies[body], piece as u64 * PIECE);
-        let mut bytes = vec![0; (body.bytes.size() - from).min(PIECE) as usize];
-        body.bytes.read_exact_at(&mut bytes, from)?;
+        let mut bytes = vec![0; (body.len - from).min(PIECE) as usize];
+        (body.read)(&mut bytes, from)?;
         Ok(bytes)
     }
 

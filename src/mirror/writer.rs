@@ -68,8 +68,7 @@ impl Writer {
 
     /// Takes from the tree all that the mirror has lost: it travels again.
     fn lose(&mut self) {
-        let blobs = &self.states.blobs;
-        for path in self.tree.lose(&|hash| blobs.has(hash)) {
+        for path in self.tree.lose(&|hash| self.states.has(hash)) {
             log::warn!("mirror: bytes of {} are gone there; they travel again", path.display());
             self.note(path);
         }
@@ -232,7 +231,7 @@ impl Writer {
             }
             Shape::Stuck | Shape::Unsettled => return None,
         };
-        self.tree.has(content, &|hash| self.states.blobs.has(hash)).then_some(content)
+        self.tree.has(content, &|hash| self.states.has(hash)).then_some(content)
     }
 
     /// Enters all names that the mirror can have as they were seen, but for those that changed since.
@@ -333,7 +332,7 @@ impl Writer {
                 later => waiting.postpone(&path, later.err()),
             }
         }
-        let errors = self.states.blobs.bring(&mut works, pace, until);
+        let errors = self.states.bring(&mut works, pace, until);
         for ((path, work), error) in works.into_iter().zip(errors) {
             for object in work.whole_objects() {
                 // Never another encoding of an object that is there: directories of the mirror need its pieces.
