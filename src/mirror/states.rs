@@ -124,7 +124,12 @@ impl States {
     }
 
     /// Puts the missing pieces of all work, side by side, until the time is over. Each error is of one file.
-    pub(super) fn bring(&mut self, works: &mut [(PathBuf, Work)], pace: &Pace, until: Instant) -> Vec<Option<Error>> {
+    pub(super) fn bring(
+        &mut self,
+        works: &mut [(PathBuf, Box<Work>)],
+        pace: &Pace,
+        until: Instant,
+    ) -> Vec<Option<Error>> {
         let all = works.iter().enumerate();
         let jobs: Vec<_> = all.flat_map(|(work, (_, of))| of.missing().map(move |piece| (work, piece))).collect();
         let done = in_parallel(&jobs, |job| {

@@ -56,7 +56,7 @@ pub(super) struct Waiting {
     pub(super) is_doubted: bool,
     pub(super) since: Instant,
     /// What is under way of its bytes.
-    pub(super) work: Option<Work>,
+    pub(super) work: Option<Box<Work>>,
     pub(super) retry: Retry,
     pub(super) failed: Option<String>,
 }

@@ -320,7 +320,8 @@ impl Writer {
             let Some(waiting) = self.waiting.get_mut(&path) else { continue };
             let work = match waiting.work.take().filter(|work| work.found == found) {
                 Some(work) => Ok(Some(work)),
-                None => Work::begin(source, &path, &found, &self.tree, &|| !pace.is_stopped()),
+                None => Work::begin(source, &path, &found, &self.tree, &|| !pace.is_stopped())
+                    .map(|work| work.map(Box::new)),
             };
             match work {
                 // Another file brings one of its objects in this round.
@@ -357,7 +358,7 @@ impl Writer {
     pub(super) fn collect(&mut self) -> Result<()> {
         let listed = self.states.list()?;
         self.lose();
-        let works = self.waiting.values().filter_map(|of| of.work.as_ref());
+        let works = self.waiting.values().filter_map(|of| of.work.as_deref());
         let on_their_way: Vec<Id> = works.flat_map(Work::pieces).collect();
         let collected = self.states.collect(&self.tree, &listed, &on_their_way);
         self.lose();
