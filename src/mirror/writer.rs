@@ -247,7 +247,9 @@ impl Writer {
         // With a directory that moved, all below it is told anew.
         let is_noted =
             |path: &Path| path.ancestors().any(|at| self.waiting.get(at).is_some_and(|of| of.look.is_some()));
-        let settled: Vec<PathBuf> = self.waiting.keys().filter(|path| !is_noted(path)).cloned().collect();
+        let is_there = |of: &Waiting| of.file().is_none_or(|found| self.content(found).is_some());
+        let settled = self.waiting.iter().filter(|(path, of)| is_there(of) && !is_noted(path));
+        let settled: Vec<PathBuf> = settled.map(|(path, _)| path.clone()).collect();
         let (mut gone, mut renewed) = (Vec::new(), HashMap::new());
         for path in settled {
             let node = match &self.waiting[&path].seen {
