@@ -128,13 +128,8 @@ impl Housekeeper {
             lineages.extend(catalog.files().lineages());
         }
         let keep = lineages.into_iter().filter_map(|lineage| shared.objects.newest(lineage)).collect();
-        let garbage = match shared.store.is_shared() {
-            true => {
-                let ripe = shared.ripe().clone();
-                shared.objects.take_garbage_of(&keep, &|id| ripe.contains(&id))
-            }
-            false => shared.objects.take_garbage(&keep),
-        };
+        let garbage =
+            shared.objects.take_garbage(&keep, &|id| !shared.store.is_shared() || shared.ripe().contains(&id));
         // Perhaps there is more.
         shared.garbage.fetch_or(!garbage.is_empty(), Ordering::Relaxed);
         garbage.iter().for_each(|id| shared.recall.forget(*id));

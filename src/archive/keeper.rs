@@ -9,13 +9,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::store::durable::CrashPoint;
 use crate::store::fence::{Take, Taken};
 use crate::store::shared::{BEAT, Seat, keeper_of};
 use crate::store::{Store, beneath, locks};
 
 use super::look::Looks;
-use super::namespace::{FileId, Namespace, Outcome, found_at, unless_occupied};
+use super::namespace::{Commit, FileId, Namespace, Outcome, found_at, remove_directory};
 use super::shared::Shared;
 use super::{Archive, Queue, Status, keeping};
 
@@ -179,28 +178,39 @@ struct OverLocks {
 }
 
 impl OverLocks {
-    /// Takes the file at a path, if it is the expected one.
-    fn take(&self, shared: &Shared, path: &Path, expect: FileId) -> io::Result<Result<Taken, Outcome>> {
+    fn shared(&self) -> io::Result<Arc<Shared>> {
+        self.shared.upgrade().ok_or(io::ErrorKind::NotConnected.into())
+    }
+
+    /// Takes the file at a path, if it is the expected one, and replaces or removes it by `then`, which says whether it did.
+    fn take(
+        &self,
+        path: &Path,
+        expect: FileId,
+        then: impl FnOnce(&Shared, &Taken) -> io::Result<bool>,
+    ) -> io::Result<Outcome> {
+        let shared = self.shared()?;
         let above = path.parent().unwrap_or(Path::new(""));
         let directory = match beneath::open_dir(&shared.store.tree(), above) {
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => {
-                return Ok(Err(Outcome::Changed));
+                return Ok(Outcome::Changed);
             }
             directory => directory?,
         };
-        Ok(match Take::of(&directory, path.file_name().unwrap_or_default(), shared.store.second_name()?)? {
-            Take::Taken(taken) if FileId::of(&taken.metadata()?) == expect => Ok(taken),
-            Take::Taken(_) | Take::Gone => Err(Outcome::Changed),
-            Take::Busy => Err(Outcome::Busy),
-        })
+        match Take::of(&directory, path.file_name().unwrap_or_default(), shared.store.second_name()?)? {
+            Take::Taken(taken) if FileId::of(&taken.metadata()?) == expect => {
+                then(&shared, &taken).map(Outcome::of_commit)
+            }
+            Take::Taken(_) | Take::Gone => Ok(Outcome::Changed),
+            Take::Busy => Ok(Outcome::Busy),
+        }
     }
 }
 
 impl Namespace for OverLocks {
     fn idle(&self, path: &Path, expect: FileId) -> Outcome {
-        let Some(shared) = self.shared.upgrade() else { return Outcome::Busy };
         let is_open = || -> io::Result<Option<bool>> {
-            let file = shared.open_file(path)?;
+            let file = self.shared()?.open_file(path)?;
             let is_it = FileId::of(&file.metadata()?) == expect;
             Ok(if is_it { Some(locks::is_open(file.as_file(), false)?) } else { None })
         };
@@ -212,50 +222,30 @@ impl Namespace for OverLocks {
         }
     }
 
-    fn exclusively(
-        &self,
-        path: &Path,
-        expect: FileId,
-        commit: &mut dyn FnMut(&Path) -> io::Result<bool>,
-    ) -> io::Result<Outcome> {
-        let Some(shared) = self.shared.upgrade() else { return Ok(Outcome::Busy) };
-        match self.take(&shared, path, expect)? {
-            Ok(taken) => commit(&taken.path()).map(Outcome::of_commit),
-            Err(outcome) => Ok(outcome),
-        }
+    fn exclusively(&self, path: &Path, expect: FileId, commit: &mut Commit<'_>) -> io::Result<Outcome> {
+        self.take(path, expect, |_, taken| commit(&taken.path()))
     }
 
     fn remove(&self, path: &Path, expect: FileId, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<Outcome> {
-        let Some(shared) = self.shared.upgrade() else { return Ok(Outcome::Busy) };
-        let tree = shared.store.tree();
-        if !found_at(&tree, path)?.is_some_and(|found| FileId::of(&found) == expect && !found.is_dir()) {
+        let store = &self.shared()?.store;
+        if !found_at(&store.tree(), path)?.is_some_and(|found| FileId::of(&found) == expect && !found.is_dir()) {
             return Ok(Outcome::Changed);
         }
-        let fence = shared.store.fence(expect.ino)?;
-        match self.take(&shared, path, expect)? {
-            Ok(taken) => {
-                shared.store.fences().revoke(expect.ino, Some(&fence))?;
-                if !still()? {
-                    return Ok(Outcome::Changed);
-                }
-                match taken.remove(&fence) {
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Outcome::Changed),
-                    removed => Ok(if removed? { Outcome::Done } else { Outcome::Changed }),
-                }
+        let fence = store.fence(expect.ino)?;
+        self.take(path, expect, |shared, taken| {
+            shared.store.fences().revoke(expect.ino, Some(&fence))?;
+            if !still()? {
+                return Ok(false);
             }
-            Err(outcome) => Ok(outcome),
-        }
+            match taken.remove(&fence) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+                removed => removed,
+            }
+        })
     }
 
     fn remove_directory(&self, path: &Path, expect: FileId) -> io::Result<Outcome> {
-        let Some(shared) = self.shared.upgrade() else { return Ok(Outcome::Busy) };
-        let tree = shared.store.tree();
-        match found_at(&tree, path)? {
-            Some(found) if FileId::of(&found) == expect && found.is_dir() => {
-                let at = beneath::reach(&tree, path)?;
-                unless_occupied(shared.io().device().remove_dir(&at, CrashPoint::NameRemoved))
-            }
-            _ => Ok(Outcome::Changed),
-        }
+        let shared = self.shared()?;
+        remove_directory(&shared.store.tree(), shared.io(), path, expect)
     }
 }

@@ -10,7 +10,6 @@
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -77,61 +76,62 @@ struct Listing {
     hidden: Vec<PathBuf>,
 }
 
-/// Lists the tree; `now_ns` is the server's clock before.
-fn list(tree: &Path, engine: Engine, now_ns: i64) -> io::Result<Listing> {
-    let mut listing = Listing { is_complete: true, ..Listing::default() };
-    let (mut rest, mut directories) = (vec![PathBuf::new()], Vec::new());
-    let is_gone = |error: &io::Error| matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR | libc::ESTALE));
-    while let Some(path) = rest.pop() {
-        let directory = match beneath::open_dir(tree, &path) {
-            Err(error) if is_gone(&error) => {
-                listing.is_complete = false;
-                continue;
-            }
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                listing.is_complete = false;
-                listing.hidden.push(path);
-                continue;
-            }
-            directory => directory?,
-        };
-        engine.refresh(&directory)?;
-        let print = Print::of(&rustix::fs::fstat(directory.as_fd())?);
-        listing.is_complete &= print.changed_ns.max(print.modified_ns) < now_ns.saturating_sub(DIRECTORY_NS);
-        for entry in fs::read_dir(beneath::by_descriptor(&directory))? {
-            let entry = entry?;
-            // The answer is that of the next call.
-            let _ = engine.refresh_name(&directory, &entry.file_name());
-            let stat = match statat(&directory, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW) {
-                Err(Errno::NOENT | Errno::STALE) => {
+impl Listing {
+    /// Lists the tree; `now_ns` is the server's clock before.
+    fn of(tree: &Path, engine: Engine, now_ns: i64) -> io::Result<Listing> {
+        let mut listing = Listing { is_complete: true, ..Listing::default() };
+        let (mut rest, mut directories) = (vec![PathBuf::new()], Vec::new());
+        while let Some(path) = rest.pop() {
+            match listing.enter(tree, engine, &path, &mut rest) {
+                Ok(print) => directories.push((path, print)),
+                Err(error) => {
                     listing.is_complete = false;
-                    continue;
+                    match error.raw_os_error() {
+                        Some(libc::ENOENT | libc::ENOTDIR | libc::ESTALE) => {}
+                        _ if error.kind() == io::ErrorKind::PermissionDenied => listing.hidden.push(path),
+                        _ => return Err(error),
+                    }
                 }
-                Err(Errno::ACCESS) => {
-                    listing.is_complete = false;
-                    listing.hidden.push(path.clone());
-                    break;
+            }
+        }
+        let is_old = |print: &Print| print.changed_ns.max(print.modified_ns) < now_ns.saturating_sub(DIRECTORY_NS);
+        let is_still = |path: &Path, print: &Print| open(tree, engine, path).is_ok_and(|(_, now)| now == *print);
+        listing.is_complete &= directories.iter().all(|(path, print)| is_old(print) && is_still(path, print));
+        Ok(listing)
+    }
+
+    /// Lists a directory; those in it are left to do. Answers what would show a change of it.
+    fn enter(&mut self, tree: &Path, engine: Engine, path: &Path, rest: &mut Vec<PathBuf>) -> io::Result<Print> {
+        let (directory, print) = open(tree, engine, path)?;
+        for entry in fs::read_dir(beneath::by_descriptor(&directory))? {
+            let name = entry?.file_name();
+            // The answer is that of the next call.
+            let _ = engine.refresh_name(&directory, &name);
+            let stat = match statat(&directory, &name, AtFlags::SYMLINK_NOFOLLOW) {
+                Err(Errno::NOENT | Errno::STALE) => {
+                    self.is_complete = false;
+                    continue;
                 }
                 stat => stat?,
             };
-            let below = path.join(entry.file_name());
+            let below = path.join(name);
             match FileType::from_raw_mode(stat.st_mode) {
                 FileType::Directory => rest.push(below),
-                FileType::RegularFile => drop(listing.files.insert(below, Print::of(&stat))),
-                FileType::Symlink => drop(listing.links.insert(below, Print::of(&stat))),
+                FileType::RegularFile => drop(self.files.insert(below, Print::of(&stat))),
+                FileType::Symlink => drop(self.links.insert(below, Print::of(&stat))),
                 _ => {}
             }
         }
-        directories.push((path, print));
+        Ok(print)
     }
-    for (path, print) in directories {
-        let now = beneath::open_dir(tree, &path).and_then(|directory| {
-            engine.refresh(&directory)?;
-            Ok(Print::of(&rustix::fs::fstat(&directory)?))
-        });
-        listing.is_complete &= now.is_ok_and(|now| now == print);
-    }
-    Ok(listing)
+}
+
+/// A directory of the tree, as the server has it.
+fn open(tree: &Path, engine: Engine, path: &Path) -> io::Result<(File, Print)> {
+    let directory = beneath::open_dir(tree, path)?;
+    engine.refresh(&directory)?;
+    let print = Print::of(&rustix::fs::fstat(&directory)?);
+    Ok((directory, print))
 }
 
 struct Seen {
@@ -256,14 +256,13 @@ impl Eyes {
         let began = Instant::now();
         let tree = shared.store.tree();
         shared.quiet_ns.store(now_ns.saturating_sub(QUIET_NS), Ordering::Relaxed);
-        let listing = list(&tree, shared.store.engine(), now_ns)?;
+        let listing = Listing::of(&tree, shared.store.engine(), now_ns)?;
         let hidden =
             listing.hidden.first().map(|path| format!("{}: cannot be listed, so no object is removed", path.display()));
         tell(&mut self.told, hidden.unwrap_or_default());
-        let (mut entered, mut opened, mut closed) = (Vec::new(), Vec::new(), Vec::new());
+        let mut changes = Vec::new();
         for (path, print) in &listing.files {
-            let known = self.seen.get(path).filter(|known| known.print == *print);
-            let (is_new, known) = (known.is_none(), known.map(|known| known.stage));
+            let known = self.seen.get(path).filter(|known| known.print == *print).map(|known| known.stage);
             if known == Some(Stage::Given) {
                 continue;
             }
@@ -275,59 +274,49 @@ impl Eyes {
                 }
                 Ok(examined) => examined,
             };
-            if is_new {
-                opened.push(path.clone());
-            }
-            match found {
-                None if stage == Stage::Given => closed.push((path.clone(), print.len)),
-                found => entered.extend(found),
-            }
+            changes.push((path, print.len, known.is_none(), stage, found));
             self.seen.insert(path.clone(), Seen { print: *print, stage });
         }
-        let missing = self.seen.keys().filter(|path| !listing.files.contains_key(*path));
-        let gone: Vec<PathBuf> = missing
-            .filter(|path| found_at(&tree, path).is_ok_and(|found| found.is_none_or(|it| !it.is_file())))
-            .cloned()
-            .collect();
-        for path in &gone {
-            self.seen.remove(path);
-        }
-        let mut links: Vec<PathBuf> =
-            self.links.keys().filter(|link| !listing.links.contains_key(*link)).cloned().collect();
-        links.extend(
-            listing
-                .links
-                .iter()
-                .filter(|(link, print)| self.links.get(*link) != Some(print))
-                .map(|(link, _)| link.clone()),
-        );
-        self.links = listing.links;
+        let is_gone = |path: &Path| found_at(&tree, path).is_ok_and(|found| found.is_none_or(|it| !it.is_file()));
+        let missing = self.seen.keys().filter(|path| !listing.files.contains_key(*path) && is_gone(path));
+        let gone: Vec<PathBuf> = missing.cloned().collect();
+        let links = self.links.keys().chain(listing.links.keys());
+        let links: HashSet<&PathBuf> = links.filter(|link| self.links.get(*link) != listing.links.get(*link)).collect();
         {
             let mut catalog = shared.catalog();
             let now = Instant::now();
-            let stubs: HashSet<PathBuf> = entered.iter().map(|file| file.path.clone()).collect();
-            for file in entered {
-                let is_it = catalog.get(&file.path).is_some_and(|entry| {
-                    matches!((&entry.state, &file.state), (State::Released(known), State::Released(found)) if known == found)
-                });
-                if !is_it {
-                    let former = catalog.get(&file.path).is_some().then(|| file.path.clone());
-                    // The new name first, so that an object which both need has one all the time.
-                    let held = if let State::Released(id) = file.state { shared.objects.hold(id) } else { None };
-                    former.iter().for_each(|path| catalog.removed(path));
-                    scan::enter_one(file, &shared.objects, &mut catalog);
-                    drop(held);
+            // New names first, so that an object which a former one needs, too, has one all the time.
+            changes.sort_by_key(|(.., found)| found.is_none());
+            for (path, len, is_new, stage, found) in changes {
+                match (found, catalog.get(path).map(|entry| &entry.state)) {
+                    (Some(FoundFile { state: State::Released(found), .. }), Some(State::Released(known)))
+                        if found == *known => {}
+                    (Some(file), known) => {
+                        let is_known = known.is_some();
+                        let held = if let State::Released(id) = file.state { shared.objects.hold(id) } else { None };
+                        if is_known {
+                            catalog.removed(path);
+                        }
+                        scan::enter_one(file, &shared.objects, &mut catalog);
+                        drop(held);
+                    }
+                    (None, _) => {
+                        if is_new {
+                            catalog.opened_for_writing(path, now);
+                        }
+                        if stage == Stage::Given {
+                            catalog.closed(path, Some((len, now)));
+                        }
+                    }
                 }
             }
-            for path in opened.iter().filter(|path| !stubs.contains(*path)) {
-                catalog.opened_for_writing(path, now);
+            for path in gone {
+                self.seen.remove(&path);
+                catalog.removed(&path);
             }
-            for (path, len) in &closed {
-                catalog.closed(path, Some((*len, now)));
-            }
-            gone.iter().for_each(|path| catalog.removed(path));
-            links.iter().for_each(|link| catalog.link_changed(link));
+            links.into_iter().for_each(|link| catalog.link_changed(link));
         }
+        self.links = listing.links;
         self.try_again(shared);
         shared.notify();
         self.count(shared, began, listing.is_complete, grace);

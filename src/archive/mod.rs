@@ -67,7 +67,7 @@ pub use growth::{Room, Run};
 pub use health::{FileStatus, Problem};
 pub use keeper::Keeper;
 pub use lineage::signature as model_signature;
-pub use namespace::{AtRest, FileId, Namespace, Outcome};
+pub use namespace::{AtRest, Commit, FileId, Namespace, Outcome};
 pub(crate) use namespace::{found_at, unless_occupied};
 pub use reserve::{Reserve, Waits};
 pub use restores::{Restored, Restores, process_of};

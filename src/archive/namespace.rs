@@ -47,6 +47,9 @@ impl Outcome {
     }
 }
 
+/// See [`Namespace::exclusively`].
+pub type Commit<'a> = dyn FnMut(&Path) -> io::Result<bool> + 'a;
+
 /// The part that serves the tree while the archive works on it: the mount, or [`AtRest`].
 pub trait Namespace: Send + Sync {
     /// Whether no handle is open on the file.
@@ -58,12 +61,7 @@ pub trait Namespace: Send + Sync {
     ///
     /// # Errors
     /// Those of `commit`. Then nothing has changed.
-    fn exclusively(
-        &self,
-        path: &Path,
-        expect: FileId,
-        commit: &mut dyn FnMut(&Path) -> io::Result<bool>,
-    ) -> io::Result<Outcome>;
+    fn exclusively(&self, path: &Path, expect: FileId, commit: &mut Commit<'_>) -> io::Result<Outcome>;
 
     /// Removes a name of a file (or of anything but a directory) if `still` returns true. Meanwhile no program can
     /// open or change the file. Programs that have it open keep it. `Busy`: a program is about to write to it.
@@ -79,6 +77,17 @@ pub trait Namespace: Send + Sync {
 
     /// Removes a directory. `Busy`: there is something in it.
     fn remove_directory(&self, path: &Path, expect: FileId) -> io::Result<Outcome>;
+}
+
+/// Removes a directory of a tree, for a [`Namespace`] that has no mount.
+pub(super) fn remove_directory(tree: &Path, io: &Io, path: &Path, expect: FileId) -> io::Result<Outcome> {
+    match found_at(tree, path)? {
+        Some(found) if FileId::of(&found) == expect && found.is_dir() => {
+            let at = beneath::reach(tree, path)?;
+            unless_occupied(io.device().remove_dir(&at, CrashPoint::NameRemoved))
+        }
+        _ => Ok(Outcome::Changed),
+    }
 }
 
 /// The answer to an attempt to remove a directory that may have something in it.
@@ -122,12 +131,7 @@ impl Namespace for AtRest {
         Outcome::Done
     }
 
-    fn exclusively(
-        &self,
-        path: &Path,
-        expect: FileId,
-        commit: &mut dyn FnMut(&Path) -> io::Result<bool>,
-    ) -> io::Result<Outcome> {
+    fn exclusively(&self, path: &Path, expect: FileId, commit: &mut Commit<'_>) -> io::Result<Outcome> {
         let _turn = self.turn();
         match self.found(path, expect)? {
             Some(_) => commit(&beneath::reach(&self.tree, path)?).map(Outcome::of_commit),
@@ -148,12 +152,6 @@ impl Namespace for AtRest {
 
     fn remove_directory(&self, path: &Path, expect: FileId) -> io::Result<Outcome> {
         let _turn = self.turn();
-        match self.found(path, expect)? {
-            Some(_) => {
-                let at = beneath::reach(&self.tree, path)?;
-                unless_occupied(self.io.device().remove_dir(&at, CrashPoint::NameRemoved))
-            }
-            None => Ok(Outcome::Changed),
-        }
+        remove_directory(&self.tree, &self.io, path, expect)
     }
 }

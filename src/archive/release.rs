@@ -168,8 +168,17 @@ impl Releaser {
             self.shared.catalog().wait_for_one_name(path, version);
             return Ok(None);
         }
-        let prepared = Prepared::new(&self.shared.store, path, &metadata, &stub)?.ok_or(StepError::Superseded)?;
-        Ok(Some(Ready { task, sealed, object, prepared }))
+        match Prepared::new(&self.shared.store, path, &metadata, &stub) {
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                // The next look finds out when it is free.
+                self.shared.catalog().edit(path, version, |entry| entry.busy = true);
+                Ok(None)
+            }
+            prepared => {
+                let prepared = prepared?.ok_or(StepError::Superseded)?;
+                Ok(Some(Ready { task, sealed, object, prepared }))
+            }
+        }
     }
 
     /// Puts a stub in the place of its file; answers whether it did.

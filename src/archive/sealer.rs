@@ -119,8 +119,7 @@ impl Sealer {
             return Ok(());
         }
         let metadata = file.metadata()?;
-        let is_shared = self.shared.store.is_shared();
-        if is_shared && changed_ns(&metadata) >= self.shared.quiet_ns.load(Ordering::Relaxed) {
+        if changed_ns(&metadata) >= self.shared.quiet_ns.load(Ordering::Relaxed) {
             // It was changed since the look: the next one says when it is closed again.
             self.shared.catalog().opened_for_writing(path, Instant::now());
             return Ok(());
@@ -156,7 +155,7 @@ impl Sealer {
         };
         let keeps = recalled_from(file).filter(|id| known(id, sealed));
         self.shared.catalog().keep(path, version, keeps);
-        let sealed = &match is_shared {
+        let sealed = &match self.shared.store.is_shared() {
             true => Arc::new(Sealed { changed_ns: Some(changed_ns(&metadata)), ..Sealed::clone(sealed) }),
             false => Arc::clone(sealed),
         };

@@ -150,7 +150,8 @@ pub(super) struct Shared {
     pub(super) is_low: AtomicBool,
     /// An archiving found no room since something was removed last.
     lacked_room: AtomicBool,
-    /// In a shared store: files that changed before this time of the server are settled.
+    /// Files that changed before this time of the server are settled. All are in a store of one daemon; in a shared store the first
+    /// look sets it, before it tells the catalog of any file.
     pub(super) quiet_ns: AtomicI64,
     /// In a shared store: objects that may go. Taken for moments, last of all locks.
     ripe: Mutex<HashSet<Id>>,
@@ -172,7 +173,7 @@ impl Shared {
             notes: AtomicU64::new(0),
             is_low: AtomicBool::new(false),
             lacked_room: AtomicBool::new(false),
-            quiet_ns: AtomicI64::new(i64::MIN),
+            quiet_ns: AtomicI64::new(i64::MAX),
             ripe: Mutex::default(),
         }
     }

@@ -10,8 +10,8 @@ use clap::builder::{PathBufValueParser, TypedValueParser};
 use serde::Serialize;
 
 use crate::clock::wall_ns;
-use crate::mirror::tree::{Content, Node, chain};
-use crate::mirror::{Missing, Place, Reader, Settings, check, claim, directory_of, open};
+use crate::mirror::tree::{Content, Node};
+use crate::mirror::{Missing, Place, Reader, Settings, claim, directory_of, open};
 use crate::store::retention::duration;
 use crate::store::{MirrorSettings, Store, name_bytes};
 
@@ -36,10 +36,10 @@ pub(super) fn connect(store: &Store, dir: &Path) -> Result<Option<(Arc<dyn Place
 /// # Errors
 /// The URL is wrong, does not answer, or is the mirror of another store; the store has another one.
 pub(super) fn adopt(store: &mut Store, url: &str, dir: &Path) -> Result<()> {
-    check(url)?;
+    let place = open(url)?;
     check_place(store, url, dir)?;
     if store.settings().mirror.as_ref().is_none_or(|mirror| mirror.url != url) {
-        claim(open(url)?.as_ref(), store.id()).with_context(|| url.to_string())?;
+        claim(place.as_ref(), store.id()).with_context(|| url.to_string())?;
     }
     Ok(store.set_mirror(url)?)
 }
@@ -166,14 +166,14 @@ impl Mirror {
     pub(super) fn list(&self, json: bool) -> Result<ExitCode> {
         let reader = self.read(Path::new(""))?;
         let mut lines = Vec::new();
-        reader.tree.each(&mut |path, node| {
+        for (path, node) in reader.tree.iter() {
             let (logical_bytes, stored_bytes, chain_len, lossy, attributes) = match node {
-                Node::Directory(..) => return,
+                Node::Directory(..) => continue,
                 Node::Link(attributes, _) => (0, 0, 0, false, attributes),
                 Node::File(file) => match file.content {
                     Content::Small(blob) => (file.len, blob.len, 0, false, &file.attributes),
                     Content::Object(id) => {
-                        let chain = chain(&reader.objects, id).unwrap_or_default();
+                        let chain = reader.tree.chain(id).unwrap_or_default();
                         let first = chain.first();
                         let (stored, lossy) = first.map_or((0, false), |first| (first.len, first.lossy));
                         (file.len, stored, chain.len(), lossy, &file.attributes)
@@ -189,8 +189,9 @@ impl Mirror {
                 lossy,
                 modified_ns: attributes.modified_ns,
             });
-        });
-        let is_incomplete = tell(&Missing { unread: reader.unread.into_values().collect(), ..Missing::default() });
+        }
+        lines.sort_by(|a, b| a.path.cmp(&b.path));
+        let is_incomplete = tell(&Missing { unread: reader.tree.unread.into_values().collect(), ..Missing::default() });
         if json {
             say_json(&lines)?;
         } else {

@@ -45,7 +45,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     // Before a store is made for it.
     let reader = mirror.at(args.at).read(&wanted)?;
     let is_there = wanted.as_os_str().is_empty() || reader.tree.get(&wanted).is_some();
-    if !is_there && reader.unread.is_empty() {
+    if !is_there && reader.tree.unread.is_empty() {
         bail!("{} is not on {url}; `stepfs ls {url}` shows its files", wanted.display());
     }
     let store = Store::open(Path::new(&args.store))?;

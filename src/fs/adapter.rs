@@ -16,7 +16,7 @@ use super::Core;
 use super::attr::Change;
 use super::errno::Fault;
 use super::privileges::Caller;
-use super::reply::{done, entry};
+use super::reply::entry;
 use super::shared::until_free;
 use super::trash;
 use super::tree::Creator;
@@ -62,17 +62,7 @@ impl Filesystem for FuseAdapter {
     }
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        match self.core.tree.lookup(parent.0, name) {
-            // In a shared store: until the kernel has forgotten other names.
-            Err(Fault::Locked) => {
-                let (core, name) = (Arc::clone(&self.core), name.to_owned());
-                self.core.files.recalls.workers.submit(Box::new(move || {
-                    let found = until_free(Instant::now(), || core.tree.lookup(parent.0, &name));
-                    entry(&core.tree, reply, found);
-                }));
-            }
-            found => entry(&self.core.tree, reply, found),
-        }
+        entry(&self.core.tree, reply, self.core.tree.lookup(parent.0, name));
     }
 
     fn forget(&self, _: &Request, ino: INodeNo, times: u64) {
@@ -123,24 +113,13 @@ impl Filesystem for FuseAdapter {
     }
 
     fn unlink(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let caller = Caller::of(req);
-        match trash::unlink(&self.core.tree, parent.0, name, caller) {
-            Err(Fault::Locked) => {
-                let name = name.to_owned();
-                self.core.later(reply, move |core| trash::unlink(&core.tree, parent.0, &name, caller));
-            }
-            result => done(reply, result),
-        }
+        let (caller, name) = (Caller::of(req), name.to_owned());
+        self.core.change(reply, move |core| trash::unlink(&core.tree, parent.0, &name, caller));
     }
 
     fn rmdir(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        match self.core.tree.rmdir(parent.0, name) {
-            Err(Fault::Locked) => {
-                let name = name.to_owned();
-                self.core.later(reply, move |core| core.tree.rmdir(parent.0, &name));
-            }
-            result => done(reply, result),
-        }
+        let name = name.to_owned();
+        self.core.change(reply, move |core| core.tree.rmdir(parent.0, &name));
     }
 
     fn symlink(&self, req: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
@@ -157,13 +136,8 @@ impl Filesystem for FuseAdapter {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        match self.core.tree.rename((parent.0, name), (newparent.0, newname), flags) {
-            Err(Fault::Locked) => {
-                let (name, newname) = (name.to_owned(), newname.to_owned());
-                self.core.later(reply, move |core| core.tree.rename((parent.0, &name), (newparent.0, &newname), flags));
-            }
-            result => done(reply, result),
-        }
+        let (name, newname) = (name.to_owned(), newname.to_owned());
+        self.core.change(reply, move |core| core.tree.rename((parent.0, &name), (newparent.0, &newname), flags));
     }
 
     fn link(&self, _: &Request, ino: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {

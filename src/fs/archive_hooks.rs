@@ -10,7 +10,7 @@ use super::errno::Fault;
 use super::inodes::{Found, Table};
 use super::open::OpenFiles;
 use super::place::Place;
-use crate::archive::{FileId, Namespace, Outcome, found_at, unless_occupied};
+use crate::archive::{Commit, FileId, Namespace, Outcome, found_at, unless_occupied};
 use crate::store::durable;
 use crate::store::{Id, Stub};
 
@@ -52,12 +52,7 @@ impl Namespace for Served {
         at_rest(&files, &mut table, path, expect).unwrap_or(Outcome::Changed)
     }
 
-    fn exclusively(
-        &self,
-        path: &Path,
-        expect: FileId,
-        commit: &mut dyn FnMut(&Path) -> io::Result<bool>,
-    ) -> io::Result<Outcome> {
+    fn exclusively(&self, path: &Path, expect: FileId, commit: &mut Commit<'_>) -> io::Result<Outcome> {
         let Some(files) = self.0.upgrade() else { return Ok(Outcome::Busy) };
         let mut table = files.tree.table();
         let state = at_rest(&files, &mut table, path, expect)?;

@@ -13,7 +13,7 @@ pub(super) enum Fault {
     Os(io::Error),
     /// An errno that POSIX asks for, decided here.
     Code(i32),
-    /// Another daemon is replacing the file, or there are too many descriptors: try again.
+    /// Another daemon is replacing the file: try again.
     Locked,
     /// A released file could not be decoded; the log names the object and the tensor.
     Unreadable(ReadError),

@@ -55,8 +55,8 @@ pub(super) fn kind(file_type: std::fs::FileType) -> FileType {
 /// What is at a name.
 pub(super) struct Found {
     pub(super) metadata: Metadata,
-    /// In a shared store: the file itself. Other daemons change names, so no name says which file is meant. On NFS
-    /// ([`Engine::Nfs`]), and where there are very many, only directories are held: a file is looked up for each call.
+    /// In a shared store: the file itself. Other daemons change names, so no name says which file is meant. See
+    /// [`Table::may_hold`].
     held: Option<Arc<File>>,
     /// See [`identity`]. Empty in a store of one daemon.
     identity: Vec<u8>,
@@ -74,7 +74,8 @@ pub(super) struct Table {
     /// Other daemons change the tree, too. Then each node holds its file.
     shared: bool,
     engine: Engine,
-    /// Nodes that there may be before no more files are held: each has a descriptor, and programs' handles need the rest.
+    /// Nodes that there may be before no more files are held: each has a descriptor, and programs' handles need the rest. On NFS
+    /// ([`Engine::Nfs`]) none is held.
     most: usize,
     root: PathBuf,
     nodes: HashMap<u64, Node>,
@@ -91,11 +92,15 @@ impl Table {
         let mut root = Node::new(FileType::Directory, file, None);
         root.lookups = 1;
         root.held = shared.then(|| sys::open_path(tree).map(Arc::new)).transpose()?;
-        let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let engine = if shared { Engine::of(tree)? } else { Engine::Coherent };
+        let most = match (shared, engine) {
+            (true, Engine::Coherent) => getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 2,
+            _ => 0,
+        };
         Ok(Self {
             shared,
-            engine: if shared { Engine::of(tree)? } else { Engine::Coherent },
-            most: if shared { usize::try_from(descriptors / 2).unwrap_or(usize::MAX) } else { usize::MAX },
+            engine,
+            most: usize::try_from(most).unwrap_or(usize::MAX),
             root: tree.to_path_buf(),
             nodes: HashMap::from([(ROOT, root)]),
             numbers: Numbers::new(file),
@@ -239,8 +244,13 @@ impl Table {
         };
         self.engine.refresh(&held)?;
         let (metadata, identity) = (held.metadata()?, identity(&held)?);
-        let may_hold = metadata.is_dir() || self.engine == Engine::Coherent && self.nodes.len() < self.most;
-        Ok(Found { metadata, held: may_hold.then(|| Arc::new(held)), identity })
+        let held = (metadata.is_dir() || self.may_hold()).then(|| Arc::new(held));
+        Ok(Found { metadata, held, identity })
+    }
+
+    /// Whether one more file is held. Else it is looked up for each call; directories always are held.
+    fn may_hold(&self) -> bool {
+        self.nodes.len() < self.most
     }
 
     /// What has just been made at a name, with these metadata.
@@ -353,14 +363,22 @@ impl Table {
         self.numbers.replaced(old, new);
     }
 
-    /// In a shared store: a node's file was replaced by this one, which is open.
-    pub(super) fn replaced_by(&mut self, ino: u64, file: &File) -> Result<()> {
-        let identity = identity(file)?;
-        let held = (self.engine == Engine::Coherent).then(|| hold_same(file)).transpose()?;
-        let (old, new) = (self.node(ino)?.file, FileId::of(&file.metadata()?));
-        let node = self.node_mut(ino)?;
-        (node.file, node.stub, node.identity, node.held) = (new, None, identity, held.map(Arc::new));
+    /// A node's stub was replaced by this file, which is open.
+    pub(super) fn recalled(&mut self, ino: u64, file: &Arc<File>) -> Result<()> {
+        let node = self.node(ino)?;
+        let (identity, held) = match self.shared {
+            true => (identity(file)?, self.may_hold().then(|| hold_same(file)).transpose()?),
+            false => (Vec::new(), node.names.is_empty().then(|| Arc::clone(file))),
+        };
+        let (old, new) = (node.file, FileId::of(&file.metadata()?));
         self.numbers.replaced(old, new);
+        let node = self.node_mut(ino)?;
+        (node.file, node.stub, node.identity, node.held) = (new, None, identity, held);
+        if let Some(opened) = &mut node.opened {
+            // Readers go on with the same file as the writer.
+            opened.source = Source::File(Arc::clone(file));
+            opened.handles.values().for_each(|handle| handle.switch(file));
+        }
         Ok(())
     }
 
@@ -407,8 +425,9 @@ impl Table {
 }
 
 /// Another descriptor of a file, only to refer to it.
-fn hold_same(file: &File) -> io::Result<File> {
-    Ok(rustix::fs::open(beneath::by_descriptor(file), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?.into())
+fn hold_same(file: &File) -> io::Result<Arc<File>> {
+    let held = rustix::fs::open(beneath::by_descriptor(file), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    Ok(Arc::new(held.into()))
 }
 
 /// The result of [`Table::before_removal`].

@@ -84,15 +84,13 @@ impl Core {
         Ok(Self { tree, files, bytes, directories, xattrs })
     }
 
-    /// Repeats an operation that was refused because another daemon has the file.
-    fn later(
+    /// Changes a name; from a worker while another daemon has the file.
+    fn change(
         self: &Arc<Self>,
         reply: fuser::ReplyEmpty,
-        operation: impl Fn(&Core) -> errno::Result<()> + Send + 'static,
+        change: impl Fn(&Core) -> errno::Result<()> + Send + 'static,
     ) {
-        let (core, began) = (Arc::clone(self), std::time::Instant::now());
-        self.files.recalls.workers.submit(Box::new(move || {
-            reply::done(reply, shared::until_free(began, || operation(&core)));
-        }));
+        let core = Arc::clone(self);
+        shared::when_free(&self.files.recalls.workers, move || change(&core), |done| reply::done(reply, done));
     }
 }

@@ -32,7 +32,7 @@ use super::opening::{Opening, open_file};
 use super::passthrough::{Backing, Passthrough, Reply};
 use super::privileges::Caller;
 use super::room::Room;
-use super::shared::{give_back, lock_open, until_free};
+use super::shared::{give_back, lock_open, until_free, when_free};
 use super::sys;
 use super::transition::{Prepared, RecallGoal, Recalls, Step};
 use super::tree::{Creator, Tree};
@@ -122,12 +122,7 @@ impl OpenFiles {
                 None => reply.opened(answer.fh, answer.flags),
             },
             Ok(Tried::Register(mut opening)) => {
-                opening.register(
-                    &self.passthrough,
-                    self.tree.archive().store().is_shared(),
-                    access.changes().then_some(&*self.room),
-                    &reply,
-                );
+                opening.register(&self.passthrough, access.changes().then_some(&*self.room), &reply);
                 let mut opening = Some(opening);
                 let tried = self.try_open(ino, caller, access, None, &mut opening);
                 drop(opening);
@@ -189,7 +184,7 @@ impl OpenFiles {
             (_, None) if opening.as_ref().is_some_and(|opening| opening.is_of(node)) => opening,
             (Some(stub), None) => match reader {
                 Some((read, reader)) if read == *stub => {
-                    fresh = Some(Opening::reader(reader, read));
+                    fresh = Some(Opening::reader(reader, read, table.is_shared()));
                     &mut fresh
                 }
                 _ => return Ok(Tried::Recall(RecallGoal::Reader)),
@@ -273,12 +268,7 @@ impl OpenFiles {
         node.opening += 1;
         let mut opening = Opening::file(file, true, true);
         drop(table);
-        opening.register(
-            &self.passthrough,
-            self.tree.archive().store().is_shared(),
-            access.changes().then_some(&*self.room),
-            reply,
-        );
+        opening.register(&self.passthrough, access.changes().then_some(&*self.room), reply);
         let opening = &mut Some(opening);
         let mut table = self.tree.table();
         table.node_mut(ino)?.opening -= 1;
@@ -380,7 +370,7 @@ impl OpenFiles {
         let handle = self.handles().remove(&fh.0);
         handle.iter().for_each(|handle| self.room.leaves(handle));
         let mut table = self.tree.table();
-        let paths = table.paths(ino);
+        let (paths, is_shared) = (table.paths(ino), table.is_shared());
         let Some(node) = table.get_mut(ino) else {
             return;
         };
@@ -398,7 +388,8 @@ impl OpenFiles {
         // The decoded file may go before the kernel's pages do.
         node.decoded = last.as_ref().and_then(|opened| opened.source.decoded(node.version)).or(node.decoded);
         let wrote = last.as_ref().is_some_and(|opened| opened.wrote);
-        let mappable = last.as_ref().is_some_and(|opened| opened.mappable && opened.passes_through());
+        // In a shared store the keeper finds out about mappings.
+        let mappable = !is_shared && last.as_ref().is_some_and(|opened| opened.mappable && opened.passes_through());
         let len = last.as_ref().filter(|opened| opened.wrote && !mappable).map_or(0, Opened::len);
         node.mapped = mappable;
         // A file without a name is nobody's checkpoint.
@@ -409,16 +400,11 @@ impl OpenFiles {
             }
         }
         table.reap(ino);
-        if self.tree.archive().store().is_shared() {
-            if let Some(node) = table.get_mut(ino) {
-                node.mapped = false;
-            }
-            table.reap(ino);
-            drop(table);
-            return give_back(self.tree.archive(), &self.recalls.workers, last, handle);
-        }
         // Closing what was open may free a file's blocks; and while we have it open, it has a writer.
         drop(table);
+        if is_shared {
+            return give_back(self.tree.archive(), &self.recalls.workers, last, handle);
+        }
         drop((last, handle));
         if mappable {
             self.mappings.rest_when_unmapped(ino);
@@ -427,36 +413,22 @@ impl OpenFiles {
 
     /// Answers a SETATTR, at once or from a worker.
     pub(super) fn setattr(self: &Arc<Self>, ino: u64, caller: Caller, change: Change, reply: ReplyAttr) {
-        self.answer_set(ino, caller, change, self.set(ino, caller, &change), reply);
+        let (files, then) = (Arc::clone(self), Arc::clone(self));
+        let set = move || files.set(ino, caller, &change);
+        when_free(&self.recalls.workers, set, move |set| match set {
+            Ok(Step::Done((ttl, attributes, _))) => reply.attr(&ttl, &attributes),
+            Ok(Step::First(wanted)) => then.clone().recalls.make(ino, wanted, move |made| match made {
+                Ok(_) => then.setattr(ino, caller, change, reply),
+                Err(fault) => reply.error(fault.into()),
+            }),
+            Err(fault) => reply.error(fault.into()),
+        });
     }
 
     fn set(&self, ino: u64, caller: Caller, change: &Change) -> Result<Step<Attributes>> {
         match change.size.map(|size| self.truncate(ino, caller, size, change.fh)).transpose()? {
             Some(Step::First(wanted)) => Ok(Step::First(wanted)),
             Some(Step::Done(())) | None => self.tree.change(ino, change).map(Step::Done),
-        }
-    }
-
-    fn answer_set(
-        self: &Arc<Self>,
-        ino: u64,
-        caller: Caller,
-        change: Change,
-        set: Result<Step<Attributes>>,
-        reply: ReplyAttr,
-    ) {
-        let files = Arc::clone(self);
-        match set {
-            Ok(Step::Done((ttl, attributes, _))) => reply.attr(&ttl, &attributes),
-            Ok(Step::First(wanted)) => self.recalls.make(ino, wanted, move |made| match made {
-                Ok(_) => files.setattr(ino, caller, change, reply),
-                Err(fault) => reply.error(fault.into()),
-            }),
-            Err(Fault::Locked) => self.recalls.workers.submit(Box::new(move || {
-                let set = until_free(Instant::now(), || files.set(ino, caller, &change));
-                files.answer_set(ino, caller, change, set, reply);
-            })),
-            Err(fault) => reply.error(fault.into()),
         }
     }
 
@@ -480,12 +452,11 @@ impl OpenFiles {
         let file = fh.and_then(|fh| self.handle(fh).ok()).and_then(|handle| handle.file());
         let file = match file {
             Some(file) => file,
-            None if table.is_shared() => {
-                let file = place.open(true, true)?;
+            None => {
+                let file = place.open(table.is_shared(), true)?;
                 lock_open(self.tree.archive().store(), &table, ino, &file, true)?;
                 Arc::new(file)
             }
-            None => Arc::new(place.open(false, true)?),
         };
         caller.drop_privileges(&place)?;
         for path in &paths {

@@ -31,22 +31,21 @@ impl Opening {
         Self { source: Source::File(Arc::new(file)), stub: None, readable, writable, mode: None, writer: None }
     }
 
-    pub(super) fn reader(reader: Arc<Reader>, stub: Stub) -> Self {
-        let (readable, writable) = (true, false);
-        Self { source: Source::Reader(reader), stub: Some(stub), readable, writable, mode: None, writer: None }
+    /// A released file. In a shared store the daemon serves it: a recall makes another file, for which the kernel must be free.
+    pub(super) fn reader(reader: Arc<Reader>, stub: Stub, is_shared: bool) -> Self {
+        let (readable, writable, mode) = (true, false, is_shared.then_some(Mode::Daemon));
+        Self { source: Source::Reader(reader), stub: Some(stub), readable, writable, mode, writer: None }
     }
 
     /// Asks the kernel to serve the file by itself, if there is a whole one, and room for its writes. Call it without the
     /// table's lock.
-    pub(super) fn register(&mut self, by: &Arc<Passthrough>, is_shared: bool, room: Option<&Room>, reply: &dyn Reply) {
+    pub(super) fn register(&mut self, by: &Arc<Passthrough>, room: Option<&Room>, reply: &dyn Reply) {
         // Counted before the question, since others ask beside it.
         self.writer = room.map(Room::writer);
         let is_short = by.is_on() && room.is_some_and(Room::is_short);
         let backing = match &self.source {
             _ if is_short => None,
             Source::File(file) => by.register(file, reply),
-            // A recall makes another file, for which the kernel must be free.
-            Source::Reader(_) if is_shared => None,
             Source::Reader(reader) => reader.whole().and_then(|decoded| by.register(decoded.file(), reply)),
         };
         self.mode = Some(backing.map_or(Mode::Daemon, |backing| Mode::Passthrough(Arc::new(backing))));

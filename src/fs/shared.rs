@@ -36,6 +36,21 @@ pub(super) fn until_free<T>(began: Instant, mut operation: impl FnMut() -> Resul
     }
 }
 
+/// Does an operation and answers it; from a worker while another daemon has the file. Never answers `Locked`.
+pub(super) fn when_free<T>(
+    workers: &Workers,
+    operation: impl Fn() -> Result<T> + Send + 'static,
+    answer: impl FnOnce(Result<T>) + Send + 'static,
+) {
+    match operation() {
+        Err(Fault::Locked) => {
+            let began = Instant::now();
+            workers.submit(Box::new(move || answer(until_free(began, operation))));
+        }
+        done => answer(done),
+    }
+}
+
 /// A file that was opened; none if the daemon may not open it. Then no other daemon of its user replaces it either.
 fn readable<T>(opened: io::Result<T>) -> Result<Option<T>> {
     match opened {

@@ -3,50 +3,13 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, IntoRawFd};
-use std::os::unix::fs::MetadataExt;
+use std::os::fd::IntoRawFd;
 use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
 
-/// Chooses the signal of a lease (fcntl.h); the libc crate has no name for it.
-const F_SETSIG: libc::c_int = 10;
-
 fn check(result: libc::c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
-/// Whether any program has the file open or mapped for writing; `file` is open for reading only. Takes a read lease,
-/// which a writer makes the kernel refuse, and gives it back.
-///
-/// The file's owner may take one, and so may CAP_LEASE, which containers usually lack. So root takes it as the owner.
-pub(super) fn has_writer(file: &File) -> io::Result<bool> {
-    match lease(file) {
-        Err(error) if error.raw_os_error() == Some(libc::EACCES) => {
-            // SAFETY: only this thread's user for access to files changes, and changes back before anything else runs.
-            let before = unsafe { libc::setfsuid(file.metadata()?.uid()) };
-            let found = lease(file);
-            // SAFETY: as above.
-            unsafe { libc::setfsuid(before as libc::uid_t) };
-            found
-        }
-        found => found,
-    }
-}
-
-fn lease(file: &File) -> io::Result<bool> {
-    let fcntl = |command, argument: libc::c_int| {
-        // SAFETY: no memory is passed; the descriptor is open for as long as `file` is borrowed.
-        check(unsafe { libc::fcntl(file.as_raw_fd(), command, argument) })
-    };
-    // If a program opens the file for writing at this very moment, the signal must be one that is ignored by default.
-    // SIGIO would end the process.
-    fcntl(F_SETSIG, libc::SIGURG)?;
-    match fcntl(libc::F_SETLEASE, libc::F_RDLCK) {
-        Ok(()) => fcntl(libc::F_SETLEASE, libc::F_UNLCK).map(|()| false),
-        Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => Ok(true),
-        Err(error) => Err(error),
-    }
 }
 
 /// File systems that have nothing to report at close: they write later, and fsync reports what failed.

@@ -216,65 +216,63 @@ impl Recalls {
         let _unless_in_place = given.is_none().then(|| Temporary(path.clone()));
         let (mut table, now) = self.carry_attributes(ino, &original, (!is_new_bytes).then_some(before), &file)?;
         let opened = Arc::new(file.into_file());
-        let replacement = FileId::of(&opened.metadata()?);
-        if let Some(fence) = fence {
-            put_in_place(self.tree.archive().store(), &table, ino, (original, &now), (&path, &opened), &fence)?;
-            table.replaced_by(ino, &opened)?;
-            let node = table.node_mut(ino)?;
-            node.version += u64::from(is_new_bytes);
-            node.unsynced_names += 1;
-            if let Some(handles) = &mut node.opened {
-                handles.source = Source::File(Arc::clone(&opened));
-                handles.handles.values().for_each(|handle| handle.switch(&opened));
-            }
-            drop(table);
-            self.tree.invalidations.inode(ino);
-            return Ok(());
-        }
-        let paths = Self::names(&table, ino, &now)?;
-        let names = paths.iter().map(|path| table.reach(path)).collect::<io::Result<Vec<_>>>()?;
         // Before a name leads to the file: a program's fsync of it then makes the names durable, or fails.
         let node = table.node_mut(ino)?;
-        node.unsynced_names += u64::from(!names.is_empty());
+        node.unsynced_names += 1;
         let unsynced = node.unsynced_names;
-        let is_in_place = |name: &Path| name.symlink_metadata().is_ok_and(|found| FileId::of(&found) == replacement);
-        let replaced = match replace_stub(self.tree.io(), &path, &names, &mut || self.temporary()) {
-            Err(error) if !names.iter().any(|name| is_in_place(name)) => return Err(error.into()),
-            replaced => replaced,
+        let replaced = match &fence {
+            Some(fence) => {
+                let store = self.tree.archive().store();
+                put_in_place(store, &table, ino, (original, &now), (&path, &opened), fence)?;
+                None
+            }
+            None => Some(self.replace_names(&mut table, ino, &now, (&path, &opened), wanted)?),
         };
-        if replaced.is_err() {
-            self.part(&mut table, ino, is_in_place);
-        }
         if let (Some(reader), Some(_)) = (&reader, given) {
             reader.is_in_place();
         }
-        table.replaced(FileId::of(&now), replacement);
-        // The object keeps its name until it is known whether the bytes change. A program that opens the file for writing
-        // says so afterwards, under the names that the kernel knows.
-        for (path, _) in paths.iter().zip(&names).filter(|(_, name)| replaced.is_ok() || is_in_place(name)) {
-            self.tree.archive().recalled(path, wanted == RecallGoal::Resident);
-        }
-        let node = table.node_mut(ino)?;
-        node.file = replacement;
-        node.stub = None;
-        if is_new_bytes {
-            node.version += 1;
-        }
-        if node.names.is_empty() {
-            node.held = Some(Arc::clone(&opened));
-        }
-        if let Some(handles) = &mut node.opened {
-            // Readers go on with the same file as the writer.
-            handles.source = Source::File(Arc::clone(&opened));
-            handles.handles.values().for_each(|handle| handle.switch(&opened));
-        }
+        table.recalled(ino, &opened)?;
+        table.node_mut(ino)?.version += u64::from(is_new_bytes);
         drop(table);
         self.tree.invalidations.inode(ino);
+        // In a shared store the stub may come back after a crash: its object stays for an hour.
+        let Some(replaced) = replaced else { return Ok(()) };
         let synced = replaced.and_then(|directories| sync_replaced(self.tree.io(), &directories));
         if let (Ok(()), Some(node)) = (&synced, self.tree.table().get_mut(ino)) {
             node.names_synced(unsynced);
         }
         Ok(synced?)
+    }
+
+    /// Gives all names of a stub to a file. Answers their directories, or an error after which some names lead to the file.
+    ///
+    /// # Errors
+    /// All names lead to the stub.
+    fn replace_names(
+        &self,
+        table: &mut Table,
+        ino: u64,
+        stub: &Metadata,
+        (path, opened): (&Path, &File),
+        wanted: RecallGoal,
+    ) -> Result<io::Result<Vec<PathBuf>>> {
+        let replacement = FileId::of(&opened.metadata()?);
+        let paths = Self::names(table, ino, stub)?;
+        let names = paths.iter().map(|path| table.reach(path)).collect::<io::Result<Vec<_>>>()?;
+        let is_in_place = |name: &Path| name.symlink_metadata().is_ok_and(|found| FileId::of(&found) == replacement);
+        let replaced = match replace_stub(self.tree.io(), path, &names, &mut || self.temporary()) {
+            Err(error) if !names.iter().any(|name| is_in_place(name)) => return Err(error.into()),
+            replaced => replaced,
+        };
+        if replaced.is_err() {
+            self.part(table, ino, is_in_place);
+        }
+        // The object keeps its name until it is known whether the bytes change. A program that opens the file for writing
+        // says so afterwards, under the names that the kernel knows.
+        for (path, _) in paths.iter().zip(&names).filter(|(_, name)| replaced.is_ok() || is_in_place(name)) {
+            self.tree.archive().recalled(path, wanted == RecallGoal::Resident);
+        }
+        Ok(replaced)
     }
 
     /// After an error between the renames of a file with several names: those that still lead to the stub are another

@@ -328,28 +328,21 @@ impl Tree {
         let mut table = self.table();
         let to = table.child(parent, name)?;
         let reached = table.at(parent, name)?;
-        let from = match table.path(ino) {
-            _ if table.is_shared() => {
-                if table.node(ino)?.stub.is_some() {
-                    return Err(Fault::Locked);
-                }
-                let locked = lock_node(self.archive.store(), &table, ino)?;
-                // By its name of now: Ceph takes that of the descriptor, which another daemon may have changed.
-                let (parent, name) = table.node(ino)?.names.first().ok_or(Fault::Code(libc::ESTALE))?;
-                if let Some(file) = &locked
-                    && !leads_to(&*table.directory(*parent)?, name, file)?
-                {
-                    return Err(libc::ESTALE.into());
-                }
-                std::fs::hard_link(table.at(*parent, name)?, &reached)?;
-                PathBuf::new()
-            }
-            from => {
-                let from = from.ok_or(Fault::Code(libc::ENOENT))?;
-                std::fs::hard_link(table.reach(&from)?, &reached)?;
-                from
-            }
-        };
+        let (is_shared, from) = (table.is_shared(), table.path(ino).unwrap_or_default());
+        let node = table.node(ino)?;
+        if is_shared && node.stub.is_some() {
+            return Err(Fault::Locked);
+        }
+        let locked = lock_node(self.archive.store(), &table, ino)?;
+        // By its name of now: Ceph takes that of the descriptor, which another daemon may have changed.
+        let gone = Fault::Code(if is_shared { libc::ESTALE } else { libc::ENOENT });
+        let (above, called) = node.names.first().ok_or(gone)?;
+        if let Some(file) = &locked
+            && !leads_to(&*table.directory(*above)?, called, file)?
+        {
+            return Err(libc::ESTALE.into());
+        }
+        std::fs::hard_link(table.at(*above, called)?, &reached)?;
         let found = table.made(parent, name, reached.symlink_metadata()?)?;
         match found.metadata.is_symlink() {
             true => self.archive.link_changed(&to),

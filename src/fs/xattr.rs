@@ -6,7 +6,6 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use fuser::{Errno, FileType, ReplyEmpty, ReplyXattr};
 
@@ -14,8 +13,9 @@ use super::errno::{Fault, Result};
 use super::inodes::Table;
 use super::open::OpenFiles;
 use super::passthrough::Passthrough;
+use super::place::Place;
 use super::reply::done;
-use super::shared::lock_node;
+use super::shared::{lock_node, when_free};
 use super::transition::Recalls;
 use super::tree::Tree;
 use crate::archive::Status;
@@ -36,9 +36,6 @@ const TRUSTED: &str = "trusted.";
 
 /// Attributes of the whole store. Users who may see only some of its files do not get them.
 const OF_ALL: [&str; 5] = ["store", "status", "queue", "gc", "sync"];
-
-/// Attempts to lock a file that another daemon replaces, which takes a few system calls.
-const TRIES: u32 = 20;
 
 enum Name<'a> {
     Own(&'a str),
@@ -132,9 +129,7 @@ impl Xattrs {
             }
             Name::Acl => Err(libc::EOPNOTSUPP.into()),
             Name::File => {
-                let table = self.tree.table();
-                let place = table.place(ino)?;
-                let _locked = self.lock(&table, ino)?;
+                let (_table, place, _locked) = self.locked(ino)?;
                 Ok(place.setxattr(name, value, flags)?)
             }
         }
@@ -143,12 +138,10 @@ impl Xattrs {
     /// Sets an attribute for the archive, on a file or directory. Returns the table's lock, under which the caller
     /// tells the archive.
     fn mark(&self, ino: u64, name: &str, value: &[u8], flags: i32) -> Result<MutexGuard<'_, Table>> {
-        let table = self.tree.table();
+        let (table, place, _locked) = self.locked(ino)?;
         if !matches!(table.node(ino)?.kind, FileType::RegularFile | FileType::Directory) {
             return Err(libc::EOPNOTSUPP.into());
         }
-        let place = table.place(ino)?;
-        let _locked = self.lock(&table, ino)?;
         place.setxattr(OsStr::new(name), value, flags)?;
         Ok(table)
     }
@@ -156,9 +149,7 @@ impl Xattrs {
     pub(super) fn removexattr(&self, ino: u64, name: &OsStr) -> Result<()> {
         match classify(name) {
             Name::Own(mark @ ("pin" | "profile")) => {
-                let table = self.tree.table();
-                let place = table.place(ino)?;
-                let _locked = self.lock(&table, ino)?;
+                let (table, place, _locked) = self.locked(ino)?;
                 place.removexattr(name)?;
                 table.paths(ino).iter().for_each(|path| match mark {
                     "pin" => self.tree.archive().unpinned(path),
@@ -169,23 +160,17 @@ impl Xattrs {
             Name::Own(_) => Err(libc::EPERM.into()),
             Name::Acl => Err(libc::EOPNOTSUPP.into()),
             Name::File => {
-                let table = self.tree.table();
-                let place = table.place(ino)?;
-                let _locked = self.lock(&table, ino)?;
+                let (_table, place, _locked) = self.locked(ino)?;
                 Ok(place.removexattr(name)?)
             }
         }
     }
 
-    /// [`lock_node`], which another daemon holds up for a moment at most.
-    fn lock(&self, table: &Table, ino: u64) -> Result<Option<File>> {
-        for _ in 0..TRIES {
-            match lock_node(self.tree.archive().store(), table, ino) {
-                Err(Fault::Locked) => std::thread::sleep(Duration::from_millis(1)),
-                locked => return locked,
-            }
-        }
-        Err(Fault::Locked)
+    /// The table, and a file whose attributes are about to change: see [`lock_node`].
+    fn locked(&self, ino: u64) -> Result<(MutexGuard<'_, Table>, Place, Option<File>)> {
+        let table = self.tree.table();
+        let (place, locked) = (table.place(ino)?, lock_node(self.tree.archive().store(), &table, ino)?);
+        Ok((table, place, locked))
     }
 
     /// True if this store-wide attribute is hidden from `uid` (neither root nor the daemon's user).
@@ -233,12 +218,34 @@ impl Xattrs {
                 let set = move || done(reply, xattrs.setxattr(ino, &name, &value, flags));
                 self.recalls.workers.submit(Box::new(set));
             }
-            class => self.answer_marked(ino, class, self.setxattr(ino, name, value, flags), reply),
+            _ => {
+                let value = value.to_vec();
+                self.change(ino, name, reply, move |xattrs, name| xattrs.setxattr(ino, name, &value, flags));
+            }
         }
     }
 
     pub(super) fn answer_removexattr(self: &Arc<Self>, ino: u64, name: &OsStr, reply: ReplyEmpty) {
-        self.answer_marked(ino, classify(name), self.removexattr(ino, name), reply);
+        self.change(ino, name, reply, move |xattrs, name| xattrs.removexattr(ino, name));
+    }
+
+    /// Changes an attribute; from a worker while another daemon has the file.
+    fn change(
+        self: &Arc<Self>,
+        ino: u64,
+        name: &OsStr,
+        reply: ReplyEmpty,
+        change: impl Fn(&Self, &OsStr) -> Result<()> + Send + 'static,
+    ) {
+        let (xattrs, then, name): (_, _, Arc<OsStr>) = (Arc::clone(self), Arc::clone(self), name.into());
+        let named = Arc::clone(&name);
+        when_free(
+            &self.recalls.workers,
+            move || change(&xattrs, &named),
+            move |changed| {
+                then.answer_marked(ino, classify(&name), changed, reply);
+            },
+        );
     }
 
     /// A pin and a profile are as durable as the file when the call returns, because the policy depends on them.

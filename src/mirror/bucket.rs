@@ -7,7 +7,8 @@ use std::time::Duration;
 use futures_util::TryStreamExt;
 use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::path::Path;
-use object_store::{BackoffConfig, ClientConfigKey, ObjectStore, ObjectStoreExt, PutPayload, RetryConfig};
+use object_store::prefix::PrefixStore;
+use object_store::{BackoffConfig, ClientConfigKey, ObjectMeta, ObjectStore, ObjectStoreExt, PutPayload, RetryConfig};
 use tokio::runtime::{Builder, Runtime};
 
 use super::place::{Error, Listed, Place, Result};
@@ -28,8 +29,7 @@ const MAX_WORDS: usize = 500;
 
 /// The bucket.
 pub(super) struct Bucket {
-    store: AmazonS3,
-    prefix: String,
+    store: PrefixStore<AmazonS3>,
     runtime: Runtime,
 }
 
@@ -37,7 +37,6 @@ impl Bucket {
     /// Opens a bucket. Endpoint, region and credentials come from the environment (`AWS_*`), as `object_store` reads
     /// them.
     pub(super) fn open(bucket: &str, prefix: &str) -> Result<Bucket> {
-        let prefix = prefix.to_string();
         // The first provider stays; all are the same.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let plain_http = std::env::var("AWS_ENDPOINT_URL")
@@ -59,17 +58,12 @@ impl Bucket {
         let store = builder.build().map_err(|error| told(error, bucket, "open"))?;
         // The threads that move all bytes.
         let runtime = Builder::new_multi_thread().worker_threads(2).thread_name("mirror-net").enable_all().build()?;
-        Ok(Bucket { store, prefix, runtime })
+        Ok(Bucket { store: PrefixStore::new(store, prefix), runtime })
     }
 
-    fn path(&self, name: &str) -> Path {
-        Path::from(format!("{}/{name}", self.prefix))
-    }
-
-    /// The name of a path, without the mirror's prefix.
-    fn name(&self, path: &Path) -> Option<String> {
-        let rest = path.as_ref().strip_prefix(&self.prefix)?;
-        Some(rest.trim_start_matches('/').to_string())
+    /// Waits for the answer to a request that is to do `what` with a name.
+    fn ask<T>(&self, name: &str, what: &str, request: impl Future<Output = object_store::Result<T>>) -> Result<T> {
+        self.runtime.block_on(request).map_err(|error| told(error, name, what))
     }
 }
 
@@ -118,33 +112,21 @@ fn in_words(text: &str) -> String {
 
 impl Place for Bucket {
     fn put(&self, name: &str, bytes: &[u8]) -> Result<()> {
-        let path = self.path(name);
-        let put = self.store.put(&path, PutPayload::from(bytes.to_vec()));
-        self.runtime.block_on(put).map(drop).map_err(|error| told(error, name, "write"))
+        self.ask(name, "write", self.store.put(&Path::from(name), PutPayload::from(bytes.to_vec()))).map(drop)
     }
 
     fn get(&self, name: &str, range: Range<u64>) -> Result<Vec<u8>> {
-        let path = self.path(name);
-        let got = self.runtime.block_on(self.store.get_range(&path, range));
-        got.map(|bytes| bytes.to_vec()).map_err(|error| told(error, name, "read"))
+        Ok(self.ask(name, "read", self.store.get_range(&Path::from(name), range))?.to_vec())
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<Listed>> {
-        let path = self.path(prefix);
-        let listed = self.runtime.block_on(self.store.list(Some(&path)).try_collect::<Vec<_>>());
-        let listed = listed.map_err(|error| told(error, prefix, "list"))?;
-        Ok(listed
-            .into_iter()
-            .filter_map(|found| {
-                let put_ns = found.last_modified.timestamp_nanos_opt().unwrap_or_default();
-                Some(Listed { name: self.name(&found.location)?, put_ns })
-            })
-            .collect())
+        let listed = self.ask(prefix, "list", self.store.list(Some(&Path::from(prefix))).try_collect::<Vec<_>>())?;
+        let put_ns = |found: &ObjectMeta| found.last_modified.timestamp_nanos_opt().unwrap_or_default();
+        Ok(listed.iter().map(|found| Listed { name: found.location.to_string(), put_ns: put_ns(found) }).collect())
     }
 
     fn delete(&self, name: &str) -> Result<()> {
-        let path = self.path(name);
-        match self.runtime.block_on(self.store.delete(&path)).map_err(|error| told(error, name, "delete")) {
+        match self.ask(name, "delete", self.store.delete(&Path::from(name))) {
             Err(Error::Missing(_)) => Ok(()),
             result => result,
         }

@@ -1,24 +1,21 @@
 //! The thread that keeps a mirror behind a mounted store.
 
-use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::pace::Pace;
 use super::place::{Place, Result};
 use super::settings::{Progress, Settings};
 use super::source::Source;
+use super::waiting::{FIRST_PAUSE, Retry};
 use super::writer::Writer;
 use crate::encode::yield_to_others;
 
 /// How often to look whether something has changed: a look at one number.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// How long to wait after a failed round, at first and at most.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// The data that the thread shares.
 struct Shared {
@@ -56,10 +53,8 @@ impl Daemon {
             // Training comes first.
             yield_to_others();
             // A fault of stepfs must not end the mirror without a word. The work begins anew, as after a start.
-            while let Err(panic) = catch_unwind(AssertUnwindSafe(|| follow(source.as_ref(), &place, &worker))) {
-                let words = words_of(panic.as_ref());
-                log::error!("mirror: a fault of stepfs, please report it: {words}");
-                worker.progress().failing = Some(format!("a fault of stepfs, please report it: {words}"));
+            while catch_unwind(AssertUnwindSafe(|| follow(source.as_ref(), &place, &worker))).is_err() {
+                worker.progress().failing = Some("a fault of stepfs, please report it: the log has it".into());
                 worker.pace.rest(FIRST_PAUSE);
             }
         })?;
@@ -87,19 +82,18 @@ impl Daemon {
     }
 }
 
-/// The message of a panic.
-fn words_of(panic: &(dyn Any + Send)) -> &str {
-    let owned = panic.downcast_ref::<String>().map(String::as_str);
-    owned.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic")
-}
-
 /// What the thread does until it is stopped.
 fn follow(source: &dyn Source, place: &Arc<dyn Place>, shared: &Shared) {
-    let (mut writer, mut seen, mut asked, mut pause) = (None, 0, 0, FIRST_PAUSE);
+    let (mut writer, mut seen, mut asked, mut heard, mut retry) = (None, 0, 0, 0, Retry::default());
     while !shared.pace.is_stopped() {
         let now_asked = shared.asked.load(Ordering::Relaxed);
         let changes = source.changes() + now_asked;
-        if seen == changes && writer.as_ref().is_some_and(|writer: &Writer| !writer.is_due()) {
+        if std::mem::replace(&mut heard, now_asked) != now_asked {
+            // Somebody begins to wait.
+            retry.hasten();
+        }
+        let is_due = seen != changes || writer.as_ref().is_none_or(Writer::is_due);
+        if !is_due || !retry.is_due() {
             shared.pace.rest(LOOK_EVERY);
             continue;
         }
@@ -116,35 +110,24 @@ fn follow(source: &dyn Source, place: &Arc<dyn Place>, shared: &Shared) {
             Ok(())
         };
         let done = round();
-        writer.iter().for_each(|writer| writer.tell(&mut shared.progress()));
         let mut progress = shared.progress();
+        writer.iter().for_each(|writer| writer.tell(&mut progress));
+        progress.failing = done.as_ref().err().map(ToString::to_string);
         match done {
             Ok(()) => {
-                if std::mem::replace(&mut pause, FIRST_PAUSE) != FIRST_PAUSE {
+                if std::mem::take(&mut retry).has_failed() {
                     log::info!("mirror: it answers again");
                 }
-                progress.failing = None;
                 seen = changes;
                 (progress.done, progress.others) = writer.as_ref().map_or((0, 0), Writer::done);
             }
             Err(error) => {
-                if pause == FIRST_PAUSE && !shared.pace.is_stopped() {
+                if !retry.has_failed() && !shared.pace.is_stopped() {
                     log::warn!("mirror: {error}; stepfs tries again, and nothing waits for it");
                 }
-                progress.failing = Some(error.to_string());
-                drop(progress);
-                rest(shared, pause, now_asked);
-                pause = (pause * 2).min(LONGEST_PAUSE);
+                retry.postpone(true);
                 seen = 0;
             }
         }
-    }
-}
-
-/// Waits after a failed round, unless somebody begins to wait for the mirror.
-fn rest(shared: &Shared, pause: Duration, asked: u64) {
-    let until = Instant::now() + pause;
-    while Instant::now() < until && !shared.pace.is_stopped() && shared.asked.load(Ordering::Relaxed) == asked {
-        shared.pace.rest(LOOK_EVERY);
     }
 }

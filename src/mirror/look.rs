@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::source::Shape;
-use super::tree::{Attributes, Directory, Node, Witness};
+use super::tree::{Attributes, Blob, Node, Witness};
 use crate::store::{beneath, found_at, modified_ns};
 
 /// A file of the tree.
@@ -29,6 +29,7 @@ impl Found {
 }
 
 /// A name of the tree, as it was seen.
+#[derive(Debug, PartialEq)]
 pub(super) enum Seen {
     Nothing,
     File(Found),
@@ -41,7 +42,7 @@ pub(super) fn see(tree: &Path, path: &Path, shape: Option<Shape>) -> io::Result<
     let Some(metadata) = found_at(tree, path)? else { return Ok(Some(Seen::Nothing)) };
     let (kind, attributes) = (metadata.file_type(), attributes_of(&metadata));
     Ok(Some(if kind.is_dir() {
-        Seen::Other(Node::Directory(attributes, Directory::default()))
+        Seen::Other(Node::Directory(attributes, Blob::NONE))
     } else if kind.is_symlink() {
         let target = fs::read_link(beneath::reach(tree, path)?)?;
         Seen::Other(Node::Link(attributes, target.as_os_str().as_bytes().to_vec()))

@@ -4,13 +4,15 @@
 //! hash of themselves, and manifests that each name one state of the store (docs/MIRROR.md, docs/FORMAT.md).
 //!
 //! - [`place`]: what stepfs asks of a mirror. `directory` and `bucket` answer it; `tests/memory` does in tests.
-//! - [`tree`]: the names, and the bytes of each directory.
+//! - [`tree`]: the names with their objects, and the bytes of each directory.
 //! - [`manifest`]: the states that are there, and whose mirror it is.
 //! - [`source`]: what the archive tells of its files.
 //! - `look`: a look at a name of the tree.
+//! - `waiting`: a name that the mirror has not as the store has it.
 //! - `whole`: an object for a file that the archive has not encoded.
-//! - `work`, `blobs`: the bytes of one file, and how they get there.
-//! - `writer`: brings bytes, then a manifest; deletes what nothing needs.
+//! - `work`: the bytes of one file on their way.
+//! - `states`: what is there; puts blobs and manifests, and deletes what nothing needs.
+//! - `writer`: looks at names, brings their bytes, and enters them.
 //! - [`daemon`]: the thread that does so.
 //! - [`reader`]: a state of a mirror, and its objects.
 //! - `pull`: makes files of it in a store.
@@ -18,7 +20,6 @@
 //! No manifest may ever name bytes that are not there. Neither a thread that answers the kernel nor the catalog's lock may
 //! wait for a mirror.
 
-mod blobs;
 #[cfg(feature = "s3")]
 mod bucket;
 pub mod daemon;
@@ -31,10 +32,12 @@ mod pull;
 pub mod reader;
 mod settings;
 pub mod source;
+mod states;
 #[cfg(test)]
 mod tests;
 pub mod tree;
 mod url;
+mod waiting;
 mod whole;
 mod work;
 mod writer;
@@ -46,4 +49,4 @@ pub use pull::{Missing, Step, Watch, pull};
 pub use reader::Reader;
 pub use settings::{Progress, Settings};
 pub use source::{Ahead, Shape, Source};
-pub use url::{check, directory_of, open};
+pub use url::{directory_of, open};

@@ -3,7 +3,7 @@
 //! First come all objects, then the names: a file has its object from its first moment on. Killed anywhere, the next
 //! pull goes on: objects and files that are here do not come again.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, Read};
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use super::place::{Error, Result};
 use super::reader::Reader;
-use super::tree::{Attributes, Blob, Content, Encoding, File, Node, PIECE, chain};
+use super::tree::{Attributes, Blob, Content, Encoding, File, Node, PIECE};
 use super::whole;
 use crate::store::durable::{Attribute, CrashPoint, DeviceFile, Times};
 use crate::store::object::Header;
@@ -54,44 +54,48 @@ pub struct Missing {
 pub fn pull(from: &Reader, store: &Store, wanted: &Path, watch: &Watch) -> Result<Missing> {
     let objects = Arc::new(Objects::load_on(store.io().clone(), &store.objects(), |_, _| {})?);
     let pull = Pull { from, store, objects, watch };
-    let (mut names, mut directories) = (Vec::new(), Vec::new());
-    from.tree.each(&mut |path, node| match node {
-        Node::Directory(attributes, _) if path.starts_with(wanted) || wanted.starts_with(&path) => {
-            directories.push((path, *attributes));
-        }
-        node if path.starts_with(wanted) => names.push((path, node)),
-        _ => {}
-    });
-    let mut missing = Missing { found: names.len() as u64, ..Missing::default() };
-    missing.unread = from.unread.iter().map(|(path, why)| format!("{}: {why}", path.display())).collect();
-    let failed = pull.bring(&names)?;
-    let made: HashSet<PathBuf> = pull.make_directories(&directories)?;
-    let done = in_parallel(&names, |(path, node)| pull.make(path, node, &failed));
-    for ((path, _), done) in names.iter().zip(done) {
-        match done {
-            Ok(()) => {}
-            Err(error @ (Error::Wrong(_) | Error::Missing(_))) => {
-                missing.names.insert(path.clone(), error.to_string());
+    let (mut names, mut directories) = (Vec::new(), BTreeMap::new());
+    for (path, node) in from.tree.iter() {
+        match node {
+            Node::Directory(attributes, _) if path.starts_with(wanted) || wanted.starts_with(&path) => {
+                directories.insert(path, *attributes);
             }
-            Err(error) => return Err(error),
+            node if path.starts_with(wanted) => names.push((path, node)),
+            _ => {}
         }
+    }
+    let mut missing = Missing { found: names.len() as u64, ..Missing::default() };
+    missing.unread = from.tree.unread.iter().map(|(path, why)| format!("{}: {why}", path.display())).collect();
+    let failed = pull.bring(&names)?;
+    let made = pull.make_directories(&directories)?;
+    let done = in_parallel(&names, |(path, node)| pull.make(path, node, &failed));
+    for ((path, _), done) in names.into_iter().zip(done) {
+        missing.names.extend(fault(done)?.map(|why| (path, why)));
     }
     // Names in a directory change its time.
-    let directories: BTreeMap<PathBuf, Attributes> = directories.into_iter().collect();
-    for (path, attributes) in directories.iter().rev() {
-        if made.contains(path) {
-            let opened = store.io().device().open(&beneath::reach(&store.tree(), path)?, libc::O_DIRECTORY)?;
-            attributes.set(&mut |attribute| store.io().device().set_attribute(&opened, attribute, WRITTEN))?;
-        }
+    for path in made.iter().rev() {
+        let opened = store.io().device().open(&beneath::reach(&store.tree(), path)?, libc::O_DIRECTORY)?;
+        let set = &mut |attribute: &Attribute| store.io().device().set_attribute(&opened, attribute, WRITTEN);
+        directories[*path].set(set)?;
     }
-    let above: BTreeSet<&Path> = names.iter().filter_map(|(path, _)| path.parent()).collect();
-    let above: Vec<&Path> =
-        above.into_iter().chain(directories.keys().map(PathBuf::as_path)).chain([Path::new("")]).collect();
-    let above: Vec<&Path> = above.into_iter().filter(|directory| is_directory(store, directory)).collect();
-    let synced =
-        in_parallel(&above, |directory| store.io().sync_dir(&beneath::reach(&store.tree(), directory)?, IN_PLACE));
+    let all = directories.keys().map(PathBuf::as_path).chain([Path::new("")]);
+    let all: Vec<&Path> = all.filter(|path| is_directory(store, path)).collect();
+    let synced = in_parallel(&all, |path| store.io().sync_dir(&beneath::reach(&store.tree(), path)?, IN_PLACE));
     synced.into_iter().collect::<io::Result<()>>()?;
     Ok(missing)
+}
+
+/// Why one thing does not come, if it does not.
+///
+/// # Errors
+/// Those that concern all others, too.
+fn fault(done: Result<()>) -> Result<Option<String>> {
+    match done {
+        Ok(()) => Ok(None),
+        Err(error @ (Error::Wrong(_) | Error::Missing(_))) => Ok(Some(error.to_string())),
+        Err(Error::Local(error)) if error.kind() == io::ErrorKind::InvalidData => Ok(Some(error.to_string())),
+        Err(error) => Err(error),
+    }
 }
 
 /// Whether a path of the tree is a directory, and is reached through no link: a link may lead out of the store.
@@ -112,7 +116,7 @@ impl Pull<'_> {
         let mut levels: BTreeMap<usize, BTreeMap<Id, &Encoding>> = BTreeMap::new();
         for (_, node) in names {
             let Node::File(File { content: Content::Object(id), .. }) = node else { continue };
-            let chain = chain(&self.from.objects, *id).unwrap_or_default();
+            let chain = self.from.tree.chain(*id).unwrap_or_default();
             for (depth, encoding) in chain.into_iter().rev().enumerate() {
                 if self.objects.get(encoding.id).is_none() {
                     levels.entry(depth).or_default().insert(encoding.id, encoding);
@@ -127,52 +131,36 @@ impl Pull<'_> {
             let mut brought = in_parallel(&small, |encoding| self.bring_one(encoding));
             brought.extend(large.iter().map(|encoding| self.bring_one(encoding)));
             for (encoding, brought) in small.into_iter().chain(large).zip(brought) {
-                match brought {
-                    Ok(()) => {}
-                    Err(error @ (Error::Wrong(_) | Error::Missing(_))) => {
-                        failed.insert(encoding.id, error.to_string());
-                    }
-                    Err(Error::Local(error)) if error.kind() == io::ErrorKind::InvalidData => {
-                        failed.insert(encoding.id, error.to_string());
-                    }
-                    Err(error) => return Err(error),
-                }
+                failed.extend(fault(brought)?.map(|why| (encoding.id, why)));
             }
         }
         Ok(failed)
     }
 
     fn bring_one(&self, encoding: &Encoding) -> Result<()> {
-        let mut failed = None;
-        let hold = self.objects.receive(&self.store.tmp(), encoding.id, |file| {
-            let fetched = self.from.fetch(encoding, &|bytes, at| {
+        let received = self.objects.receive(&self.store.tmp(), encoding.id, |file| {
+            let put = |bytes: &[u8], at| {
                 file.write_all_at(bytes, at, CrashPoint::ObjectWritten)?;
                 self.tell(Step::Came(bytes.len() as u64))
-            });
-            fetched.map_err(|error| {
-                failed = Some(error);
-                io::Error::from(io::ErrorKind::Other)
-            })
+            };
+            self.from.fetch(encoding, &put).map_err(io::Error::other)
         });
-        match (hold, failed) {
-            (_, Some(error)) => Err(error),
-            // Nothing is collected in a store that nobody has mounted.
-            (hold, None) => Ok(hold.map(drop)?),
-        }
+        // Nothing is collected in a store that nobody has mounted.
+        received.map(drop).map_err(|error| error.downcast().unwrap_or_else(Error::Local))
     }
 
     fn tell(&self, step: Step) -> Result<()> {
         if (self.watch)(step) { Ok(()) } else { Err(io::Error::from(io::ErrorKind::Interrupted).into()) }
     }
 
-    /// Makes the directories that are missing. Returns those.
-    fn make_directories(&self, directories: &[(PathBuf, Attributes)]) -> Result<HashSet<PathBuf>> {
-        let (tree, mut made) = (self.store.tree(), HashSet::new());
-        for (path, _) in directories {
+    /// Makes the directories that are missing. Returns those, each after the one that it is in.
+    fn make_directories<'a>(&self, directories: &'a BTreeMap<PathBuf, Attributes>) -> Result<Vec<&'a PathBuf>> {
+        let (tree, mut made) = (self.store.tree(), Vec::new());
+        for path in directories.keys() {
             let is_reached = path.parent().is_none_or(|above| is_directory(self.store, above));
             if is_reached && found_at(&tree, path)?.is_none() {
                 self.store.io().make_dir(&beneath::reach(&tree, path)?, 0o700, WRITTEN)?;
-                made.insert(path.clone());
+                made.push(path);
             }
         }
         Ok(made)
@@ -238,7 +226,7 @@ impl Pull<'_> {
 
     /// The object that decodes to a file.
     fn object(&self, file: &File, id: Id, failed: &BTreeMap<Id, String>) -> Result<Header> {
-        let ids = chain(&self.from.objects, id);
+        let ids = self.from.tree.chain(id);
         match self.objects.get(id).filter(|_| ids.is_some()) {
             Some((header, _)) if header.logical_len == file.len => Ok(header),
             Some(_) => Err(Error::Wrong(format!("object {id} has another length"))),

@@ -1,25 +1,20 @@
 //! A state of a mirror, for whoever reads it.
 
-use std::collections::BTreeMap;
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use super::manifest::{self, Number};
 use super::place::{Error, Place, Result};
-use super::tree::{Directory, Encoding, Encodings, Loaded, PIECE, load};
+use super::tree::{Encoding, PIECE, Tree};
 use crate::store::durable::scratch;
 use crate::store::{Id, in_parallel};
 
 /// A state.
 pub struct Reader {
     pub(super) place: Arc<dyn Place>,
-    /// The names that were wanted, in all directories above them.
-    pub tree: Directory,
-    /// The objects that they need.
-    pub objects: Encodings,
-    /// Directories that cannot be read, each with the reason. They may have more names.
-    pub unread: BTreeMap<PathBuf, String>,
+    /// The names that were wanted, in all directories above them, with their objects.
+    pub tree: Tree,
 }
 
 impl Reader {
@@ -55,9 +50,8 @@ impl Reader {
             ))
         })?;
         let is_wanted = |path: &Path, _| path.starts_with(wanted) || wanted.starts_with(path);
-        let Loaded { tree, objects, unread, .. } =
-            load(place.as_ref(), manifest::get(place.as_ref(), *state)?, &is_wanted)?;
-        Ok(Reader { place: Arc::clone(place), tree, objects, unread })
+        let tree = Tree::load(place.as_ref(), manifest::get(place.as_ref(), *state)?, &is_wanted)?;
+        Ok(Reader { place: Arc::clone(place), tree })
     }
 
     /// Passes the pieces of an object, verified, to `put`, with the offset of each. They come side by side.

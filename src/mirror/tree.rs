@@ -3,11 +3,11 @@
 //! A directory's bytes name its files, and the objects that they need with all ancestors. They name the directories in
 //! it by the hashes of their bytes. So a save rewrites the bytes of its own directory and of those above it.
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::io::{self, Read};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::ops::Bound;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
@@ -41,6 +41,9 @@ pub struct Blob {
 }
 
 impl Blob {
+    /// Of a directory that was never packed.
+    pub(super) const NONE: Blob = Blob { hash: Id::NONE, len: 0 };
+
     /// Of these bytes.
     pub(super) fn of(bytes: &[u8]) -> Blob {
         Blob { hash: short(&sha256(bytes)), len: bytes.len() as u64 }
@@ -94,20 +97,6 @@ impl Encoding {
     }
 }
 
-/// The objects on the mirror.
-pub type Encodings = HashMap<Id, Arc<Encoding>>;
-
-/// An object and its ancestors. `None` if one is missing.
-pub fn chain(objects: &Encodings, id: Id) -> Option<Vec<&Arc<Encoding>>> {
-    let (mut chain, mut next) = (Vec::new(), Some(id));
-    while let Some(id) = next {
-        let encoding = objects.get(&id).filter(|_| chain.len() <= MAX_CHAIN as usize)?;
-        chain.push(encoding);
-        next = encoding.parent;
-    }
-    Some(chain)
-}
-
 /// What travels beside the bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attributes {
@@ -153,265 +142,233 @@ pub struct File {
 }
 
 /// What a name is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Node {
     /// A regular file.
     File(File),
     /// A symbolic link, and its target.
     Link(Attributes, Vec<u8>),
-    /// A directory.
-    Directory(Attributes, Directory),
-}
-
-/// A name in a directory's bytes.
-#[derive(Serialize, Deserialize)]
-enum Row<'a> {
-    File(Cow<'a, File>),
-    Link(Attributes, Cow<'a, [u8]>),
+    /// A directory, and its bytes as they were packed last.
     Directory(Attributes, Blob),
 }
 
-/// A directory.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Directory {
-    entries: BTreeMap<OsString, Node>,
-    /// Where its bytes are; `None` if it has changed since.
+/// The names in a directory.
+#[derive(Debug, Default)]
+struct Directory {
+    entries: BTreeMap<Vec<u8>, Node>,
+    /// Where its bytes are; `None` if it, or one below it, has changed since.
     stored: Option<Blob>,
 }
 
-impl Directory {
+/// The names of a store, and the objects that they need.
+#[derive(Debug)]
+pub struct Tree {
+    /// Each under its path. The top one, whose path is empty, is always there.
+    directories: BTreeMap<PathBuf, Directory>,
+    /// The objects on the mirror.
+    pub objects: HashMap<Id, Arc<Encoding>>,
+    /// Directories that cannot be read, each with the reason. They are empty here, and may have more names.
+    pub unread: BTreeMap<PathBuf, String>,
+    /// Their blobs.
+    pub(super) damaged: Vec<Id>,
+}
+
+impl Default for Tree {
+    fn default() -> Tree {
+        let directories = BTreeMap::from([(PathBuf::new(), Directory::default())]);
+        Tree { directories, objects: HashMap::new(), unread: BTreeMap::new(), damaged: Vec::new() }
+    }
+}
+
+impl Tree {
     /// What is at a path that is not empty.
     pub fn get(&self, path: &Path) -> Option<&Node> {
-        self.at(path.parent()?)?.entries.get(path.file_name()?)
+        self.directories.get(path.parent()?)?.entries.get(path.file_name()?.as_bytes())
     }
 
-    /// The directory at a path.
-    fn at(&self, path: &Path) -> Option<&Directory> {
-        path.iter().try_fold(self, |directory, name| match directory.entries.get(name) {
-            Some(Node::Directory(_, below)) => Some(below),
-            _ => None,
-        })
+    /// All names, each directory before what is in it.
+    pub fn iter(&self) -> impl Iterator<Item = (PathBuf, &Node)> {
+        self.below(Path::new(""))
+    }
+
+    /// All names below a path.
+    pub(super) fn below(&self, path: &Path) -> impl Iterator<Item = (PathBuf, &Node)> {
+        let directories = self.directories.range::<Path, _>((Bound::Included(path), Bound::Unbounded));
+        let below = directories.take_while(move |(at, _)| at.starts_with(path));
+        below.flat_map(|(at, of)| of.entries.iter().map(|(name, node)| (at.join(OsStr::from_bytes(name)), node)))
+    }
+
+    /// Where the bytes of the top directory are; `None` if something has changed since.
+    pub(super) fn root(&self) -> Option<Blob> {
+        self.directories[Path::new("")].stored
     }
 
     /// The links and directories in the directory at a path. `None` if there is no such directory.
     pub(super) fn others(&self, path: &Path) -> Option<impl Iterator<Item = PathBuf>> {
-        let others = self.at(path)?.entries.iter().filter(|(_, node)| !matches!(node, Node::File(_)));
-        Some(others.map(move |(name, _)| path.join(name)))
+        let others = self.directories.get(path)?.entries.iter().filter(|(_, node)| !matches!(node, Node::File(_)));
+        Some(others.map(move |(name, _)| path.join(OsStr::from_bytes(name))))
+    }
+
+    /// An object and its ancestors. `None` if one is missing.
+    pub fn chain(&self, id: Id) -> Option<Vec<&Encoding>> {
+        let (mut chain, mut next) = (Vec::new(), Some(id));
+        while let Some(id) = next {
+            let encoding = self.objects.get(&id).filter(|_| chain.len() <= MAX_CHAIN as usize)?;
+            chain.push(encoding.as_ref());
+            next = encoding.parent;
+        }
+        Some(chain)
+    }
+
+    /// Whether the bytes of a file are there, of which `is_there` says each blob.
+    pub(super) fn has(&self, content: Content, is_there: &dyn Fn(&Id) -> bool) -> bool {
+        match content {
+            Content::Small(blob) => is_there(&blob.hash),
+            Content::Object(id) => self.chain(id).is_some(),
+        }
     }
 
     /// Puts something at a path, or takes away what is there. A directory stays what it is, but for its attributes.
     /// `above` gives the attributes of directories on the way.
-    pub(super) fn set(&mut self, path: &Path, node: Option<Node>, above: &dyn Fn(&Path) -> Attributes) {
-        self.set_below(&path.iter().collect::<Vec<_>>(), &mut PathBuf::new(), node, above);
-    }
-
-    fn set_below(
-        &mut self,
-        names: &[&OsStr],
-        at: &mut PathBuf,
-        node: Option<Node>,
-        above: &dyn Fn(&Path) -> Attributes,
-    ) -> bool {
-        let Some((name, rest)) = names.split_first() else { return false };
-        at.push(name);
-        let there = self.entries.get_mut(*name);
-        let changed = match (there, node) {
-            (Some(Node::Directory(_, directory)), node) if !rest.is_empty() => {
-                directory.set_below(rest, at, node, above)
-            }
-            (_, None) if !rest.is_empty() => false,
-            (_, node) if !rest.is_empty() => {
-                let (attributes, mut directory) = (above(at), Directory::default());
-                directory.set_below(rest, at, node, above);
-                self.entries.insert(name.into(), Node::Directory(attributes, directory));
-                true
-            }
-            (Some(Node::Directory(had, _)), Some(Node::Directory(now, _))) => std::mem::replace(had, now) != now,
-            (Some(there), Some(node)) => {
-                let changed = *there != node;
-                *there = node;
-                changed
-            }
-            (None, Some(node)) => self.entries.insert(name.into(), node).is_none(),
-            (_, None) => self.entries.remove(*name).is_some(),
-        };
-        if changed {
-            self.stored = None;
+    pub(super) fn set(&mut self, path: &Path, mut node: Option<Node>, above: &dyn Fn(&Path) -> Attributes) {
+        let Some((parent, name)) = path.parent().zip(path.file_name()) else { return };
+        if node.is_some() && !self.directories.contains_key(parent) {
+            self.set(parent, Some(Node::Directory(above(parent), Blob::NONE)), above);
         }
-        changed
-    }
-
-    /// All names, each directory before what is in it.
-    pub fn each<'a>(&'a self, act: &mut dyn FnMut(PathBuf, &'a Node)) {
-        self.each_below(Path::new(""), act);
-    }
-
-    fn each_below<'a>(&'a self, at: &Path, act: &mut dyn FnMut(PathBuf, &'a Node)) {
-        for (name, node) in &self.entries {
-            let path = at.join(name);
-            act(path.clone(), node);
-            if let Node::Directory(_, directory) = node {
-                directory.each_below(&path, act);
-            }
+        let Some(Directory { entries, .. }) = self.directories.get_mut(parent) else { return };
+        let had = entries.remove(name.as_bytes());
+        if let (Some(Node::Directory(_, now)), Some(Node::Directory(_, had))) = (&mut node, &had) {
+            *now = *had;
+        }
+        let (is_changed, is_directory) = (had != node, matches!(node, Some(Node::Directory(..))));
+        entries.extend(node.map(|node| (name.as_bytes().to_vec(), node)));
+        if is_directory {
+            self.directories.entry(path.into()).or_default();
+        } else if let Some(Node::Directory(..)) = had {
+            let below = self.directories.range(path.to_path_buf()..).map(|(at, _)| at.clone());
+            let below: Vec<PathBuf> = below.take_while(|at| at.starts_with(path)).collect();
+            below.iter().for_each(|at| drop(self.directories.remove(at)));
+        }
+        if is_changed {
+            self.has_changed(parent);
         }
     }
 
-    /// Packs all directories that have changed, the deepest first, and says where the bytes of this one are.
-    pub(super) fn pack(&mut self, objects: &Encodings, packed: &mut Vec<(Blob, Vec<u8>)>) -> Result<Blob> {
-        if let Some(stored) = self.stored {
-            return Ok(stored);
+    /// The bytes of a directory and of those above it are others now.
+    fn has_changed(&mut self, path: &Path) {
+        for above in path.ancestors() {
+            self.directories.entry(above.into()).and_modify(|directory| directory.stored = None);
         }
-        let (mut rows, mut needed) = (Vec::with_capacity(self.entries.len()), BTreeMap::new());
-        for (name, node) in &mut self.entries {
-            let row = match node {
-                Node::File(file) => {
-                    if let Content::Object(id) = file.content {
-                        let chain = chain(objects, id).ok_or(Damage("an object is not on the mirror"))?;
-                        needed.extend(chain.into_iter().map(|encoding| (encoding.id, encoding)));
-                    }
-                    Row::File(Cow::Borrowed(file))
+    }
+
+    /// Takes away what the mirror has lost. Directories are packed again. Returns the files.
+    pub(super) fn lose(&mut self, is_there: &dyn Fn(&Id) -> bool) -> Vec<PathBuf> {
+        self.objects.retain(|_, object| object.pieces.iter().all(is_there));
+        let is_lost = |node: &Node| matches!(node, Node::File(file) if !self.has(file.content, is_there));
+        let lost: Vec<PathBuf> = self.iter().filter(|(_, node)| is_lost(node)).map(|(path, _)| path).collect();
+        lost.iter().for_each(|path| self.set(path, None, &|_| Attributes::default()));
+        let stored = self.directories.iter().filter_map(|(path, directory)| Some((path, directory.stored?)));
+        let gone = stored.filter(|(_, blob)| !is_there(&blob.hash)).map(|(path, _)| path.clone());
+        gone.collect::<Vec<_>>().iter().for_each(|path| self.has_changed(path));
+        lost
+    }
+
+    /// Packs all directories that have changed, the deepest first, and says where the bytes of the top one are.
+    pub(super) fn pack(&mut self, packed: &mut Vec<(Blob, Vec<u8>)>) -> Result<Blob> {
+        let changed = self.directories.iter().rev().filter(|(_, directory)| directory.stored.is_none());
+        let mut root = self.root().unwrap_or(Blob::NONE);
+        for at in changed.map(|(at, _)| at.clone()).collect::<Vec<_>>() {
+            let (entries, mut needed) = (&self.directories[&at].entries, BTreeMap::new());
+            for node in entries.values() {
+                if let Node::File(File { content: Content::Object(id), .. }) = node {
+                    let chain = self.chain(*id).ok_or(Damage("an object is not on the mirror"))?;
+                    needed.extend(chain.into_iter().map(|encoding| (encoding.id, encoding)));
                 }
-                Node::Link(attributes, target) => Row::Link(*attributes, Cow::Borrowed(target)),
-                Node::Directory(attributes, directory) => Row::Directory(*attributes, directory.pack(objects, packed)?),
+            }
+            let needed: Vec<&Encoding> = needed.into_values().collect();
+            let (blob, bytes) = Blob::pack(&record::encode(MAGIC, &(entries, needed)))?;
+            packed.push((blob, bytes));
+            self.directories.entry(at.clone()).and_modify(|directory| directory.stored = Some(blob));
+            let Some((above, name)) = at.parent().zip(at.file_name()) else {
+                root = blob;
+                continue;
             };
-            rows.push((name.as_bytes(), row));
+            let above = self.directories.get_mut(above).and_then(|above| above.entries.get_mut(name.as_bytes()));
+            if let Some(Node::Directory(_, stored)) = above {
+                *stored = blob;
+            }
         }
-        let needed: Vec<&Encoding> = needed.into_values().map(AsRef::as_ref).collect();
-        let (blob, bytes) = Blob::pack(&record::encode(MAGIC, &(rows, needed)))?;
-        packed.push((blob, bytes));
-        self.stored = Some(blob);
-        Ok(blob)
+        Ok(root)
     }
 
-    /// Reads a directory's bytes, and adds the objects that it names. The directories in it are empty.
+    /// Reads a directory's bytes, and adds the objects that it names. Returns the directories in it, which are empty yet.
     ///
     /// # Errors
     /// [`Error::Wrong`] for bytes that no stepfs writes.
-    pub fn unpack(blob: Blob, packed: &[u8], objects: &mut Encodings) -> Result<Directory> {
+    pub fn unpack(&mut self, path: &Path, blob: Blob, packed: &[u8]) -> Result<Vec<(PathBuf, Blob)>> {
         let mut bytes = Vec::new();
         zstd::stream::read::Decoder::new(packed)?.take(MAX_UNPACKED).read_to_end(&mut bytes)?;
-        let (rows, needed): (Vec<(Vec<u8>, Row<'static>)>, Vec<Encoding>) = record::decode(MAGIC, &bytes)?;
+        let (entries, needed): (BTreeMap<Vec<u8>, Node>, Vec<Encoding>) = record::decode(MAGIC, &bytes)?;
         let is_name = |name: &OsStr| matches!(Path::new(name).components().collect::<Vec<_>>()[..], [Component::Normal(only)] if only == name);
-        let mut entries = BTreeMap::new();
-        for (name, row) in rows {
-            let name = OsString::from_vec(name);
-            if !is_name(&name) || name.as_bytes().contains(&0) {
-                return Err(Damage("a name leads elsewhere").into());
-            }
-            let node = match row {
-                Row::File(file) => Node::File(file.into_owned()),
-                Row::Link(attributes, target) => Node::Link(attributes, target.into_owned()),
-                Row::Directory(attributes, stored) => {
-                    Node::Directory(attributes, Directory { stored: Some(stored), ..Directory::default() })
-                }
-            };
-            entries.insert(name, node);
+        if !entries.keys().all(|name| is_name(OsStr::from_bytes(name)) && !name.contains(&0)) {
+            return Err(Damage("a name leads elsewhere").into());
         }
         for encoding in needed {
             if encoding.pieces.len() as u64 != encoding.len.div_ceil(PIECE) {
                 return Err(Damage("an object has other pieces than its length says").into());
             }
-            objects.entry(encoding.id).or_insert_with(|| Arc::new(encoding));
+            self.objects.entry(encoding.id).or_insert_with(|| Arc::new(encoding));
         }
-        Ok(Directory { entries, stored: Some(blob) })
-    }
-}
-
-/// A tree that was read from a mirror.
-#[derive(Debug, Default)]
-pub struct Loaded {
-    /// Its names.
-    pub tree: Directory,
-    /// The objects that they need.
-    pub objects: Encodings,
-    /// Directories that cannot be read, each with the reason. They are empty in the tree.
-    pub unread: BTreeMap<PathBuf, String>,
-    /// Their blobs.
-    pub damaged: Vec<Id>,
-}
-
-/// Reads the directories of a tree that are `wanted`.
-///
-/// # Errors
-/// Those of the mirror. Damage of a directory is none.
-pub(super) fn load(place: &dyn Place, root: Blob, wanted: &dyn Fn(&Path, Blob) -> bool) -> Result<Loaded> {
-    let mut loaded = Loaded::default();
-    let mut level: Vec<(PathBuf, Blob)> =
-        [(PathBuf::new(), root)].into_iter().filter(|(_, root)| wanted(Path::new(""), *root)).collect();
-    while !level.is_empty() {
-        let got = in_parallel(&level, |(path, blob)| match blob.len {
-            0..=MAX_PACKED if path.as_os_str().len() <= MAX_PATH => blob.get(place),
-            _ => Err(Error::Wrong(format!("{} is too large, or too deep, for a directory", blob.name()))),
-        });
-        let mut next = Vec::new();
-        for ((path, blob), got) in level.into_iter().zip(got) {
-            let directory = match got.and_then(|bytes| Directory::unpack(blob, &bytes, &mut loaded.objects)) {
-                Err(error @ (Error::Wrong(_) | Error::Missing(_) | Error::Local(_))) => {
-                    loaded.unread.insert(path, error.to_string());
-                    loaded.damaged.push(blob.hash);
-                    continue;
-                }
-                directory => directory?,
-            };
-            for (name, node) in &directory.entries {
-                let below = path.join(name);
-                if let Node::Directory(_, Directory { stored: Some(stored), .. }) = node
-                    && wanted(&below, *stored)
-                {
-                    next.push((below, *stored));
-                }
-            }
-            *loaded.tree.directory(path.iter()) = directory;
-        }
-        level = next;
-    }
-    Ok(loaded)
-}
-
-impl Directory {
-    /// A directory that is there.
-    fn directory<'a>(&mut self, mut names: impl Iterator<Item = &'a OsStr>) -> &mut Directory {
-        let Some(name) = names.next() else { return self };
-        match self.entries.get_mut(name) {
-            Some(Node::Directory(_, below)) => below.directory(names),
-            _ => unreachable!("a directory is entered after those above it"),
-        }
-    }
-
-    /// Where its bytes are, if the mirror has it.
-    pub(super) fn stored(&self) -> Option<Blob> {
-        self.stored
-    }
-
-    /// Notes which directories are not on the mirror, so that they are packed again. True if this is one.
-    pub(super) fn lose(&mut self, is_there: &dyn Fn(&Id) -> bool) -> bool {
-        let mut lost = self.stored.is_none_or(|blob| !is_there(&blob.hash));
-        for node in self.entries.values_mut() {
-            if let Node::Directory(_, directory) = node {
-                lost |= directory.lose(is_there);
+        let mut below = Vec::new();
+        for (name, node) in &entries {
+            if let Node::Directory(_, stored) = node {
+                let at = path.join(OsStr::from_bytes(name));
+                self.directories.insert(at.clone(), Directory { stored: Some(*stored), ..Directory::default() });
+                below.push((at, *stored));
             }
         }
-        if lost {
-            self.stored = None;
-        }
-        lost
+        self.directories.insert(path.into(), Directory { entries, stored: Some(blob) });
+        Ok(below)
     }
 
-    /// The blobs that it and all below it need, as far as they are on the mirror.
-    pub(super) fn blobs(&self, objects: &Encodings, needed: &mut HashSet<Id>) {
-        let mut seen = HashSet::new();
-        needed.extend(self.stored.map(|blob| blob.hash));
-        self.each(&mut |_, node| match node {
-            Node::File(File { content: Content::Small(blob), .. }) => drop(needed.insert(blob.hash)),
-            Node::File(File { content: Content::Object(id), .. }) => {
-                let mut next = Some(*id);
-                while let Some(encoding) = next.filter(|id| seen.insert(*id)).and_then(|id| objects.get(&id)) {
-                    needed.extend(&encoding.pieces);
-                    next = encoding.parent;
+    /// Reads the directories of a tree that are `wanted`.
+    ///
+    /// # Errors
+    /// Those of the mirror. Damage of a directory is none.
+    pub(super) fn load(place: &dyn Place, root: Blob, wanted: &dyn Fn(&Path, Blob) -> bool) -> Result<Tree> {
+        let (mut tree, mut level) = (Tree::default(), vec![(PathBuf::new(), root)]);
+        while !level.is_empty() {
+            level.retain(|(path, blob)| wanted(path, *blob));
+            let got = in_parallel(&level, |(path, blob)| match blob.len {
+                0..=MAX_PACKED if path.as_os_str().len() <= MAX_PATH => blob.get(place),
+                _ => Err(Error::Wrong(format!("{} is too large, or too deep, for a directory", blob.name()))),
+            });
+            for ((path, blob), got) in std::mem::take(&mut level).into_iter().zip(got) {
+                match got.and_then(|bytes| tree.unpack(&path, blob, &bytes)) {
+                    Err(error @ (Error::Wrong(_) | Error::Missing(_) | Error::Local(_))) => {
+                        tree.unread.insert(path, error.to_string());
+                        tree.damaged.push(blob.hash);
+                    }
+                    below => level.extend(below?),
                 }
             }
-            Node::Directory(_, directory) => needed.extend(directory.stored.map(|blob| blob.hash)),
-            Node::Link(..) => {}
-        });
+        }
+        Ok(tree)
+    }
+
+    /// The blobs that all this needs, as far as they are on the mirror.
+    pub(super) fn blobs(&self, needed: &mut HashSet<Id>) {
+        for Directory { entries, stored } in self.directories.values() {
+            needed.extend(stored.map(|blob| blob.hash));
+            for node in entries.values() {
+                match node {
+                    Node::File(File { content: Content::Small(blob), .. }) => drop(needed.insert(blob.hash)),
+                    Node::File(File { content: Content::Object(id), .. }) => {
+                        needed.extend(self.chain(*id).into_iter().flatten().flat_map(|encoding| &encoding.pieces));
+                    }
+                    Node::Link(..) | Node::Directory(..) => {}
+                }
+            }
+        }
     }
 }

@@ -8,56 +8,27 @@ use super::bucket::{Bucket, is_listed_as_written};
 use super::directory::Directory;
 use super::place::{Error, Place, Result};
 
-/// The parts of a URL.
-enum Parsed<'a> {
-    Directory(&'a Path),
-    #[cfg(feature = "s3")]
-    Bucket(&'a str, &'a str),
-}
-
 /// Opens a mirror. It need not answer yet. A bucket's endpoint, region and credentials come from the environment.
 ///
 /// # Errors
-/// Those of [`check`], and of the mirror.
-pub fn open(url: &str) -> Result<Arc<dyn Place>> {
-    match parse(url)? {
-        Parsed::Directory(path) => Ok(Arc::new(Directory::open(path))),
-        #[cfg(feature = "s3")]
-        Parsed::Bucket(bucket, prefix) => Ok(Arc::new(Bucket::open(bucket, prefix)?)),
-    }
-}
-
-/// Checks a URL before stepfs writes it anywhere.
-///
-/// # Errors
 /// [`Error::Denied`] for a URL that stepfs does not know. It names no credentials.
-pub fn check(url: &str) -> Result<()> {
-    parse(url).map(drop)
-}
-
-fn parse(url: &str) -> Result<Parsed<'_>> {
+pub fn open(url: &str) -> Result<Arc<dyn Place>> {
     let denied = |words: String| Err(Error::Denied(words));
     match url.split_once("://") {
-        Some(("file", path)) if path.starts_with('/') => Ok(Parsed::Directory(Path::new(path))),
+        Some(("file", path)) if path.starts_with('/') => Ok(Arc::new(Directory::open(Path::new(path)))),
         Some(("file", _)) => denied(format!("{url}: write file:/// and an absolute path")),
         // Before any words that have the URL.
         _ if url.contains(['@', '?', '#']) => {
             denied("credentials and options do not belong into a mirror's URL; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY".into())
         }
         #[cfg(feature = "s3")]
-        Some(("s3", rest)) => {
-            let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
-            let prefix = prefix.trim_matches('/');
-            if bucket.is_empty() || prefix.is_empty() {
-                return denied(format!("{url}: write s3://BUCKET/PREFIX"));
-            }
-            if !is_listed_as_written(prefix) {
-                return denied(format!(
-                    "{url}: use letters, digits and -_.!&$=;:+,() between single slashes in a mirror's URL"
-                ));
-            }
-            Ok(Parsed::Bucket(bucket, prefix))
-        }
+        Some(("s3", rest)) => match rest.split_once('/').map(|(bucket, prefix)| (bucket, prefix.trim_matches('/'))) {
+            Some(("", _) | (_, "")) | None => denied(format!("{url}: write s3://BUCKET/PREFIX")),
+            Some((_, prefix)) if !is_listed_as_written(prefix) => denied(format!(
+                "{url}: use letters, digits and -_.!&$=;:+,() between single slashes in a mirror's URL"
+            )),
+            Some((bucket, prefix)) => Ok(Arc::new(Bucket::open(bucket, prefix)?)),
+        },
         #[cfg(not(feature = "s3"))]
         Some(("s3", _)) => denied("this stepfs was built without s3".into()),
         _ => denied(format!("{url}: a mirror is file:///DIRECTORY or s3://BUCKET/PREFIX")),
@@ -79,7 +50,7 @@ mod tests {
         for url in ["", "/tmp/x", "ftp://a/b", "file://relative", "s3://bucket", "s3:///p"].iter().chain(&with_secrets)
         {
             let error = open(url).err().unwrap().to_string();
-            assert!(check(url).is_err() && !error.contains("secret"), "{error}");
+            assert!(!error.contains("secret"), "{error}");
         }
     }
 }

@@ -5,11 +5,13 @@
 
 use std::path::Path;
 
+use crate::encode::StepError;
+use crate::encode::original::hash_of;
 use crate::store::durable::DeviceFile;
 use crate::store::object::{Header, Index, ObjectWriter};
 use crate::store::{Id, Store};
 use codec::TILE_BYTES;
-use codec::hash::{Sha256, Xxh3Of128, xxh3_64};
+use codec::hash::{Xxh3Of128, xxh3_64};
 use formats::ReadAt;
 
 use super::place::{Error, Result};
@@ -17,33 +19,19 @@ use super::place::{Error, Result};
 /// zstd level: floating-point numbers hardly compress, and training needs the processor.
 const LEVEL: i32 = 1;
 
-/// Passes the bytes of a file to `each`, in tiles, while `going`.
-fn read(source: &DeviceFile, going: &dyn Fn() -> bool, each: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
-    let (len, mut at) = (source.size(), 0);
-    let mut buf = vec![0; TILE_BYTES];
-    while at < len {
-        if !going() {
-            return Err(Error::Away("the daemon stops".into()));
-        }
-        let bytes = &mut buf[..TILE_BYTES.min((len - at) as usize)];
-        source.read_exact_at(bytes, at)?;
-        each(bytes)?;
-        at += bytes.len() as u64;
-    }
-    Ok(())
-}
-
 /// SHA-256 of a file.
 ///
 /// # Errors
 /// Device errors, and [`Error::Away`] once `going` is false.
-pub(super) fn hash(source: &DeviceFile, going: &dyn Fn() -> bool) -> Result<[u8; 32]> {
-    let mut hash = Sha256::default();
-    read(source, going, &mut |bytes| {
-        hash.update(bytes);
-        Ok(())
-    })?;
-    Ok(hash.digest())
+pub(super) fn hash(source: &DeviceFile, going: &(dyn Fn() -> bool + Sync)) -> Result<[u8; 32]> {
+    hash_of(source, source.size(), &|| !going()).map_err(|error| match error {
+        StepError::Cancelled => stopped(),
+        error => Error::Local(error.into()),
+    })
+}
+
+fn stopped() -> Error {
+    Error::Away("the daemon stops".into())
 }
 
 /// Writes the object of a file in `tmp/`, and hands it over without a name. The caller says the file's SHA-256.
@@ -55,17 +43,21 @@ pub(super) fn encode(
     path: &Path,
     (source, original): (&DeviceFile, [u8; 32]),
     modified_ns: i64,
-    going: &dyn Fn() -> bool,
+    going: &(dyn Fn() -> bool + Sync),
 ) -> Result<DeviceFile> {
     let id = short(&original);
     let mut writer = ObjectWriter::rewrite(store.io(), &store.tmp(), id)?;
     let mut decoded = Xxh3Of128::default();
-    let mut skeleton = Vec::new();
-    read(source, going, &mut |bytes| {
+    let (mut skeleton, mut tile) = (Vec::new(), vec![0; TILE_BYTES]);
+    for at in (0..source.size()).step_by(TILE_BYTES) {
+        if !going() {
+            return Err(stopped());
+        }
+        let bytes = &mut tile[..TILE_BYTES.min((source.size() - at) as usize)];
+        source.read_exact_at(bytes, at)?;
         decoded.update(bytes);
         skeleton.push(writer.put(&zstd::bulk::compress(bytes, LEVEL)?, xxh3_64(bytes))?);
-        Ok(())
-    })?;
+    }
     let index = Index {
         origin: path.to_string_lossy().into_owned(),
         profile: "exact".into(),

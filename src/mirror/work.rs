@@ -2,73 +2,26 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::look::{Found, witness_of};
 use super::place::{Error, Result};
 use super::source::{Ahead, Shape, Source};
-use super::tree::{Blob, Content, Encoding, Encodings, PIECE, chain};
+use super::tree::{Blob, Content, Encoding, PIECE, Tree};
 use super::whole;
 use crate::clock::stamp_ns;
-use crate::store::object::Object;
-use crate::store::{Hold, Id, MAX_CHAIN, MIN_RELEASE_BYTES, Newest};
+use crate::store::{Hold, Id, MAX_CHAIN, MIN_RELEASE_BYTES};
 use formats::ReadAt;
 
 /// The kernel's clock for files advances within this time.
 const A_TICK: Duration = Duration::from_millis(10);
 
-/// How long a file that failed is left alone, at first and at most.
-pub(super) const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-
-/// A file whose bytes are not on the mirror yet.
-pub(super) struct Pending {
-    pub(super) found: Found,
-    pub(super) since: Instant,
-    /// The store's change at which it was found so.
-    pub(super) change: u64,
-    /// What is under way.
-    pub(super) work: Option<Work>,
-    /// When it is tried again, and after which pause.
-    pub(super) again: Option<Instant>,
-    pause: Duration,
-    pub(super) failed: Option<String>,
-}
-
-impl Pending {
-    pub(super) fn new(found: Found, change: u64) -> Pending {
-        Pending { found, since: Instant::now(), change, work: None, again: None, pause: FIRST_PAUSE, failed: None }
-    }
-
-    /// Leaves it for later, because it failed or because its turn has not come.
-    pub(super) fn postpone(&mut self, path: &Path, error: Option<Error>) {
-        self.again = Some(Instant::now() + self.pause);
-        if let Some(error) = error {
-            let why = error.to_string();
-            if self.failed.as_ref() != Some(&why) {
-                log::warn!("mirror: {} is not there: {why}; stepfs tries again", path.display());
-            }
-            self.failed = Some(why);
-            self.pause = (self.pause * 2).min(LONGEST_PAUSE);
-        }
-    }
-
-    /// Of two states of one file, the same time means the same bytes.
-    pub(super) fn modified_ns(&self) -> i64 {
-        self.found.attributes.modified_ns
-    }
-
-    /// Whether it is to be tried now.
-    pub(super) fn is_due(&self, now: Instant) -> bool {
-        self.again.is_none_or(|at| at <= now)
-    }
-}
-
 /// See the module.
 pub(super) struct Work {
     /// What the file's bytes are once all have come.
     pub(super) content: Content,
+    /// The file, as it was when this began.
+    pub(super) found: Found,
     bodies: Vec<Body>,
     /// Keeps an object made ahead until the mirror has it.
     _hold: Option<Hold>,
@@ -76,36 +29,28 @@ pub(super) struct Work {
 
 /// An object, or a packed small file.
 struct Body {
-    bytes: Box<dyn ReadAt + Send + Sync>,
+    read: Read,
+    len: u64,
     object: Option<Encoding>,
     /// The hashes of the pieces that have come.
     pieces: Vec<Option<Id>>,
 }
 
-/// An open object of the store.
-struct Opened(Arc<Object>);
-
-impl ReadAt for Opened {
-    fn size(&self) -> u64 {
-        self.0.file().size()
-    }
-
-    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        self.0.file().read_exact_at(buf, offset)
-    }
-}
+/// Reads all bytes at an offset.
+type Read = Box<dyn Fn(&mut [u8], u64) -> io::Result<()> + Send + Sync>;
 
 impl Work {
-    fn new(content: Content, hold: Option<Hold>) -> Work {
-        Work { content, bodies: Vec::new(), _hold: hold }
+    fn new(found: &Found, content: Content, hold: Option<Hold>) -> Work {
+        Work { content, found: found.clone(), bodies: Vec::new(), _hold: hold }
     }
 
-    fn add(&mut self, bytes: Box<dyn ReadAt + Send + Sync>, object: Option<Encoding>) {
-        let pieces = vec![None; bytes.size().div_ceil(PIECE) as usize];
-        self.bodies.push(Body { bytes, object, pieces });
+    /// Adds a body. `object`: its id and parent, and whether it is lossy.
+    fn add(&mut self, len: u64, read: Read, object: Option<(Id, Option<Id>, bool)>) {
+        let object = object.map(|(id, parent, lossy)| Encoding { id, parent, len, lossy, pieces: Vec::new() });
+        self.bodies.push(Body { read, len, object, pieces: vec![None; len.div_ceil(PIECE) as usize] });
     }
 
-    /// Opens the bytes of a file, as far as `objects` are not there. `None`: later.
+    /// Opens the bytes of a file, as far as the mirror has not its objects. `None`: later.
     ///
     /// # Errors
     /// It cannot be read, or changes meanwhile; [`Error::Away`] once `going` is false.
@@ -113,32 +58,30 @@ impl Work {
         source: &dyn Source,
         path: &Path,
         found: &Found,
-        (objects, newest): (&Encodings, Newest),
-        going: &dyn Fn() -> bool,
+        tree: &Tree,
+        going: &(dyn Fn() -> bool + Sync),
     ) -> Result<Option<Work>> {
         match found.shape {
-            Shape::Object(id) => Work::of_object(source, id, objects, None).map(Some),
-            Shape::Newest if newest == Newest::Quantized && found.len >= MIN_RELEASE_BYTES => {
-                match source.ahead(path)? {
-                    Ahead::Object(hold) => Work::of_object(source, hold.id(), objects, Some(hold)).map(Some),
-                    Ahead::Whole => Work::of_whole(source, path, found, objects, going).map(Some),
-                    Ahead::Later => Ok(None),
-                }
-            }
-            Shape::Newest | Shape::Whole => Work::of_whole(source, path, found, objects, going).map(Some),
+            Shape::Object(id) => Work::of_object(source, found, id, tree, None).map(Some),
+            Shape::Newest => match source.ahead(path)? {
+                Ahead::Object(hold) => Work::of_object(source, found, hold.id(), tree, Some(hold)).map(Some),
+                Ahead::Whole => Work::of_whole(source, path, found, tree, going).map(Some),
+                Ahead::Later => Ok(None),
+            },
+            Shape::Whole => Work::of_whole(source, path, found, tree, going).map(Some),
             Shape::Stuck | Shape::Unsettled => {
                 Err(io::Error::other("it cannot be read, or is not durable; `stepfs why` says why").into())
             }
         }
     }
 
-    fn of_object(source: &dyn Source, id: Id, objects: &Encodings, hold: Option<Hold>) -> Result<Work> {
-        let (mut work, mut next) = (Work::new(Content::Object(id), hold), Some(id));
+    fn of_object(source: &dyn Source, found: &Found, id: Id, tree: &Tree, hold: Option<Hold>) -> Result<Work> {
+        let (mut work, mut next) = (Work::new(found, Content::Object(id), hold), Some(id));
         // An open object stays readable, whatever takes its name.
-        while let Some(id) = next.filter(|id| chain(objects, *id).is_none()) {
+        while let Some(id) = next.filter(|id| tree.chain(*id).is_none()) {
             let object = source.objects().open(id)?;
             let (parent, lossy, len) = (object.header().parent, object.header().lossy, object.file().size());
-            work.add(Box::new(Opened(object)), Some(Encoding { id, parent, len, lossy, pieces: Vec::new() }));
+            work.add(len, Box::new(move |buf, at| object.file().read_exact_at(buf, at)), Some((id, parent, lossy)));
             next = parent;
             if work.bodies.len() > MAX_CHAIN as usize + 1 {
                 return Err(Error::Wrong(format!("object {id}: its chain of parents is too long")));
@@ -151,8 +94,8 @@ impl Work {
         source: &dyn Source,
         path: &Path,
         found: &Found,
-        objects: &Encodings,
-        going: &dyn Fn() -> bool,
+        tree: &Tree,
+        going: &(dyn Fn() -> bool + Sync),
     ) -> Result<Work> {
         let store = source.store();
         // A write in the same tick of the clock for files would not show.
@@ -172,16 +115,19 @@ impl Work {
             let mut bytes = vec![0; found.len as usize];
             file.read_exact_at(&mut bytes, 0)?;
             let (blob, packed) = Blob::pack(&bytes)?;
-            work = Work::new(Content::Small(blob), None);
-            work.add(Box::new(packed), None);
+            work = Work::new(found, Content::Small(blob), None);
+            work.add(blob.len, Box::new(move |buf, at| packed.read_exact_at(buf, at)), None);
         } else {
             let original = whole::hash(&file, going)?;
             let id = whole::short(&original);
-            work = Work::new(Content::Object(id), None);
-            if !objects.contains_key(&id) {
+            work = Work::new(found, Content::Object(id), None);
+            if !tree.objects.contains_key(&id) {
                 let object = whole::encode(store, path, (&file, original), found.attributes.modified_ns, going)?;
-                let len = object.size();
-                work.add(Box::new(object), Some(Encoding { id, parent: None, len, lossy: false, pieces: Vec::new() }));
+                work.add(
+                    object.size(),
+                    Box::new(move |buf, at| object.read_exact_at(buf, at)),
+                    Some((id, None, false)),
+                );
             }
         }
         check()?;
@@ -220,8 +166,8 @@ impl Work {
     /// Device errors.
     pub(super) fn bytes(&self, (body, piece): (usize, usize)) -> io::Result<Vec<u8>> {
         let (body, from) = (&self.bodies[body], piece as u64 * PIECE);
-        let mut bytes = vec![0; (body.bytes.size() - from).min(PIECE) as usize];
-        body.bytes.read_exact_at(&mut bytes, from)?;
+        let mut bytes = vec![0; (body.len - from).min(PIECE) as usize];
+        (body.read)(&mut bytes, from)?;
         Ok(bytes)
     }
 

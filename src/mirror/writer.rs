@@ -1,7 +1,7 @@
 //! Brings what a store has to its mirror: first the bytes, then a manifest that names them.
 //!
-//! It keeps the tree of the last manifest, and enters into it what changed. A name whose bytes are not there yet keeps
-//! what it had. So each manifest is complete, and one file that fails delays only itself.
+//! It keeps the tree of the last manifest. A name that changed waits until the mirror can have it as it was seen, and
+//! keeps what it had. So each manifest is complete, and one file that fails delays only itself.
 //!
 //! The catalog's answer, a look at a name, and the bytes of a file are three instants. So nothing is entered of a name
 //! that changed between them: the catalog is asked again first, and tells of the name anew.
@@ -12,62 +12,37 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::blobs::Blobs;
 use super::look::{Found, Seen, attributes_of, others, see};
-use super::manifest::{self, Number};
 use super::pace::Pace;
-use super::place::{Error, Place, Result};
+use super::place::{Place, Result};
 use super::settings::{Progress, Settings};
 use super::source::{Shape, Source};
-use super::tree::{Attributes, Blob, Content, Directory, Encodings, File, Loaded, Node, Witness, chain, load};
-use super::work::{FIRST_PAUSE, Pending, Work};
-use crate::clock::{age_ns, wall_ns};
+use super::states::States;
+use super::tree::{Attributes, Content, File, Node, Tree, Witness};
+use super::waiting::Waiting;
+use super::work::Work;
 use crate::store::{Id, MIN_RELEASE_BYTES, Newest, found_at};
 
 /// Files that travel in one round. Each may be open meanwhile.
 const AT_ONCE: usize = 256;
 /// After this time a manifest names what is there; what is under way goes on in the next round.
 const ROUND: Duration = Duration::from_secs(5);
-/// The longest wait for the first collection after a start.
-const FIRST_COLLECTION: Duration = Duration::from_secs(60);
 /// Failures that `stepfs status` and `stepfs sync --mirror` name.
 const MOST_NAMED: usize = 20;
 
 /// See the module.
 pub(super) struct Writer {
-    place: Arc<dyn Place>,
-    store: Id,
+    states: States,
     newest: Newest,
-    keep: Duration,
-    tree: Directory,
-    objects: Encodings,
-    blobs: Blobs,
+    tree: Tree,
     /// The bytes of files, by inode number.
     known: HashMap<u64, File>,
-    last: Option<Number>,
-    /// The tree that the last manifest names.
-    published: Option<Blob>,
-    pending: BTreeMap<PathBuf, Pending>,
-    /// Names that went. One stays on the mirror while a pending file may have taken its bytes.
-    gone: BTreeSet<PathBuf>,
-    /// Inode numbers of files that are not sealed yet, which may have had another name.
-    unsettled: BTreeMap<PathBuf, u64>,
-    /// Names to look at, whether they change or not, each with the first change that the mirror may lack.
-    again: BTreeMap<PathBuf, u64>,
-    /// Names that looked gone in a look during which others changed: one may be the new name of such a file.
-    doubted: BTreeSet<PathBuf>,
-    /// Files whose other names are to be looked at, by inode number.
-    renewed: HashMap<u64, Witness>,
+    /// What the tree has not as the store has it.
+    waiting: BTreeMap<PathBuf, Waiting>,
     /// The store's change that was looked at last, and the first one after the look before: a name that was told now may have
     /// changed by any between.
     change: u64,
     first: u64,
-    /// Directories that are not put yet.
-    packed: Vec<(Blob, Vec<u8>)>,
-    is_new: bool,
-    collect_at: Instant,
-    /// The mirror's own time, in nanoseconds since 1970, was this at least at that moment.
-    clock: (i64, Instant),
 }
 
 impl Writer {
@@ -76,108 +51,57 @@ impl Writer {
     /// # Errors
     /// It is another store's; those of the mirror. Damage is none: what is lost is written again.
     pub(super) fn open(place: &Arc<dyn Place>, store: Id, settings: &Settings) -> Result<Writer> {
-        manifest::check(place.as_ref(), store)?;
-        let last = manifest::list(place.as_ref(), store)?.pop().map(|(number, _)| number);
-        let read = |number| load(place.as_ref(), manifest::get(place.as_ref(), number)?, &|_, _| true);
-        let Loaded { tree, objects, unread, damaged } = match last.map(read) {
-            None => Loaded::default(),
-            Some(Err(error @ (Error::Wrong(_) | Error::Missing(_)))) => {
-                log::warn!("mirror: {error}; everything is looked at again");
-                Loaded::default()
-            }
-            Some(loaded) => loaded?,
-        };
-        unread.values().for_each(|why| log::warn!("mirror: {why}; it is written again"));
-        let mut writer = Writer {
-            place: Arc::clone(place),
-            store,
-            newest: settings.newest,
-            keep: settings.keep,
-            published: tree.stored(),
-            tree,
-            objects,
-            blobs: Blobs::of(place),
-            known: HashMap::new(),
-            last,
-            pending: BTreeMap::new(),
-            gone: BTreeSet::new(),
-            unsettled: BTreeMap::new(),
-            again: BTreeMap::new(),
-            doubted: BTreeSet::new(),
-            renewed: HashMap::new(),
-            change: 0,
-            first: 1,
-            packed: Vec::new(),
-            is_new: true,
-            // What is new comes first.
-            collect_at: Instant::now() + settings.keep.min(FIRST_COLLECTION),
-            clock: (0, Instant::now()),
-        };
-        writer.list()?;
-        writer.blobs.lose(&damaged);
-        writer.tree.lose(&|hash| writer.blobs.has(hash));
-        writer.tree.each(&mut |path, _| {
-            writer.again.insert(path, 0);
-        });
+        let (states, tree) = States::open(place, store, settings)?;
+        let (newest, known, waiting) = (settings.newest, HashMap::new(), BTreeMap::new());
+        let mut writer = Writer { states, newest, tree, known, waiting, change: 0, first: 1 };
+        let names = writer.tree.iter().map(|(path, _)| path).chain([PathBuf::new()]);
+        names.collect::<Vec<_>>().into_iter().for_each(|path| writer.note(path));
+        writer.lose();
         Ok(writer)
     }
 
-    /// Takes from the tree all that the mirror has lost: it travels again. Returns all blobs, and when each was put.
-    fn list(&mut self) -> Result<Vec<(Id, i64)>> {
-        let listed = self.blobs.list()?;
-        let newest = listed.iter().map(|(_, put_ns)| *put_ns).max().unwrap_or_default();
-        // Old is what this machine's clock calls old, too. Else a clock that was ahead once would thin a directory for ever.
-        self.clock = (newest.max(self.now_ns()).min(age_ns()), Instant::now());
-        let blobs = &self.blobs;
-        self.objects.retain(|_, object| blobs.has_all(object));
-        let mut lost = Vec::new();
-        self.known.clear();
-        self.tree.each(&mut |path, node| {
-            let Node::File(file) = node else { return };
-            match file.content {
-                Content::Small(blob) if !blobs.has(&blob.hash) => lost.push(path),
-                Content::Object(id) if chain(&self.objects, id).is_none() => lost.push(path),
-                _ => drop(self.known.insert(file.witness.inode, file.clone())),
-            }
-        });
-        for path in lost {
-            log::warn!("mirror: bytes of {} are gone there; they travel again", path.display());
-            self.tree.set(&path, None, &|_| Attributes::default());
-            self.again.insert(path, self.change);
-        }
-        self.tree.lose(&|hash| self.blobs.has(hash));
-        Ok(listed)
+    /// A name is looked at in the next round, whether it changes or not.
+    fn note(&mut self, path: PathBuf) {
+        let change = self.change;
+        self.waiting.entry(path).or_insert_with(|| Waiting::new(None, change)).look.get_or_insert(change);
     }
 
-    /// The mirror's own time, or an earlier one: this machine's clock may be wrong by years.
-    fn now_ns(&self) -> i64 {
-        self.clock.0 + self.clock.1.elapsed().as_nanos() as i64
+    /// Takes from the tree all that the mirror has lost: it travels again.
+    fn lose(&mut self) {
+        for path in self.tree.lose(&|hash| self.states.has(hash)) {
+            log::warn!("mirror: bytes of {} are gone there; they travel again", path.display());
+            self.note(path);
+        }
+        let files = self.tree.iter().filter_map(|(_, node)| match node {
+            Node::File(file) => Some((file.witness.inode, file.clone())),
+            _ => None,
+        });
+        self.known = files.collect();
     }
 
     /// Whether something is to be done although nothing has changed.
     pub(super) fn is_due(&self) -> bool {
-        let now = Instant::now();
-        self.collect_at <= now || !self.again.is_empty() || self.pending.values().any(|pending| pending.is_due(now))
+        let is_due = |of: &Waiting| of.look.is_some() || of.is_wanted() && of.retry.is_due();
+        self.states.is_due() || self.waiting.values().any(is_due)
     }
 
     /// The mirror has all changes of the store up to the first number, and up to the second one but for files that fail.
     /// A later change of a file does not count for an earlier one: saves may go on all the time.
     pub(super) fn done(&self) -> (u64, u64) {
         let before = |fails: bool| {
-            let pending = self.pending.values().filter(|pending| fails || pending.failed.is_none());
-            let first = pending.map(|pending| pending.change).chain(self.again.values().copied()).min();
-            first.map_or(self.change, |change| change.saturating_sub(1))
+            let lacking = self.waiting.values().filter(|of| fails || of.failed.is_none());
+            lacking.filter_map(Waiting::lacks).min().map_or(self.change, |change| change.saturating_sub(1))
         };
         (before(true), before(false))
     }
 
     /// Notes the files that are still to come.
     pub(super) fn tell(&self, progress: &mut Progress) {
-        let all = self.pending.values();
-        progress.files = self.pending.len() as u64;
-        progress.bytes = all.clone().map(|pending| pending.found.len).sum();
-        progress.lag_seconds = all.map(|pending| pending.since.elapsed().as_secs()).max();
-        let failed = self.pending.iter().filter_map(|(path, pending)| Some((path, pending.failed.as_ref()?)));
+        let wanted = self.waiting.values().filter(|of| of.is_wanted());
+        progress.files = wanted.clone().count() as u64;
+        progress.bytes = wanted.clone().filter_map(|of| Some(of.file()?.len)).sum();
+        progress.lag_seconds = wanted.map(|of| of.since.elapsed().as_secs()).max();
+        let failed = self.waiting.iter().filter_map(|(path, of)| Some((path, of.failed.as_ref()?)));
         progress.failed = failed.take(MOST_NAMED).map(|(path, why)| format!("{}: {why}", path.display())).collect();
     }
 
@@ -187,244 +111,219 @@ impl Writer {
     /// # Errors
     /// Those of the mirror that are not of one file.
     pub(super) fn round(&mut self, source: &dyn Source, pace: &Pace, asked: bool) -> Result<()> {
-        if asked || self.is_due() || self.tree.stored() != self.published || !self.gone.is_empty() {
-            manifest::check(self.place.as_ref(), self.store)?;
+        if asked || self.is_due() || !self.states.have(&self.tree) {
+            self.states.check()?;
         }
-        if self.collect_at <= Instant::now() {
-            // Also while puts fail: deleting makes room.
-            let collected = self.collect();
-            self.collect_at = Instant::now() + self.keep.clamp(FIRST_PAUSE, manifest::ALL_FOR);
-            if let Err(error) = collected {
-                log::warn!("mirror: what nothing needs stays for now: {error}");
-            }
+        // Also while puts fail: deleting makes room.
+        if self.states.is_due()
+            && let Err(error) = self.collect()
+        {
+            log::warn!("mirror: what nothing needs stays for now: {error}");
         }
         self.push(source, pace);
-        self.publish(pace)
+        self.states.publish(&mut self.tree, pace)
     }
 
-    /// Enters changed names into the tree, as far as its bytes are there. `change`: the store's present one. `asked`:
+    /// Looks at the names that changed, and enters what the mirror can have. `change`: the store's present one. `asked`:
     /// failed files are tried again now.
     pub(super) fn look(&mut self, source: &dyn Source, change: u64, asked: bool) {
+        let is_new = self.change == 0;
         (self.first, self.change) = (self.change + 1, change);
         if asked {
-            self.pending.values_mut().for_each(|pending| pending.again = None);
+            self.waiting.values_mut().for_each(|of| of.retry.hasten());
         }
         let tree = source.store().tree();
-        let is_new = std::mem::take(&mut self.is_new);
-        // What failed may have changed without a note.
-        let mut again = std::mem::take(&mut self.again);
-        for (path, pending) in self.pending.iter().filter(|(_, of)| of.failed.is_some() && of.is_due(Instant::now())) {
-            again.entry(path.clone()).or_insert(pending.change);
-        }
-        // A file may be archived, or get another name or mode, while its bytes are on their way: that makes it no later.
-        let of_file = |pending: &Pending| (pending.found.witness.inode, (pending.modified_ns(), pending.change));
-        let waiting: HashMap<u64, (i64, u64)> = self.pending.values().map(of_file).collect();
-        let mut changed = source.changed(is_new, again.keys().cloned().collect());
-        if is_new {
-            changed.push((PathBuf::new(), None));
-        }
+        // A file may be archived, or get another name or mode, while its bytes are on their way: that makes it no later. Of
+        // two states of one file, the same time means the same bytes.
+        let of_file = |of: &Waiting| Some((of.file()?.attributes.modified_ns, of.change));
+        let changes: BTreeSet<(i64, u64)> = self.waiting.values().filter_map(of_file).collect();
+        let also = self.waiting.iter().filter(|(_, of)| of.is_to_be_looked_at()).map(|(path, _)| path.clone());
+        let also: Vec<PathBuf> = also.collect();
+        let told = source.changed(is_new, also.clone());
         // A name that comes or goes changes the time of its directory.
-        let above: BTreeSet<PathBuf> =
-            changed.iter().filter_map(|(path, _)| Some(path.parent()?.to_path_buf())).collect();
-        // One that could not be listed is listed again.
-        let is_known = |path: &PathBuf| self.tree.others(path).is_some() && !self.pending.contains_key(path);
-        let (known, new): (Vec<_>, Vec<_>) = above.into_iter().partition(is_known);
-        let mut seen: Vec<_> = known.into_iter().map(|path| (see(&tree, &path, None), path)).collect();
-        changed.extend(new.into_iter().map(|path| (path, None)));
-        let mut listed = HashSet::new();
-        while let Some((path, shape)) = changed.pop() {
-            let mut found = see(&tree, &path, shape);
+        let above: BTreeSet<&Path> = told.iter().filter_map(|(path, _)| path.parent()).collect();
+        // One that is new, or could not be listed, is listed.
+        let is_new = |path: &Path| self.tree.others(path).is_none() || self.waiting.contains_key(path);
+        let above = above.into_iter().map(|path| (path.to_path_buf(), None, is_new(path))).collect::<Vec<_>>();
+        let told = told.into_iter().map(|(path, shape)| (path, shape, true));
+        let (mut rest, mut listed): (Vec<_>, _) = (above.into_iter().chain(told).collect(), HashSet::new());
+        while let Some((path, shape, is_told)) = rest.pop() {
+            let mut seen = see(&tree, &path, shape);
             // Another directory may have its place, and of all that is in it only files are told.
-            if let Ok(Some(Seen::Other(Node::Directory(..)))) = found
+            if let (true, Ok(Some(Seen::Other(Node::Directory(..))))) = (is_told, &seen)
                 && listed.insert(path.clone())
             {
-                changed.extend(self.tree.others(&path).into_iter().flatten().map(|path| (path, None)));
+                rest.extend(self.tree.others(&path).into_iter().flatten().map(|path| (path, None, true)));
                 match others(&tree, &path) {
-                    Ok(others) => changed.extend(others.into_iter().map(|path| (path, None))),
-                    Err(error) => found = Err(error),
+                    Ok(others) => rest.extend(others.into_iter().map(|path| (path, None, true))),
+                    Err(error) => seen = Err(error),
                 }
             }
-            seen.push((found, path));
+            self.learn(source, &path, seen, &changes);
         }
-        let noted = self.changed_since(source);
-        for (found, path) in seen {
-            let first = again.get(&path).copied().unwrap_or(self.first);
-            // With a directory that moved, all below it is told anew.
-            if path.ancestors().any(|above| noted.contains(above)) {
-                continue;
-            }
-            let is_gone = matches!(found, Ok(Some(Seen::Nothing)));
-            if is_gone && !noted.is_empty() && self.doubted.insert(path.clone()) {
-                self.again.insert(path, first);
-                continue;
-            }
-            self.doubted.remove(&path);
-            self.learn(source, &path, found);
-            if let Some(pending) = self.pending.get_mut(&path) {
-                let same = waiting.get(&pending.found.witness.inode).filter(|of| of.0 == pending.modified_ns());
-                pending.change = pending.change.min(first).min(same.map_or(first, |of| of.1));
-            }
+        for path in also {
+            self.waiting.entry(path).and_modify(|of| of.look = None);
         }
-        self.look_at_other_names();
+        self.waiting.retain(|_, of| of.seen.is_some() || of.failed.is_some());
+        self.settle(source);
     }
 
-    /// Looks again at the other names of files that changed: the archive may know of one only.
-    fn look_at_other_names(&mut self) {
-        let renewed = std::mem::take(&mut self.renewed);
+    /// Notes a name as it was seen. One that cannot be looked at is tried again. `changes` has the times of files that wait,
+    /// each with their changes.
+    fn learn(
+        &mut self,
+        source: &dyn Source,
+        path: &Path,
+        seen: io::Result<Option<Seen>>,
+        changes: &BTreeSet<(i64, u64)>,
+    ) {
+        let seen = seen.and_then(|mut seen| {
+            if let Some(Seen::File(found)) = &mut seen {
+                found.shape = self.shape(source, path, found)?;
+            }
+            Ok(seen)
+        });
+        // If the archive has not told of a file, the note of it is on its way.
+        let Some(seen) = seen.transpose() else { return };
+        let waiting = self.waiting.entry(path.into()).or_insert_with(|| Waiting::new(None, self.first));
+        let first = waiting.look.unwrap_or(self.first);
+        match seen {
+            Ok(seen) if waiting.seen.as_ref() == Some(&seen) => waiting.change = waiting.change.min(first),
+            Ok(seen) => {
+                let (look, work) = (waiting.look, waiting.work.take());
+                *waiting = Waiting { look, work, ..Waiting::new(Some(seen), first) };
+                if let Some(Found { attributes: Attributes { modified_ns, .. }, .. }) = waiting.file() {
+                    let same = changes.range((*modified_ns, 0)..=(*modified_ns, u64::MAX)).next();
+                    waiting.change = same.map_or(first, |(_, change)| first.min(*change));
+                }
+            }
+            Err(error) => {
+                (waiting.seen, waiting.change) = (None, waiting.change.min(first));
+                waiting.postpone(path, Some(error.into()));
+            }
+        }
+    }
+
+    /// How a file is to travel: as the settings say of the newest one.
+    fn shape(&self, source: &dyn Source, path: &Path, found: &Found) -> io::Result<Shape> {
+        let is_newest = found.shape == Shape::Newest && found.len >= MIN_RELEASE_BYTES;
+        Ok(match self.newest {
+            // An object that was made ahead, and may be on its way, is not shown.
+            Newest::Quantized if is_newest && !source.stays_exact(path)? => Shape::Newest,
+            Newest::None if is_newest && !source.stays_exact(path)? => Shape::Unsettled,
+            _ if found.shape == Shape::Newest => Shape::Whole,
+            _ => found.shape,
+        })
+    }
+
+    /// The bytes of a file, if they are there. The collector may have taken an ancestor of its object meanwhile.
+    fn content(&self, found: &Found) -> Option<Content> {
+        let content = match found.shape {
+            Shape::Object(id) => Content::Object(id),
+            Shape::Newest | Shape::Whole => {
+                let known = self.known.get(&found.witness.inode)?;
+                let is_lossy = |id| self.tree.objects.get(&id).is_some_and(|object| object.lossy);
+                match known.content {
+                    _ if (known.witness, known.len) != (found.witness, found.len) => return None,
+                    Content::Object(id) if found.shape == Shape::Whole && is_lossy(id) => return None,
+                    content => content,
+                }
+            }
+            Shape::Stuck | Shape::Unsettled => return None,
+        };
+        self.tree.has(content, &|hash| self.states.has(hash)).then_some(content)
+    }
+
+    /// Enters all names that the mirror can have as they were seen, but for those that changed since.
+    fn settle(&mut self, source: &dyn Source) {
+        let changed = source.changed(false, Vec::new());
+        let is_quiet = changed.is_empty();
+        changed.into_iter().for_each(|(path, _)| self.note(path));
+        let store_tree = source.store().tree();
+        let above = |path: &Path| {
+            let missing = Attributes { mode: 0o755, ..Attributes::default() };
+            found_at(&store_tree, path).ok().flatten().map_or(missing, |of| attributes_of(&of))
+        };
+        // With a directory that moved, all below it is told anew.
+        let is_noted =
+            |path: &Path| path.ancestors().any(|at| self.waiting.get(at).is_some_and(|of| of.look.is_some()));
+        let is_there = |of: &Waiting| of.file().is_none_or(|found| self.content(found).is_some());
+        let settled = self.waiting.iter().filter(|(path, of)| is_there(of) && !is_noted(path));
+        let settled: Vec<PathBuf> = settled.map(|(path, _)| path.clone()).collect();
+        let (mut gone, mut renewed) = (Vec::new(), HashMap::new());
+        for path in settled {
+            let node = match &self.waiting[&path].seen {
+                Some(Seen::Other(node)) => node.clone(),
+                Some(Seen::File(found)) => {
+                    let Some(content) = self.content(found) else { continue };
+                    let Found { attributes, len, names, witness, .. } = *found;
+                    let file = File { attributes, len, content, witness };
+                    // A file changes under all of its names, and the archive may know of one only.
+                    if names > 1 {
+                        renewed.insert(witness.inode, witness);
+                    }
+                    self.known.insert(witness.inode, file.clone());
+                    Node::File(file)
+                }
+                Some(Seen::Nothing) => {
+                    gone.push(path);
+                    continue;
+                }
+                None => continue,
+            };
+            self.tree.set(&path, Some(node), &above);
+            self.waiting.remove(&path);
+        }
+        self.take_away(gone, is_quiet);
+        self.look_at_other_names(&renewed);
+    }
+
+    /// Takes away names that went. A file that moved is never without a name. `is_quiet`: nothing changed meanwhile.
+    fn take_away(&mut self, gone: Vec<PathBuf>, is_quiet: bool) {
+        let moving: HashSet<u64> = self.waiting.values().filter_map(|of| Some(of.file()?.witness.inode)).collect();
+        let is_moving = |node: &Node| matches!(node, Node::File(file) if moving.contains(&file.witness.inode));
+        for path in gone {
+            let Some(waiting) = self.waiting.get_mut(&path) else { continue };
+            if !is_quiet && !std::mem::replace(&mut waiting.is_doubted, true) {
+                waiting.look = Some(waiting.change);
+            } else if !self.tree.get(&path).is_some_and(is_moving) && !self.tree.below(&path).any(|of| is_moving(of.1))
+            {
+                self.tree.set(&path, None, &|_| Attributes::default());
+                self.waiting.remove(&path);
+            }
+        }
+    }
+
+    /// Looks again at the other names of files that changed.
+    fn look_at_other_names(&mut self, renewed: &HashMap<u64, Witness>) {
         if renewed.is_empty() {
             return;
         }
-        let (again, change) = (&mut self.again, self.change);
-        self.tree.each(&mut |path, node| match node {
-            Node::File(of) if renewed.get(&of.witness.inode).is_some_and(|witness| *witness != of.witness) => {
-                again.entry(path).or_insert(change);
-            }
-            _ => {}
-        });
+        let is_former = |node: &Node| matches!(node, Node::File(of) if renewed.get(&of.witness.inode).is_some_and(|witness| *witness != of.witness));
+        let former = self.tree.iter().filter(|(_, node)| is_former(node)).map(|(path, _)| path);
+        former.collect::<Vec<_>>().into_iter().for_each(|path| self.note(path));
     }
 
-    /// The names that changed since the catalog was asked last. They are looked at in the next round.
-    fn changed_since(&mut self, source: &dyn Source) -> HashSet<PathBuf> {
-        let noted: HashSet<PathBuf> = source.changed(false, Vec::new()).into_iter().map(|(path, _)| path).collect();
-        for path in &noted {
-            self.again.entry(path.clone()).or_insert(self.change);
-        }
-        noted
-    }
-
-    /// Enters a name as it was seen. One that cannot be looked at is tried again.
-    fn learn(&mut self, source: &dyn Source, path: &Path, seen: io::Result<Option<Seen>>) {
-        // If the archive has not told of a file, the note of it is on its way.
-        let Some(seen) = seen.transpose() else { return };
-        self.unsettled.remove(path);
-        let entered = match seen {
-            Ok(Seen::Nothing) => {
-                self.pending.remove(path);
-                self.gone.insert(path.to_path_buf());
-                return;
-            }
-            Ok(Seen::File(found)) => self.want(source, path, found),
-            Ok(Seen::Other(node)) => {
-                self.pending.remove(path);
-                self.set(source, path, node);
-                Ok(())
-            }
-            Err(error) => Err(error),
-        };
-        self.gone.remove(path);
-        if let Err(error) = entered {
-            let (attributes, witness) = Default::default();
-            self.await_bytes(path, Found { shape: Shape::Stuck, attributes, len: 0, names: 0, witness });
-            self.postpone(path, Some(error.into()));
-        }
-    }
-
-    fn set(&mut self, source: &dyn Source, path: &Path, node: Node) {
-        let tree = source.store().tree();
-        let missing = Attributes { mode: 0o755, ..Attributes::default() };
-        let above = |path: &Path| found_at(&tree, path).ok().flatten().map_or(missing, |of| attributes_of(&of));
-        self.tree.set(path, Some(node), &above);
-    }
-
-    /// Enters a file whose bytes are there, and notes any other.
-    fn want(&mut self, source: &dyn Source, path: &Path, mut found: Found) -> io::Result<()> {
-        if self.newest == Newest::Quantized && found.shape == Shape::Newest && source.stays_exact(path)? {
-            // An object that was made ahead, and may be on its way, is not shown.
-            found.shape = Shape::Whole;
-        }
-        let is_behind = || self.newest == Newest::None && found.len >= MIN_RELEASE_BYTES;
-        let content = match found.shape {
-            Shape::Object(id) => Some(Content::Object(id)),
-            Shape::Stuck => None,
-            Shape::Newest if is_behind() && !source.stays_exact(path)? => {
-                self.pending.remove(path);
-                return Ok(());
-            }
-            Shape::Newest | Shape::Whole => {
-                let is_lossy_fine = self.newest == Newest::Quantized && found.shape == Shape::Newest;
-                let known = self.known.get(&found.witness.inode);
-                let known = known.filter(|known| (known.witness, known.len) == (found.witness, found.len));
-                known.map(|known| known.content).filter(|content| self.is_exact(*content) || is_lossy_fine)
-            }
-            // The mirror shows what the name had, and what the file had under a former name.
-            Shape::Unsettled => {
-                self.pending.remove(path);
-                self.unsettled.insert(path.to_path_buf(), found.witness.inode);
-                return Ok(());
-            }
-        };
-        match content {
-            Some(content) => self.enter(source, path, found, content),
-            None => self.await_bytes(path, found),
-        }
-        Ok(())
-    }
-
-    /// Notes a file whose bytes are to come.
-    fn await_bytes(&mut self, path: &Path, found: Found) {
-        let former = self.pending.get(path);
-        if former.is_none_or(|pending| pending.found != found) {
-            let same = former.filter(|pending| pending.modified_ns() == found.attributes.modified_ns);
-            let change = same.map_or(self.first, |of| of.change);
-            self.pending.insert(path.to_path_buf(), Pending::new(found, change));
-        }
-    }
-
-    fn is_exact(&self, content: Content) -> bool {
-        match content {
-            Content::Small(_) => true,
-            Content::Object(id) => self.objects.get(&id).is_some_and(|object| !object.lossy),
-        }
-    }
-
-    fn is_there(&self, content: Content) -> bool {
-        match content {
-            Content::Small(blob) => self.blobs.has(&blob.hash),
-            Content::Object(id) => chain(&self.objects, id).is_some(),
-        }
-    }
-
-    /// Enters a file if its bytes are there. The collector may have taken an ancestor of its object meanwhile.
-    fn enter(&mut self, source: &dyn Source, path: &Path, found: Found, content: Content) {
-        if !self.is_there(content) {
-            return self.await_bytes(path, found);
-        }
-        let Found { shape, attributes, len, names, mut witness } = found;
-        // A stub's own bytes say nothing.
-        if let Shape::Object(_) = shape {
-            witness = Witness::default();
-        }
-        let file = File { attributes, len, content, witness };
-        let had = self.known.insert(witness.inode, file.clone());
-        self.set(source, path, Node::File(file));
-        self.pending.remove(path);
-        // A file changes under all of its names, and the archive may know of one only.
-        if names > 1 && had.is_some_and(|had| had.witness != witness) {
-            self.renewed.insert(witness.inode, witness);
-        }
-    }
-
-    /// Brings the bytes of the newest pending files.
+    /// Brings the bytes of the newest files that wait for theirs.
     fn push(&mut self, source: &dyn Source, pace: &Pace) {
-        let (now, until) = (Instant::now(), Instant::now() + ROUND);
-        let due = self.pending.iter().filter(|(_, pending)| pending.is_due(now));
-        let mut due: Vec<(i64, PathBuf)> =
-            due.map(|(path, of)| (of.found.attributes.modified_ns, path.clone())).collect();
-        due.sort_unstable_by(|a, b| b.cmp(a));
+        let until = Instant::now() + ROUND;
+        let due = self.waiting.iter().filter(|(_, of)| of.is_wanted() && of.retry.is_due());
+        let due = due.filter_map(|(path, of)| Some((path, of.file()?)));
+        let due = due.filter(|(_, found)| self.content(found).is_none());
+        let mut due: Vec<_> =
+            due.map(|(path, found)| (found.attributes.modified_ns, path.clone(), found.clone())).collect();
+        due.sort_unstable_by(|(a, ..), (b, ..)| b.cmp(a));
         due.truncate(AT_ONCE);
         let (mut works, mut coming) = (Vec::new(), HashSet::new());
-        for (_, path) in due {
+        for (_, path, found) in due {
             if pace.is_stopped() || Instant::now() > until && !works.is_empty() {
                 break;
             }
-            let Some(pending) = self.pending.get_mut(&path) else { continue };
-            let (work, found) = (pending.work.take(), pending.found.clone());
-            let work = match work {
+            let Some(waiting) = self.waiting.get_mut(&path) else { continue };
+            let work = match waiting.work.take().filter(|work| work.found == found) {
                 Some(work) => Ok(Some(work)),
-                None => {
-                    let going = || !pace.is_stopped();
-                    Work::begin(source, &path, &found, (&self.objects, self.newest), &going)
-                }
+                None => Work::begin(source, &path, &found, &self.tree, &|| !pace.is_stopped())
+                    .map(|work| work.map(Box::new)),
             };
             match work {
                 // Another file brings one of its objects in this round.
@@ -433,121 +332,38 @@ impl Writer {
                     coming.extend(work.objects());
                     works.push((path, work));
                 }
-                Ok(None) => self.postpone(&path, None),
-                Err(error) => self.postpone(&path, Some(error)),
+                later => waiting.postpone(&path, later.err()),
             }
         }
-        let errors = self.blobs.bring(&mut works, pace, until);
-        // What a program has opened meanwhile may have been read half written.
-        self.changed_since(source);
-        let noted: HashSet<PathBuf> = self.again.keys().cloned().collect();
+        let errors = self.states.bring(&mut works, pace, until);
         for ((path, work), error) in works.into_iter().zip(errors) {
-            self.settle(source, &path, work, (error, noted.contains(&path)));
-        }
-        self.look_at_other_names();
-    }
-
-    /// Enters a file whose bytes are all there; keeps what is there of any other, and of one that is `noted`.
-    fn settle(&mut self, source: &dyn Source, path: &Path, work: Work, (error, noted): (Option<Error>, bool)) {
-        for object in work.whole_objects() {
-            // Never another encoding of an object that is there: directories of the mirror need its pieces.
-            self.objects.entry(object.id).or_insert_with(|| Arc::new(object));
-        }
-        let Some(pending) = self.pending.get_mut(path) else { return };
-        if error.is_none() && !noted && work.missing().next().is_none() {
-            let found = pending.found.clone();
-            return self.enter(source, path, found, work.content);
-        }
-        pending.work = Some(work);
-        if error.is_some() {
-            self.postpone(path, error);
-        }
-    }
-
-    /// Leaves a file for later, because it failed or because its turn has not come.
-    fn postpone(&mut self, path: &Path, error: Option<Error>) {
-        if let Some(pending) = self.pending.get_mut(path) {
-            pending.postpone(path, error);
-        }
-    }
-
-    /// Takes away the names that went. A file that moved is never without a name.
-    fn take_away(&mut self) {
-        let pending = self.pending.values().map(|pending| pending.found.witness.inode);
-        let moving: HashSet<u64> =
-            pending.chain(self.unsettled.values().copied()).filter(|inode| *inode != 0).collect();
-        let is_moving = |node: &Node| matches!(node, Node::File(file) if moving.contains(&file.witness.inode));
-        let has_moving = |node: &Node| {
-            let mut found = is_moving(node);
-            if let Node::Directory(_, directory) = node {
-                directory.each(&mut |_, node| found |= is_moving(node));
+            for object in work.whole_objects() {
+                // Never another encoding of an object that is there: directories of the mirror need its pieces.
+                self.tree.objects.entry(object.id).or_insert_with(|| Arc::new(object));
             }
-            found
-        };
-        let tree = &mut self.tree;
-        self.gone.retain(|path| {
-            let stays = tree.get(path).is_some_and(has_moving);
-            if !stays {
-                tree.set(path, None, &|_| Attributes::default());
+            let Found { attributes, len, witness, .. } = work.found;
+            if error.is_none() && work.missing().next().is_none() {
+                self.known.insert(witness.inode, File { attributes, len, content: work.content, witness });
+            } else if let Some(waiting) = self.waiting.get_mut(&path) {
+                waiting.work = Some(work);
+                error.into_iter().for_each(|error| waiting.postpone(&path, Some(error)));
             }
-            stays
-        });
-    }
-
-    /// Puts the directories that changed, and then a manifest.
-    fn publish(&mut self, pace: &Pace) -> Result<()> {
-        self.take_away();
-        let root = self.tree.pack(&self.objects, &mut self.packed)?;
-        if self.published == Some(root) {
-            return Ok(());
         }
-        self.blobs.put_all(&self.packed, pace)?;
-        self.packed.clear();
-        let now_ms = (wall_ns() / 1_000_000).max(0) as u64;
-        let number = Number::after(self.last, now_ms, self.store);
-        // Its answer may be lost: no number is used twice.
-        self.last = Some(number);
-        manifest::put(self.place.as_ref(), self.store, number, root)?;
-        self.published = Some(root);
-        Ok(())
+        // What a program has opened meanwhile may have been read half written.
+        self.settle(source);
     }
 
     /// Deletes the states that are too old, and the blobs that nothing needs.
     ///
     /// # Errors
-    /// Those of the mirror; [`Error::Wrong`] if a state that stays cannot be read.
+    /// As of [`States::collect`].
     pub(super) fn collect(&mut self) -> Result<()> {
-        let place = Arc::clone(&self.place);
-        let listed = self.list()?;
-        let mut states = manifest::list(place.as_ref(), self.store)?;
-        let old = manifest::outdated(&states, self.now_ns(), self.keep);
-        manifest::delete(place.as_ref(), &old)?;
-        states.retain(|(state, _)| !old.contains(state));
-        let mut needed = HashSet::new();
-        self.tree.blobs(&self.objects, &mut needed);
-        if states.last().map(|(state, _)| *state) != self.last {
-            // Somebody removed the newest state: it is put again.
-            self.published = None;
-        }
-        for (state, _) in states {
-            let root = manifest::get(place.as_ref(), state)?;
-            // A directory that was read has told what it needs.
-            let loaded = load(place.as_ref(), root, &|_, blob| !needed.contains(&blob.hash))?;
-            if let Some(why) = loaded.unread.into_values().next() {
-                return Err(Error::Wrong(format!("{why}; it may need anything")));
-            }
-            loaded.tree.blobs(&loaded.objects, &mut needed);
-        }
-        // After the states: a directory of theirs that is packed here, too, was not read by anybody.
-        needed.extend(self.packed.iter().map(|(blob, _)| blob.hash));
-        needed.extend(self.pending.values().filter_map(|pending| pending.work.as_ref()).flat_map(Work::pieces));
-        // A blob may be young because its file is on its way.
-        let (now_ns, grace) = (self.now_ns(), self.keep.min(manifest::ALL_FOR).as_nanos() as i64);
-        let is_garbage = |(hash, put_ns): &&(Id, i64)| !needed.contains(hash) && now_ns - put_ns >= grace;
-        let garbage: HashSet<Id> = listed.iter().filter(is_garbage).map(|(hash, _)| *hash).collect();
-        let deleted = self.blobs.delete(&garbage);
-        let blobs = &self.blobs;
-        self.objects.retain(|_, object| blobs.has_all(object));
-        deleted
+        let listed = self.states.list()?;
+        self.lose();
+        let works = self.waiting.values().filter_map(|of| of.work.as_deref());
+        let on_their_way: Vec<Id> = works.flat_map(Work::pieces).collect();
+        let collected = self.states.collect(&self.tree, &listed, &on_their_way);
+        self.lose();
+        collected
     }
 }

@@ -8,7 +8,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -131,18 +131,48 @@ pub fn is_open(file: &File, writes: bool) -> io::Result<bool> {
 /// Whether a program on this machine has a file open or mapped to write it, also one whose daemon was killed. `file` is open for
 /// reading only.
 pub fn has_writer(file: &File) -> io::Result<bool> {
-    lease(file, libc::F_RDLCK).map(|granted| !granted)
+    is_free(file, libc::F_RDLCK).map(|free| !free)
 }
 
 /// Whether nobody else on this machine has the file open or mapped, not even a program whose daemon was killed: then the kernel
-/// grants a write lease. `file` is open for writing. File systems without leases have no such programs.
+/// grants a write lease. `file` is open for writing.
 pub(super) fn has_no_other(file: &File) -> io::Result<bool> {
-    lease(file, libc::F_WRLCK)
+    is_free(file, libc::F_WRLCK)
 }
 
-/// Whether the kernel grants a lease, which is given back at once. It does on file systems without leases, and to those who may
-/// not have one of another user's file.
-fn lease(file: &File, kind: libc::c_int) -> io::Result<bool> {
+/// Whether a lease is granted, or nobody can be in its way: file systems without leases have no programs that the kernel serves, and
+/// those of NFS are the server's to give.
+fn is_free(file: &File, kind: libc::c_int) -> io::Result<bool> {
+    match Engine::of_file(file)? {
+        Engine::Nfs => Ok(true),
+        Engine::Coherent => match lease(file, kind) {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EACCES)) => Ok(true),
+            granted => granted,
+        },
+    }
+}
+
+/// Whether the kernel grants a lease of this kind (`F_RDLCK`, `F_WRLCK`), which is given back at once. It refuses one to read while
+/// any program has the file open or mapped for writing, and one to write while any has it open or mapped at all.
+///
+/// # Errors
+/// Also if the file system has no leases. The file's owner may take one, and so may CAP_LEASE, which containers usually lack. So
+/// root takes it as the owner.
+pub fn lease(file: &File, kind: libc::c_int) -> io::Result<bool> {
+    match try_lease(file, kind) {
+        Err(error) if error.raw_os_error() == Some(libc::EACCES) => {
+            // SAFETY: only this thread's user for access to files changes, and changes back before anything else runs.
+            let before = unsafe { libc::setfsuid(file.metadata()?.uid()) };
+            let granted = try_lease(file, kind);
+            // SAFETY: as above.
+            unsafe { libc::setfsuid(before as libc::uid_t) };
+            granted
+        }
+        granted => granted,
+    }
+}
+
+fn try_lease(file: &File, kind: libc::c_int) -> io::Result<bool> {
     /// Chooses the signal of a lease (fcntl.h); the libc crate has no name for it.
     const F_SETSIG: libc::c_int = 10;
     let fcntl = |command, argument: libc::c_int| {
@@ -153,18 +183,11 @@ fn lease(file: &File, kind: libc::c_int) -> io::Result<bool> {
         }
     };
     // Somebody may open it at this moment. SIGIO would end the process; this signal is ignored by default.
-    if Engine::of_file(file)? == Engine::Nfs {
-        // Its leases are the server's to give, and say nothing of others.
-        return Ok(true);
-    }
     fcntl(F_SETSIG, libc::SIGURG)?;
     match fcntl(libc::F_SETLEASE, kind) {
         Ok(()) => fcntl(libc::F_SETLEASE, libc::F_UNLCK).map(|()| true),
-        Err(error) => match error.raw_os_error() {
-            Some(libc::EAGAIN) => Ok(false),
-            Some(libc::EINVAL | libc::EACCES) => Ok(true),
-            _ => Err(error),
-        },
+        Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => Ok(false),
+        Err(error) => Err(error),
     }
 }
 

@@ -266,14 +266,9 @@ impl Objects {
     }
 
     /// Takes garbage out of the table: objects that no file names, no object is a difference to, and `keep` does not
-    /// hold. Takes a bounded number, each child before its parent. Nobody can name them from here on; the caller
+    /// hold, and that `may` go. Takes a bounded number, each child before its parent. Nobody can name them from here on; the caller
     /// removes them.
-    pub fn take_garbage(&self, keep: &HashSet<Id>) -> Vec<Id> {
-        self.take_garbage_of(keep, &|_| true)
-    }
-
-    /// The same of those for which `may` is true.
-    pub fn take_garbage_of(&self, keep: &HashSet<Id>, may: &dyn Fn(Id) -> bool) -> Vec<Id> {
+    pub fn take_garbage(&self, keep: &HashSet<Id>, may: &dyn Fn(Id) -> bool) -> Vec<Id> {
         match self.frozen() {
             Some(_) => Vec::new(),
             None => self.lock().take_garbage(keep, may, COLLECT_AT_ONCE),

@@ -27,7 +27,7 @@ use super::fence::{Fence, Taken};
 use super::marks::{PLAIN, RECALLED};
 use super::object::Id;
 use super::stub::Stub;
-use super::{Damage, Store, beneath, record};
+use super::{Damage, Store, beneath, locks, record};
 
 const NOTE_MAGIC: &[u8; 8] = b"stepfsDT";
 const NOTE_PREFIX: &str = "times-";
@@ -140,11 +140,16 @@ impl Prepared {
     /// Steps 1 and 2 for the file at `path` inside the tree. `None` if it no longer matches `source`.
     ///
     /// # Errors
-    /// Device errors; nothing is left behind then.
+    /// `WouldBlock`: in a shared store somebody has the file open, or changes its attributes; device errors. Nothing is left behind
+    /// then.
     pub fn new(store: &Store, path: &Path, source: &Metadata, stub: &Stub) -> io::Result<Option<Prepared>> {
         let name = Id::random()?;
         // Before the look at the file: whoever changes it afterwards takes the fence down.
         let fence = store.is_shared().then(|| store.fence(source.ino())).transpose()?;
+        // Whoever had the file before may have taken fences down already.
+        if fence.is_some() && locks::is_open(&beneath::open_file(&store.tree(), path)?, false)? {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
         let original = beneath::hold(&store.tree(), path)?;
         if Fingerprint::of(&original.metadata()?) != Fingerprint::of(source) {
             return Ok(None);

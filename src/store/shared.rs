@@ -6,6 +6,7 @@
 //!   former ones. So a former keeper that wakes up late finds neither its files to put in place, nor a place to remove to.
 //! - `fence` has the way in which files of the tree are replaced.
 
+use std::collections::HashMap;
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
@@ -108,36 +109,34 @@ impl Seat {
     }
 }
 
-/// Checks that the locks of other daemons are seen here. One that shows that it lives, and whose lock is free, is on another
-/// machine, and the locks hold on one machine only.
-pub(super) fn see_others(root: &Path, point: &Path) -> Result<(), Error> {
-    let seats = root.join(SEATS);
-    let own = seat_name(point);
-    let look = || -> io::Result<Vec<(PathBuf, i64)>> {
-        let mut free = Vec::new();
+/// The seat of a daemon whose lock is not seen here: it shows that it lives, and its lock is free. So it is on another machine, and
+/// locks hold on one machine only.
+pub(super) fn unseen(root: &Path, point: &Path) -> io::Result<Option<PathBuf>> {
+    let (seats, own) = (root.join(SEATS), seat_name(point));
+    let free = || -> io::Result<HashMap<PathBuf, i64>> {
+        let mut free = HashMap::new();
         for entry in fs::read_dir(&seats)? {
             let entry = entry?;
             let Ok(file) = OpenOptions::new().read(true).write(true).open(entry.path().join(LOCK)) else { continue };
             if entry.file_name() != *own && !locks::is_held(&file, &WHOLE)? {
-                free.push((entry.path(), super::modified_ns(&file.metadata()?)));
+                free.insert(entry.path(), super::modified_ns(&file.metadata()?));
             }
         }
         Ok(free)
     };
-    let look = || look().map_err(Error::io(&seats));
-    let now = stamp(&tempfile::tempfile_in(&seats).map_err(Error::io(&seats))?).map_err(Error::io(&seats))?;
-    let lives = LIVES.as_nanos() as i64;
+    let now = stamp(&tempfile::tempfile_in(&seats)?)?;
     // A daemon that was just killed has a young time, too; its time stands still.
-    let young: Vec<_> = look()?.into_iter().filter(|(_, at)| now.saturating_sub(*at) < lives).collect();
+    let mut young = free()?;
+    young.retain(|_, at| now.saturating_sub(*at) < LIVES.as_nanos() as i64);
     let began = Instant::now();
     while !young.is_empty() && began.elapsed() < LIVES {
-        let moved = |(path, at): &(PathBuf, i64)| young.iter().any(|(known, before)| known == path && before < at);
-        if let Some((path, _)) = look()?.iter().find(|seat| moved(seat)) {
-            return Err(Error::LocalLocks { root: root.to_path_buf(), seat: path.clone() });
+        let moved = |(path, at): &(PathBuf, i64)| young.get(path).is_some_and(|before| before < at);
+        if let Some((seat, _)) = free()?.into_iter().find(moved) {
+            return Ok(Some(seat));
         }
         std::thread::sleep(Duration::from_millis(50));
     }
-    Ok(())
+    Ok(None)
 }
 
 /// The time of a keeper: it ends with another keeper's election.

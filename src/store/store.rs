@@ -6,7 +6,7 @@ use std::io::{self, Read};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::durable::{self, CrashPoint, DeviceFile, Io};
 use super::engine::{Engine, admit};
@@ -37,8 +37,7 @@ pub struct Store {
     /// Files that lost bytes, by device and inode number, with the error. The kernel reports it once, and somebody else
     /// was told. The lock is held only briefly.
     failed: Mutex<HashMap<(u64, u64), i32>>,
-    /// Of the store's file system, once somebody has asked.
-    engine: OnceLock<Engine>,
+    engine: Engine,
     /// The kernel releases it when the process ends for any reason.
     lock: Option<File>,
     place: Place,
@@ -56,6 +55,12 @@ enum Place {
 }
 
 impl Store {
+    fn of(root: PathBuf, settings: Settings, io: Io, lock: Option<File>, place: Place) -> Store {
+        // A store that cannot be asked answers no other call either.
+        let engine = Engine::of(&root).unwrap_or(Engine::Coherent);
+        Store { root, settings, io, failed: Mutex::default(), engine, lock, place }
+    }
+
     /// Opens a store for writing: takes its lock, then finishes or undoes the work that a crash interrupted. Creates
     /// the store if the directory is missing or empty.
     pub fn open(root: &Path) -> Result<Store, Error> {
@@ -73,15 +78,7 @@ impl Store {
             None => locks::hold(&root, &root.join(LOCK), Kind::Alone)?,
         };
         make_directories(&io, &root, settings.shared)?;
-        let store = Store {
-            root,
-            settings,
-            io,
-            failed: Mutex::default(),
-            engine: OnceLock::new(),
-            lock: Some(lock),
-            place: Place::Store,
-        };
+        let store = Store::of(root, settings, io, Some(lock), Place::Store);
         release::recover(&store, &store.tmp()).map_err(Error::io(store.tmp()))?;
         if store.is_shared() {
             let recover = |notes: &Path| release::recover(&store, notes);
@@ -120,11 +117,11 @@ impl Store {
         admit(&root)?;
         let lock = locks::hold(&root, &root.join(LOCK), Kind::Shared)?;
         make_directories(&io, &root, true)?;
-        shared::see_others(&root, point)?;
+        if let Some(seat) = shared::unseen(&root, point).map_err(Error::io(&root))? {
+            return Err(Error::LocalLocks { root, seat });
+        }
         let seat = Seat::take(&io, &root, point)?;
-        let place = Place::Seat(seat);
-        let store =
-            Store { root, settings, io, failed: Mutex::default(), engine: OnceLock::new(), lock: Some(lock), place };
+        let store = Store::of(root, settings, io, Some(lock), Place::Seat(seat));
         guide::leave(&store.root, &store.tmp());
         Ok(store)
     }
@@ -139,15 +136,7 @@ impl Store {
         let Some(epoch) = Epoch::begin(&self.io, &self.root, &recover)? else { return Ok(None) };
         let lock = self.lock.as_ref().map(File::try_clone).transpose()?;
         let (root, settings, io) = (self.root.clone(), self.settings.clone(), self.io.clone());
-        Ok(Some(Store {
-            root,
-            settings,
-            io,
-            failed: Mutex::default(),
-            engine: OnceLock::new(),
-            lock,
-            place: Place::Epoch(epoch),
-        }))
+        Ok(Some(Store::of(root, settings, io, lock, Place::Epoch(epoch))))
     }
 
     /// Whether several daemons may serve it.
@@ -190,8 +179,7 @@ impl Store {
 
     /// The file system of the store.
     pub fn engine(&self) -> Engine {
-        // A store that cannot be asked answers no other call either.
-        *self.engine.get_or_init(|| Engine::of(&self.root).unwrap_or(Engine::Coherent))
+        self.engine
     }
 
     /// A path for [`open_beside`](super::fence::open_beside), where the file system wants that.
@@ -222,15 +210,7 @@ impl Store {
         let root = fs::canonicalize(root).map_err(Error::io(root))?;
         let settings = read_settings(&root)?;
         directories(settings.shared).try_for_each(|name| beneath::real_directory(&root.join(name)))?;
-        Ok(Store {
-            root,
-            settings,
-            io: Io::disk(),
-            failed: Mutex::default(),
-            engine: OnceLock::new(),
-            lock: None,
-            place: Place::Store,
-        })
+        Ok(Store::of(root, settings, Io::disk(), None, Place::Store))
     }
 
     /// Removes a store without files and objects. One that holds anything stays.
@@ -261,7 +241,7 @@ impl Store {
     /// # Errors
     /// [`Error::Missing`] without a store there.
     pub fn is_locked(root: &Path) -> Result<bool, Error> {
-        Store::is_lock_held(root, root.join(LOCK))
+        is_lock_held(root, root.join(LOCK))
     }
 
     /// True if a daemon serves the store on this mount point, or, if it is not shared, on any.
@@ -269,27 +249,17 @@ impl Store {
     /// # Errors
     /// [`Error::Missing`] without a store there.
     pub fn is_served_on(root: &Path, point: &Path) -> Result<bool, Error> {
-        Store::is_lock_held(root, shared::lock_of(root, point))
-    }
-
-    fn is_lock_held(root: &Path, path: PathBuf) -> Result<bool, Error> {
-        match beneath::open_plain(&path) {
-            Ok(file) => locks::is_held(&file, &WHOLE).map_err(Error::io(path)),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Error::Missing(root.to_path_buf())),
-            Err(error) => Err(Error::io(path)(error)),
-        }
+        is_lock_held(root, shared::lock_of(root, point))
     }
 
     /// The process that has the store open for writing, by the number that it left there.
     pub fn holder(root: &Path) -> Option<u32> {
-        Store::is_locked(root).ok().filter(|is_locked| *is_locked)?;
-        fs::read_to_string(root.join(LOCK)).ok()?.trim().parse().ok()
+        holder_of(root, root.join(LOCK))
     }
 
     /// The process that serves the store on this mount point.
     pub fn server(root: &Path, point: &Path) -> Option<u32> {
-        Store::is_served_on(root, point).ok().filter(|is_served| *is_served)?;
-        fs::read_to_string(shared::lock_of(root, point)).ok()?.trim().parse().ok()
+        holder_of(root, shared::lock_of(root, point))
     }
 
     /// The error for a store that another process has.
@@ -484,6 +454,21 @@ fn without_settings(root: &Path) -> Option<Error> {
     let files = files_below(&tree, Path::new("")).ok().filter(|files| !files.is_empty())?;
     let found = files.iter().filter_map(stub).find(|stub| path_of(&objects, stub.object).exists());
     Some(Error::NoSettings { root: root.to_path_buf(), id: found.map(|stub| stub.store) })
+}
+
+/// True if a process holds the lock at a path, in the store at `root`.
+fn is_lock_held(root: &Path, path: PathBuf) -> Result<bool, Error> {
+    match beneath::open_plain(&path) {
+        Ok(file) => locks::is_held(&file, &WHOLE).map_err(Error::io(path)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Error::Missing(root.to_path_buf())),
+        Err(error) => Err(Error::io(path)(error)),
+    }
+}
+
+/// The process that holds the lock at a path, by the number that it left there.
+fn holder_of(root: &Path, lock: PathBuf) -> Option<u32> {
+    is_lock_held(root, lock.clone()).ok().filter(|is_held| *is_held)?;
+    fs::read_to_string(lock).ok()?.trim().parse().ok()
 }
 
 /// Device and inode number.

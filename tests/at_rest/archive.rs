@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use stepfs::archive::{Archive, AtRest, FileId, Namespace, Outcome};
+use stepfs::archive::{Archive, AtRest, Commit, FileId, Namespace, Outcome};
 use stepfs::store::MAX_CHAIN;
 use stepfs::tile::{Codec, Coding};
 
@@ -280,12 +280,7 @@ impl Namespace for InUse {
         Outcome::Done
     }
 
-    fn exclusively(
-        &self,
-        _: &Path,
-        _: FileId,
-        _: &mut dyn FnMut(&Path) -> std::io::Result<bool>,
-    ) -> std::io::Result<Outcome> {
+    fn exclusively(&self, _: &Path, _: FileId, _: &mut Commit<'_>) -> std::io::Result<Outcome> {
         Ok(Outcome::Busy)
     }
 
@@ -332,12 +327,7 @@ impl Namespace for InUseUntil {
         Outcome::Done
     }
 
-    fn exclusively(
-        &self,
-        path: &Path,
-        expect: FileId,
-        commit: &mut dyn FnMut(&Path) -> std::io::Result<bool>,
-    ) -> std::io::Result<Outcome> {
+    fn exclusively(&self, path: &Path, expect: FileId, commit: &mut Commit<'_>) -> std::io::Result<Outcome> {
         match self.closed.load(Ordering::SeqCst) {
             true => self.rest.exclusively(path, expect, commit),
             false => Ok(Outcome::Busy),
@@ -370,12 +360,7 @@ impl Namespace for Beside {
         Outcome::Done
     }
 
-    fn exclusively(
-        &self,
-        path: &Path,
-        expect: FileId,
-        commit: &mut dyn FnMut(&Path) -> std::io::Result<bool>,
-    ) -> std::io::Result<Outcome> {
+    fn exclusively(&self, path: &Path, expect: FileId, commit: &mut Commit<'_>) -> std::io::Result<Outcome> {
         self.rest.exclusively(path, expect, &mut |absolute| {
             let directory = absolute.parent().unwrap();
             (self.before)(directory);
@@ -429,12 +414,7 @@ impl Namespace for JustRenamed {
         self.rest.idle(path, expect)
     }
 
-    fn exclusively(
-        &self,
-        path: &Path,
-        expect: FileId,
-        commit: &mut dyn FnMut(&Path) -> std::io::Result<bool>,
-    ) -> std::io::Result<Outcome> {
+    fn exclusively(&self, path: &Path, expect: FileId, commit: &mut Commit<'_>) -> std::io::Result<Outcome> {
         self.rest.exclusively(path, expect, commit)
     }
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
-use stepfs::archive::{Archive, AtRest, FileId, GcReport, Namespace, Outcome};
+use stepfs::archive::{Archive, AtRest, Commit, FileId, GcReport, Namespace, Outcome};
 
 use super::series::{Dtype, Random, Rest, Tensor, safetensors, states, until, work};
 
@@ -360,12 +360,7 @@ impl Namespace for Meddler {
         Outcome::Done
     }
 
-    fn exclusively(
-        &self,
-        path: &Path,
-        expect: FileId,
-        commit: &mut dyn FnMut(&Path) -> io::Result<bool>,
-    ) -> io::Result<Outcome> {
+    fn exclusively(&self, path: &Path, expect: FileId, commit: &mut Commit<'_>) -> io::Result<Outcome> {
         self.rest.exclusively(path, expect, commit)
     }
 

@@ -1,6 +1,8 @@
 //! Stubs, and the small files of a store. Each input is read as it is, and with a right checksum at its end.
 
-use stepfs::mirror::tree::{Blob, Directory, Encodings};
+use std::path::Path;
+
+use stepfs::mirror::tree::{Blob, Tree};
 use stepfs::store::{FORMAT, Id, Restores, STUB_BYTES, Stub, StubNote};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -49,12 +51,15 @@ pub(crate) fn restores(data: &[u8]) {
 
 /// The bytes of a mirror's directory: as they are, and with these rows in right records and frames.
 pub(crate) fn directory(data: &[u8]) {
-    let unpack = |bytes: &[u8]| Directory::unpack(Blob { hash: Id::NONE, len: 0 }, bytes, &mut Encodings::new());
+    let unpack = |bytes: &[u8]| {
+        let mut tree = Tree::default();
+        tree.unpack(Path::new(""), Blob { hash: Id::NONE, len: 0 }, bytes).map(|_| tree)
+    };
     let _ = unpack(data);
     let mut record = b"stepfsMD".to_vec();
     record.extend_from_slice(&FORMAT.to_le_bytes());
     record.extend_from_slice(data);
-    if let Ok(directory) = unpack(&zstd::bulk::compress(&with_checksum(&record), 1).expect("zstd packs any bytes")) {
-        directory.each(&mut |path, _| assert_eq!(path.components().count(), 1, "{path:?} leads elsewhere"));
+    if let Ok(tree) = unpack(&zstd::bulk::compress(&with_checksum(&record), 1).expect("zstd packs any bytes")) {
+        tree.iter().for_each(|(path, _)| assert_eq!(path.components().count(), 1, "{path:?} leads elsewhere"));
     }
 }

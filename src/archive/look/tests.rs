@@ -95,7 +95,7 @@ fn a_look_is_complete_if_no_directory_changed() {
     let world = World::new();
     let tree = world.archive.store().tree();
     fs::create_dir(tree.join("run")).unwrap();
-    let list = |later_ns: i64| list(&tree, Engine::Coherent, crate::clock::wall_ns() + later_ns).unwrap();
+    let list = |later_ns: i64| Listing::of(&tree, Engine::Coherent, crate::clock::wall_ns() + later_ns).unwrap();
     assert!(!list(0).is_complete, "another name may have come at the same time");
     assert!(list(2 * DIRECTORY_NS).is_complete);
     fs::write(tree.join("run/x"), "").unwrap();

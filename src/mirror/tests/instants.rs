@@ -42,18 +42,20 @@ fn a_name_that_moves_after_the_catalogs_answer_keeps_its_file() {
     meanwhile("run/newest.pt", |machine| machine.rename("run", "moved"));
 }
 
-/// One of its names is there at each instant.
+/// One of its names is there at each instant, also of a released file.
 #[test]
 fn a_name_that_moves_before_and_after_the_answer_keeps_its_file() {
-    let (machine, place, mut writer) = mirrored();
-    machine.rename("run/newest.pt", "run/kept.pt");
-    machine.once_meanwhile(|machine| machine.rename("run/kept.pt", "run/last.pt"));
-    step(&mut writer, &machine, false).unwrap();
-    let now = whole(&place);
-    let is_there = |name: &str| now.keys().any(|path| path.ends_with(name));
-    assert!(["newest.pt", "kept.pt", "last.pt"].into_iter().any(is_there), "{:?}", now.keys());
-    assert!(machine.rounds(&mut writer).unwrap());
-    assert_eq!(whole(&place), names(&machine.store));
+    for name in ["newest.pt", "step_1.pt"] {
+        let (machine, place, mut writer) = mirrored();
+        machine.rename(&format!("run/{name}"), "run/kept.pt");
+        machine.once_meanwhile(|machine| machine.rename("run/kept.pt", "run/last.pt"));
+        step(&mut writer, &machine, false).unwrap();
+        let now = whole(&place);
+        let is_there = |name: &str| now.keys().any(|path| path.ends_with(name));
+        assert!([name, "kept.pt", "last.pt"].into_iter().any(is_there), "{:?}", now.keys());
+        assert!(machine.rounds(&mut writer).unwrap());
+        assert_eq!(whole(&place), names(&machine.store));
+    }
 }
 
 /// The file is archived, and gets another mode, while its bytes cannot travel.

@@ -24,7 +24,7 @@ fn header(id: Id, parent: Option<Id>, at: u32) -> Header {
 }
 
 fn collect(objects: &Objects, keep: &HashSet<Id>) -> Vec<Id> {
-    let garbage = objects.take_garbage(keep);
+    let garbage = objects.take_garbage(keep, &|_| true);
     objects.remove(&garbage);
     garbage
 }

@@ -391,6 +391,20 @@ fn a_stub_that_comes_late_finds_no_way() {
 }
 
 #[test]
+fn no_stub_is_made_while_somebody_changes_attributes() {
+    let world = World::new();
+    let stub = Stub { store: world.ours.id(), object: Id::random().unwrap(), logical_len: MIN_RELEASE_BYTES };
+    let prepare = || Prepared::new(&world.ours, Path::new(NAME), &fs::metadata(world.path()).unwrap(), &stub);
+    // The other daemon has the lock, and has taken down all fences. It changes the mode next.
+    let theirs = world.open();
+    assert!(locks::open(&theirs, false).unwrap());
+    world.theirs.fences().revoke(world.ino(), None).unwrap();
+    assert_eq!(prepare().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    drop(theirs);
+    assert!(prepare().unwrap().is_some());
+}
+
+#[test]
 fn a_former_keeper_removes_no_object() {
     let world = World::new();
     let keeper = world.ours.elect().unwrap().unwrap();

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
-use stepfs::archive::{Archive, AtRest, FileId, Namespace, Outcome};
+use stepfs::archive::{Archive, AtRest, Commit, FileId, Namespace, Outcome};
 use stepfs::store::durable::{Attribute, CrashPoint, Device, DeviceFile, Disk, Io, Times};
 use stepfs::store::{Id, Objects, Store, Stub, export_file, import_file, replace_stub, sync_replaced};
 
@@ -75,12 +75,7 @@ impl Namespace for Beside {
         self.rest.idle(path, expect)
     }
 
-    fn exclusively(
-        &self,
-        path: &Path,
-        expect: FileId,
-        commit: &mut dyn FnMut(&Path) -> io::Result<bool>,
-    ) -> io::Result<Outcome> {
+    fn exclusively(&self, path: &Path, expect: FileId, commit: &mut Commit<'_>) -> io::Result<Outcome> {
         let _held = self.names.lock();
         let done = self.rest.exclusively(path, expect, commit);
         let_the_clock_tick();

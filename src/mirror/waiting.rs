@@ -1,0 +1,103 @@
+//! A name that the mirror does not have as the store has it, and why.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use super::look::{Found, Seen};
+use super::place::Error;
+use super::source::Shape;
+use super::work::Work;
+
+/// How long something that failed is left alone, at first and at most: each time twice as long.
+pub(super) const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// When something that failed is tried again.
+#[derive(Default)]
+pub(super) struct Retry {
+    at: Option<Instant>,
+    /// The pause after the next failure; none before the first.
+    pause: Option<Duration>,
+}
+
+impl Retry {
+    /// Leaves it alone for a pause. The next pause is longer if this was a failure.
+    pub(super) fn postpone(&mut self, fails: bool) {
+        let pause = self.pause.unwrap_or(FIRST_PAUSE);
+        self.at = Some(Instant::now() + pause);
+        if fails {
+            self.pause = Some((pause * 2).min(LONGEST_PAUSE));
+        }
+    }
+
+    /// It is tried now.
+    pub(super) fn hasten(&mut self) {
+        self.at = None;
+    }
+
+    pub(super) fn is_due(&self) -> bool {
+        self.at.is_none_or(|at| at <= Instant::now())
+    }
+
+    pub(super) fn has_failed(&self) -> bool {
+        self.pause.is_some()
+    }
+}
+
+/// See the module.
+pub(super) struct Waiting {
+    /// As it was seen last.
+    pub(super) seen: Option<Seen>,
+    /// The first change of the store that the mirror may lack.
+    pub(super) change: u64,
+    /// The same, if the name is to be looked at.
+    pub(super) look: Option<u64>,
+    /// It looked gone while other names changed: one of them may be its new name.
+    pub(super) is_doubted: bool,
+    pub(super) since: Instant,
+    /// What is under way of its bytes.
+    pub(super) work: Option<Box<Work>>,
+    pub(super) retry: Retry,
+    pub(super) failed: Option<String>,
+}
+
+impl Waiting {
+    pub(super) fn new(seen: Option<Seen>, change: u64) -> Waiting {
+        let (look, is_doubted, work, failed) = Default::default();
+        Waiting { seen, change, look, is_doubted, since: Instant::now(), work, retry: Retry::default(), failed }
+    }
+
+    /// The file that was seen, if it is one.
+    pub(super) fn file(&self) -> Option<&Found> {
+        match &self.seen {
+            Some(Seen::File(found)) => Some(found),
+            _ => None,
+        }
+    }
+
+    /// Whether the mirror is to have something that it lacks. What may still change is not to be there, and what has gone
+    /// waits for others.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.failed.is_some() || self.file().is_some_and(|found| found.shape != Shape::Unsettled)
+    }
+
+    /// The first change that the mirror may lack, if it is to have it.
+    pub(super) fn lacks(&self) -> Option<u64> {
+        self.look.into_iter().chain(self.is_wanted().then_some(self.change)).min()
+    }
+
+    /// Whether it is to be looked at now. What failed may have changed without a note.
+    pub(super) fn is_to_be_looked_at(&self) -> bool {
+        self.look.is_some() || self.failed.is_some() && self.retry.is_due()
+    }
+
+    /// Leaves it for later, because it failed or because its turn has not come.
+    pub(super) fn postpone(&mut self, path: &Path, error: Option<Error>) {
+        self.retry.postpone(error.is_some());
+        let Some(why) = error.map(|error| error.to_string()) else { return };
+        if self.failed.as_ref() != Some(&why) {
+            log::warn!("mirror: {} is not there: {why}; stepfs tries again", path.display());
+        }
+        self.failed = Some(why);
+    }
+}
