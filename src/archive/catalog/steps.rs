@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Resource, getrlimit};
+
 use crate::archive::decide::{Checkpoint, File, Work};
 use crate::archive::entry::{Failed, Sealed, State};
 use crate::archive::lineage;
@@ -12,8 +14,12 @@ use crate::store::Id;
 
 use super::files::{Files, Offer};
 
-/// Files made durable together, at most. Each takes a descriptor.
-const MOST: usize = 256;
+/// Files made durable together, at most. Each takes a descriptor, and a program's open fails without one: so a process with a
+/// low limit takes few.
+fn most_together() -> usize {
+    let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    usize::try_from(descriptors / 16).unwrap_or(usize::MAX).clamp(1, 256)
+}
 
 /// A step of a file's life that one thread takes. No other thread takes a step of the file before [`Steps::done`].
 #[derive(Clone, Debug)]
@@ -247,7 +253,7 @@ impl Steps<'_> {
     /// Claims files that wait for each other; also those that could wait longer.
     pub(in crate::archive) fn claim_waiting(&mut self) -> Option<Vec<Task>> {
         let offered = self.files.queue().together().filter(|file| self.is_offered(file));
-        let files: Vec<Arc<File>> = offered.take(MOST).cloned().collect();
+        let files: Vec<Arc<File>> = offered.take(most_together()).cloned().collect();
         let offers = files.into_iter().map(|file| Offer { file, work: Work::Together, after: None });
         let tasks: Vec<Task> = offers.map(|offer| self.claim(&offer)).collect();
         Some(tasks).filter(|tasks| !tasks.is_empty())
