@@ -22,9 +22,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in gpt.py; must be set
 if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):
     os.environ["OMP_NUM_THREADS"] = str(max(1, 2 // workers))
 
-# The tests run on the program that `cargo test` builds; scripts that measure take the release's.
-os.environ.setdefault("STEPFS_BIN", str(Path(__file__).resolve().parents[2] / "target/debug/stepfs"))
-
 import harness  # noqa: E402
 from harness import make_base, open_mount, remove_base  # noqa: E402
 

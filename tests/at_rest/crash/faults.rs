@@ -15,6 +15,7 @@ use stepfs::store::durable::Io;
 use stepfs::store::{Error, Objects, Store, Stub};
 
 use super::faulty::{Fault, Faulty};
+use super::live::LONGEST;
 use super::series::directory;
 use super::series::{Dtype, Random, Tensor, decode, is_faithful, safetensors, step, train};
 use stepfs::store::object::Object;
@@ -117,8 +118,9 @@ fn run(fault: Fault, at: usize, lasts: bool, patient: bool, checkpoints: &[Vec<u
 
 /// Waits until the archive has nothing to do, or has called the device for the last time `most` ago: it rests after a fault.
 fn settle(archive: &Arc<Archive>, device: &Faulty, most: Duration) {
-    let (mut calls, mut last) = (device.calls(), Instant::now());
+    let (began, mut calls, mut last) = (Instant::now(), device.calls(), Instant::now());
     while archive.queue().queued > 0 && last.elapsed() < most {
+        assert!(began.elapsed() < LONGEST, "the device is called again and again: {:?}", archive.status());
         if device.calls() != calls {
             (calls, last) = (device.calls(), Instant::now());
         }

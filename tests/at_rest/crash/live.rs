@@ -53,7 +53,7 @@ pub(crate) struct Run {
 const ONE_RENAME: Duration = Duration::from_millis(10);
 
 /// A test that waits longer has failed.
-const LONGEST: Duration = Duration::from_secs(180);
+pub(crate) const LONGEST: Duration = Duration::from_secs(180);
 
 /// A program's next action gets a time that is later than the work for it, by more than one rename's span. Otherwise
 /// the two look the same, and a restored note gives the directory the time that it had before either.

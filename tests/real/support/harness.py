@@ -14,7 +14,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.append(str(ROOT / "tools"))
-BIN = os.environ.get("STEPFS_BIN", str(ROOT / "target/release/stepfs"))
+# The program that `cargo build` and `cargo test` make; also for processes that a test starts.
+BIN = os.environ.setdefault("STEPFS_BIN", str(ROOT / "target/debug/stepfs"))
 # The checked helper for passthrough.
 HELPER = Path(os.environ.get("STEPFS_PASSTHROUGH", Path(BIN).parent / "stepfs-passthrough"))
 # With STEPFS_TEST_PLAIN=1 the "mount" is a plain directory: checks the tests' own programs, not stepfs.
