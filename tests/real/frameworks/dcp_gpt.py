@@ -80,6 +80,8 @@ def main():
         pid, status = os.wait()
         ranks[ranks.index(pid)] = None
         if status:
+            # Below zero: the signal that ended it. A machine without memory sends 9.
+            print(f"a rank ended with {os.waitstatus_to_exitcode(status)}", file=sys.stderr)
             for other in filter(None, ranks):
                 os.kill(other, signal.SIGKILL)
             sys.exit(1)
