@@ -21,6 +21,7 @@ use super::workers::Workers;
 use crate::archive::FileId;
 use crate::clock;
 use crate::recall::Reader;
+use crate::store::beneath::Reached;
 use crate::store::durable::{CrashPoint, DeviceFile, scratch};
 use crate::store::{Stub, copy_attributes, copy_to_new_bytes, replace_stub, sync_replaced};
 use crate::sync::MutexGuard;
@@ -236,7 +237,7 @@ impl Recalls {
         drop(table);
         self.tree.invalidations.inode(ino);
         // In a shared store the stub may come back after a crash: its object stays for an hour.
-        let Some(replaced) = replaced else { return Ok(()) };
+        let Some((_names, replaced)) = replaced else { return Ok(()) };
         let synced = replaced.and_then(|directories| sync_replaced(self.tree.io(), &directories));
         if let (Ok(()), Some(node)) = (&synced, self.tree.table().get_mut(ino)) {
             node.names_synced(unsynced);
@@ -244,7 +245,8 @@ impl Recalls {
         Ok(synced?)
     }
 
-    /// Gives all names of a stub to a file. Answers their directories, or an error after which some names lead to the file.
+    /// Gives all names of a stub to a file. Answers the names, which keep the paths of their directories alive, and these
+    /// directories, or an error after which some names lead to the file.
     ///
     /// # Errors
     /// All names lead to the stub.
@@ -255,7 +257,7 @@ impl Recalls {
         stub: &Metadata,
         (path, opened): (&Path, &File),
         wanted: RecallGoal,
-    ) -> Result<io::Result<Vec<PathBuf>>> {
+    ) -> Result<(Vec<Reached>, io::Result<Vec<PathBuf>>)> {
         let replacement = FileId::of(&opened.metadata()?);
         let paths = Self::names(table, ino, stub)?;
         let names = paths.iter().map(|path| table.reach(path)).collect::<io::Result<Vec<_>>>()?;
@@ -272,7 +274,7 @@ impl Recalls {
         for (path, _) in paths.iter().zip(&names).filter(|(_, name)| replaced.is_ok() || is_in_place(name)) {
             self.tree.archive().recalled(path, wanted == RecallGoal::Resident);
         }
-        Ok(replaced)
+        Ok((names, replaced))
     }
 
     /// After an error between the renames of a file with several names: those that still lead to the stub are another

@@ -1,5 +1,6 @@
 """Several daemons that serve one shared store, each on a mount of its own: on this machine, or in guests (guests.py)."""
 
+import errno
 import fcntl
 import importlib
 import os
@@ -122,8 +123,17 @@ class Nodes(list):
 
     def remove(self):
         if in_guests():
-            self.store.guest.shutil.rmtree(self.store.parent)
+            # NFS keeps a removed file under another name until the kernel has closed it.
+            wait_until(self.is_removed, 60, "the store's files are closed")
         harness.remove_base(self.base)
+
+    def is_removed(self):
+        try:
+            self.store.guest.shutil.rmtree(self.store.parent)
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
+        return not self.store.parent.exists()
 
 
 def open_nodes(count, passthrough=True):
