@@ -65,7 +65,7 @@ def main():
     nodes = Nodes(harness.make_base(), 2)
     try:
         nodes.mount()
-        # The keeper's machine also archives; the other one shows what serving costs.
+        # The keeper also archives; the other daemon only serves.
         keeper = nodes.keeper()
         node = next(node for node in nodes if node is not keeper)
         plain = nodes.store.parent / "plain"

@@ -192,6 +192,15 @@ impl Table {
         Ok(Place::named(self.at(*parent, name)?))
     }
 
+    /// Refuses a file that was opened by a node's name, and is another one: it took the name after [`Table::place`] looked. It may be
+    /// a stub, so nobody may read or write it as the node's file. The kernel looks the name up anew.
+    pub(super) fn require(&self, ino: u64, file: &File) -> Result<()> {
+        let node = self.node(ino)?;
+        let is_it = FileId::of(&file.metadata()?) == node.file
+            && (node.identity.is_empty() || identity(file)? == node.identity);
+        if is_it { Ok(()) } else { Err(libc::ESTALE.into()) }
+    }
+
     /// Path, relative to the tree, of a name in a directory. Refuses invalid names.
     pub(super) fn child(&self, parent: u64, name: &OsStr) -> Result<PathBuf> {
         if self.node(parent)?.kind != FileType::Directory {

@@ -262,7 +262,10 @@ impl OpenFiles {
         };
         let ino = entry.1.ino.0;
         let file = made.ok_or(Fault::Code(libc::EIO))?;
-        lock_open(self.tree.archive().store(), &table, ino, &file, access.changes())?;
+        if let Err(fault) = lock_open(self.tree.archive().store(), &table, ino, &file, access.changes()) {
+            table.forget(ino, 1);
+            return Err(fault);
+        }
         let node = table.node_mut(ino)?;
         node.unsynced_names += 1;
         node.opening += 1;

@@ -69,16 +69,17 @@ pub(super) fn lock_node(store: &Store, table: &Table, ino: u64) -> Result<Option
         return Ok(None);
     }
     let place = table.place(ino)?;
-    let metadata = place.metadata()?;
-    if metadata.len() < MIN_RELEASE_BYTES {
+    if place.metadata()?.len() < MIN_RELEASE_BYTES {
         return Ok(None);
     }
     let Some(file) = readable(place.open(true, false))? else { return Ok(None) };
     if !locks::open(&file, false)? {
         return Err(Fault::Locked);
     }
+    table.require(ino, &file)?;
+    let metadata = file.metadata()?;
     // Replaced: the kernel looks the name up anew.
-    if file.metadata()?.nlink() == 0 && node.opened.is_none() {
+    if metadata.nlink() == 0 && node.opened.is_none() {
         return Err(libc::ESTALE.into());
     }
     store.fences().revoke(metadata.ino(), None)?;
@@ -118,6 +119,7 @@ pub(super) fn lock_open(store: &Store, table: &Table, ino: u64, file: &File, wri
         Ok(false) => return Err(Fault::Locked),
         Err(error) => return Err(error.into()),
     }
+    table.require(ino, file)?;
     for (parent, name) in &table.node(ino)?.names {
         if !leads_to(&*table.directory(*parent)?, name, file)? {
             // Replaced or renamed since: the kernel looks the name up anew.
@@ -195,4 +197,27 @@ pub(super) fn put_in_place(
     let replaced = std::fs::rename(path, &ready).and_then(|()| replace_taken(store.io(), &ready, &taken));
     // A new keeper takes down all fences.
     replaced.map_err(|error| if error.kind() == io::ErrorKind::NotFound { Fault::Locked } else { error.into() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fs::numbers::ROOT;
+
+    /// Another daemon gives a stub a file's name between the look at the name and the open: a program must not get the stub.
+    #[test]
+    fn a_file_that_took_the_name_is_not_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let archive = Archive::open(Store::open(dir.path()).unwrap()).unwrap();
+        let (tree, name) = (archive.store().tree(), OsStr::new("file"));
+        let mut table = Table::new(&tree, true).unwrap();
+        std::fs::write(tree.join(name), [1; 100_000]).unwrap();
+        let found = table.look(ROOT, name).unwrap();
+        let ino = table.admit(&archive, ROOT, name, &found).unwrap();
+        let lock = |table: &Table| lock_open(archive.store(), table, ino, &File::open(tree.join(name)).unwrap(), false);
+        assert!(lock(&table).is_ok());
+        std::fs::write(tree.join("other"), [2; 100_000]).unwrap();
+        std::fs::rename(tree.join("other"), tree.join(name)).unwrap();
+        assert!(matches!(lock(&table), Err(Fault::Code(libc::ESTALE))));
+    }
 }

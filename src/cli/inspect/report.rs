@@ -166,11 +166,16 @@ fn word(path: &Path, name: &str) -> Option<String> {
     mount.text(&local.path, name)
 }
 
-/// The object of a released file in a mount.
+/// The object of a file in a mount.
 fn object_of(path: &Path) -> Option<Object> {
-    let (mount, local) = Local::in_mount(path).ok()?;
-    let id = mount.text(&local.path, "object")?.parse().ok()?;
-    Object::open(&local.tree().ok()?.store.objects(), id).ok()
+    let local = Local::of(path).ok()?;
+    let tree = local.tree().ok()?;
+    let id = match &local.mount {
+        Some(mount) => mount.text(&local.path, "object")?.parse().ok()?,
+        // A daemon that is not the keeper of its store knows no objects.
+        None => tree.stub(&local.path).ok()??.object,
+    };
+    Object::open(&tree.store.objects(), id).ok()
 }
 
 /// How a store keeps tensors, by path. Chunks of one tensor are combined.

@@ -41,27 +41,6 @@ def settled(mount, names, servers=2):
     return names[:-servers]
 
 
-def check_file(mount, plain, name):
-    """All but the values is as written, in its place; the values are within their bounds. Returns their number."""
-    was, is_now = (plain / name).read_bytes(), (mount / name).read_bytes()
-    assert len(was) == len(is_now)
-    said = {about["path"]: about for about in mount.tensors(name)}
-    _, infos, dense, tables = elasticdl.parse(was)
-    _, infos_now, dense_now, tables_now = elasticdl.parse(is_now)
-    assert infos == infos_now and list(dense) == list(dense_now) and list(tables) == list(tables_now)
-    pairs = [(f"dense_parameters/{key}", dense[key], dense_now[key]) for key in dense]
-    for key in tables:
-        assert tables[key][0] == tables_now[key][0], "ids are where they were"
-        pairs.append((f"embedding_tables/{key}", tables[key][1], tables_now[key][1]))
-    quantized = 0
-    for path, before, after in pairs:
-        bound = said.get(path, {"bound": 0})["bound"]
-        error = np.abs(before.astype(np.float64) - after).max()
-        assert error <= bound, f"{path}: off by {error}, stated {said.get(path)}"
-        quantized += bound > 0
-    return quantized
-
-
 def test_the_example_of_the_format():
     """The beginning of a file of the client 0.2.0rc3."""
     start = bytes.fromhex("08281212 0a03") + b"emb" + bytes.fromhex("1003 1a07") + b"uniform" + bytes.fromhex("2001 1a9e01 0a0a")
@@ -77,7 +56,7 @@ def test_the_example_of_the_format():
 def test_series_in_any_order(both, plain, style):
     names = save_series([plain, both.dir], name=style[0], ending=style[1])
     for name in settled(both, names):
-        assert check_file(both, plain, name) >= 2, f"{name}: too little of it is quantized"
+        assert elasticdl.check_file(both, plain, name) >= 2, f"{name}: too little of it is quantized"
         about = {tensor["path"]: tensor["role"] for tensor in both.tensors(name)}
         assert about["embedding_tables/emb"] == "weight"
     for name in names[-2:]:
@@ -123,7 +102,7 @@ def test_exact_is_bit_exact(mount, plain):
 def test_tables_grow(mount, plain):
     """New rows come with every state. The files are of one lineage all the same, and within their bounds."""
     names = save_series([plain, mount.dir], growth=150)
-    quantized = sum(check_file(mount, plain, name) for name in settled(mount, names))
+    quantized = sum(elasticdl.check_file(mount, plain, name) for name in settled(mount, names))
     assert quantized >= 2 * (len(names) - 2), "tables that grow are quantized"
     print(stored(mount, names[2:-2]))
 
@@ -189,7 +168,7 @@ def test_what_stays_keeps_its_bytes(mount, plain):
     assert len(left) == 4
     for name in left:
         assert (mount / name).read_bytes() == before[name]
-        assert check_file(mount, plain, name) >= 2
+        assert elasticdl.check_file(mount, plain, name) >= 2
     mount.umount()
     require_clean(mount.store)
 

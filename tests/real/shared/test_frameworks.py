@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 
+import elasticdl_files as elasticdl
+import numpy as np
 import pytest
-import torch
 from guests import in_guests
 from nodes import open_nodes, verify
 
@@ -70,35 +71,56 @@ def test_four_ranks_on_four_mounts(nodes):
     verify(nodes.store)
 
 
-@pytest.mark.skipif(in_guests(), reason="its callback looks from one process at both mounts")
 @pytest.mark.parametrize("nodes", [2], indirect=True)
 def test_a_trainer_rotates_files_that_another_node_reads(nodes):
-    import trainer_jobs as jobs
-
     writer, reader = nodes
-    kept = []
-
-    class Look(jobs.TrainerCallback):
-        def on_save(self, args, state, control, **rest):
-            names = sorted((path.name for path in reader.dir.glob("checkpoint-*")), key=lambda name: int(name.split("-")[1]))
-            kept.append(names)
-            newest = reader / names[-1] / "model.safetensors"
-            assert newest.read_bytes() == (writer / names[-1] / "model.safetensors").read_bytes()
-
-    job = jobs.trainer(writer.dir, jobs.model(96, 3, 4), jobs.noise(64, 1), Look(), max_steps=30, save_steps=5, save_total_limit=3,
-                       logging_steps=5, per_device_train_batch_size=4, learning_rate=1e-3)
-    job.train()
-    assert kept[-1] == [f"checkpoint-{step}" for step in (20, 25, 30)]
+    kept = lambda node: sorted(node.call("os.listdir", node.dir), key=lambda name: int(name.split("-")[1]))
+    for step in range(5, 35, 5):
+        weights = writer.call("trainer_jobs.rotate", writer.dir)
+        assert kept(reader) == [f"checkpoint-{at}" for at in range(max(5, step - 10), step + 5, 5)]
+        newest = f"checkpoint-{step}/model.safetensors"
+        assert (reader / newest).read_bytes() == (writer / newest).read_bytes()
     keeper = nodes.keeper()
     keeper.sync()
     states = keeper.states()
     assert states["checkpoint-20/model.safetensors"] == "released" == states["checkpoint-20/optimizer.pt"], states
     for node in nodes:
-        read = type(job.model).from_pretrained(node / "checkpoint-30").state_dict()
-        final = job.model.state_dict()
-        assert all(torch.equal(read[name], tensor) for name, tensor in final.items())
-    again = jobs.trainer(reader.dir, jobs.model(96, 3, 4), jobs.noise(64, 1), Look(), max_steps=35, save_steps=5, save_total_limit=3,
-                         logging_steps=5, per_device_train_batch_size=4, learning_rate=1e-3)
-    again.train(resume_from_checkpoint=str(reader / "checkpoint-25"))
-    assert again.state.global_step == 35 and sorted(os.listdir(writer.dir)) == sorted(os.listdir(reader.dir))
+        assert node.call("trainer_jobs.load", node.dir / "checkpoint-30").items() >= weights.items()
+    # The other node goes on, from a checkpoint that is released by then, and saves over the next one.
+    reader.call("trainer_jobs.rotate", reader.dir, "checkpoint-25")
+    reader.call("trainer_jobs.rotate", reader.dir)
+    assert kept(writer) == kept(reader) == [f"checkpoint-{step}" for step in (25, 30, 35)]
+    verify(nodes.store)
+
+
+@pytest.mark.parametrize("nodes", [2], indirect=True)
+def test_servers_of_elasticdl_save_their_shards(nodes, tmp_path):
+    """Each through a mount of its own. Server 0 removes old versions."""
+    rng, saved = np.random.default_rng(7), []
+
+    def save(server):
+        node, name = nodes[server], f"variables-{server}-of-2.ckpt"
+        (node / saved[-1]).mkdir(exist_ok=True)
+        (node / saved[-1] / name).write_bytes((tmp_path / saved[-1] / name).read_bytes())
+        for old in saved[:-4] if server == 0 else ():
+            node.call("shutil.rmtree", node.dir / old, True)
+
+    for version, state in enumerate(elasticdl.train(6)):
+        saved.append(f"version-{version}")
+        elasticdl.save(tmp_path / saved[-1], version, state, 2, rng)
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(save, range(2)))
+    keeper = nodes.keeper()
+    keeper.sync()
+    *released, newest = saved[-4:]
+    keeper.require_released(*(f"{version}/variables-{server}-of-2.ckpt" for version in released for server in range(2)))
+    for node in nodes:
+        assert sorted(node.call("os.listdir", node.dir)) == saved[-4:]
+        restored = lambda version, server, servers: node.call("elasticdl_files.restore", node.dir / version, server, servers)
+        assert elasticdl.same(restored(newest, 0, 1), elasticdl.everything(tmp_path / newest))
+        for version in released:
+            assert all(elasticdl.check_file(node, tmp_path, f"{version}/variables-{server}-of-2.ckpt") >= 2 for server in range(2))
+            # Three servers take over.
+            taken = [restored(version, server, 3) for server in range(3)]
+            assert set().union(*(rows for _, _, rows in taken)) == set(elasticdl.everything(tmp_path / version)[2])
     verify(nodes.store)

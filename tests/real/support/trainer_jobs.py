@@ -1,5 +1,6 @@
 """Jobs of transformers' Trainer. A test imports this where it uses it, since transformers takes seconds to import."""
 
+import hashlib
 import os
 import shutil
 import time
@@ -75,3 +76,21 @@ class Watch(TrainerCallback):
         self.kept.append(sorted((p.name for p in self.mount.dir.glob("checkpoint-*")), key=lambda n: int(n.split("-")[1])))
         # Trainer compares directory mtimes only when they lie more than a second apart.
         time.sleep(1.1)
+
+
+def rotate(folder, resume=None):
+    """Trains five steps on, from the newest checkpoint or from this one, and saves; three checkpoints stay. Answers the weights' digests."""
+    newest = max(folder.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]), default=None)
+    job = trainer(folder, model(96, 3, 4), noise(64, 1), Pause(), max_steps=35, save_steps=5, save_total_limit=3, logging_steps=5,
+                  per_device_train_batch_size=4, learning_rate=1e-3)
+    job.train(resume_from_checkpoint=str(folder / resume if resume else newest) if newest else None)
+    return digests(job.model)
+
+
+def digests(model):
+    """By name."""
+    return {name: hashlib.sha256(tensor.numpy().tobytes()).hexdigest() for name, tensor in model.state_dict().items()}
+
+
+def load(folder):
+    return digests(GPT2LMHeadModel.from_pretrained(folder))

@@ -186,3 +186,26 @@ def train(count, seed=0, rows=6000, dim=16, moved=0.2, growth=0):
         values[chosen] += np.float32(3e-3) * normal(len(chosen), dim)
         yield dense, {"emb": (everyone[:have].copy(), values[:have].copy())}
         have += growth
+
+
+# --- a mount
+
+def check_file(mount, plain, name):
+    """All but the values is as written, in its place; the values are within their bounds. Returns their number."""
+    was, is_now = (plain / name).read_bytes(), (mount / name).read_bytes()
+    assert len(was) == len(is_now)
+    said = {about["path"]: about for about in mount.tensors(name)}
+    _, infos, dense, tables = parse(was)
+    _, infos_now, dense_now, tables_now = parse(is_now)
+    assert infos == infos_now and list(dense) == list(dense_now) and list(tables) == list(tables_now)
+    pairs = [(f"dense_parameters/{key}", dense[key], dense_now[key]) for key in dense]
+    for key in tables:
+        assert tables[key][0] == tables_now[key][0], "ids are where they were"
+        pairs.append((f"embedding_tables/{key}", tables[key][1], tables_now[key][1]))
+    quantized = 0
+    for path, before, after in pairs:
+        bound = said.get(path, {"bound": 0})["bound"]
+        error = np.abs(before.astype(np.float64) - after).max()
+        assert error <= bound, f"{path}: off by {error}, stated {said.get(path)}"
+        quantized += bound > 0
+    return quantized
