@@ -28,6 +28,8 @@ KERNEL = "linux.uml"
 MODULES = ["overlay", "fuse", "loop", "nfsv4", "nfsd", "ceph", "cbc", "aes_generic", "hmac", "sha256_generic"]
 # Memory in MB: a client runs two ranks that train.
 MEMORY = [512, 1536, 1536]
+# A guest's page is a mapping of its own on this host, and a process there is one here. Without these, processes of more than 256 MB die.
+MAPPINGS = 1 << 20
 # Seconds. The server frees the locks of a client that it has not heard for so long; by default 90.
 LEASE = 15
 
@@ -191,10 +193,17 @@ def serve_nfs(server, clients):
         client.run("mount", "-t", "nfs4", "-o", "vers=4.2,proto=tcp,sec=sys", "10.78.0.1:/", "/shared", patience=120)
 
 
+def say_consoles(base):
+    for path in sorted(base.glob("*.console")):
+        print(f"--- {path}\n{path.read_text(errors='replace')[-3000:]}", file=sys.stderr)
+
+
 def main():
     engine, command = sys.argv[1], sys.argv[2:]
     base = Path(tempfile.mkdtemp(prefix="stepfs-guests-"))
-    started = []
+    started, mappings = [], Path("/proc/sys/vm/max_map_count")
+    before = mappings.read_text()
+    mappings.write_text(str(max(MAPPINGS, int(before))))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
@@ -211,15 +220,20 @@ def main():
         else:
             serve_ceph(base, started, clients)
         print(f"{engine} is mounted after {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-        sys.exit(subprocess.run(command).returncode)
+        code = subprocess.run(command).returncode
+        if code:
+            say_consoles(base)
+        sys.exit(code)
     except (AssertionError, RuntimeError, TimeoutError) as error:
-        print(error, *(f"--- {path}\n{path.read_text(errors='replace')[-3000:]}" for path in sorted(base.glob("*.console"))), file=sys.stderr, sep="\n")
+        print(error, file=sys.stderr)
+        say_consoles(base)
         sys.exit(1)
     finally:
         for one in started:
             # Each has processes of its own for the programs of the guest, in its session.
             os.killpg(one.pid, signal.SIGKILL)
             one.wait()
+        mappings.write_text(before)
         shutil.rmtree(base)
 
 

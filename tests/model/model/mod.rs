@@ -549,10 +549,6 @@ impl Inode {
         }
     }
 
-    pub(crate) fn zeros_from(&self, at: u64) -> bool {
-        self.data.get(at as usize..).is_none_or(|rest| rest.iter().all(|byte| *byte == 0))
-    }
-
     /// Somebody wrote: the effect of an earlier release is over.
     fn changed(&mut self, span: Span) {
         self.modified(span);
