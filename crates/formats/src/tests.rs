@@ -51,7 +51,7 @@ fn check_content(bytes: &[u8]) {
 }
 
 /// Checks the promises of every description, for any input.
-fn check(bytes: &[u8]) -> Description {
+pub(crate) fn check(bytes: &[u8]) -> Description {
     let d = describe(&bytes).expect("bytes in memory have no I/O errors");
     let mut end = 0;
     for t in &d.tensors {
