@@ -56,9 +56,8 @@ def test_four_ranks_on_four_mounts(nodes):
     steps = [f"step_{step:04d}" for step in (30, 40, 50)]
     assert [sorted(node.call("os.listdir", node.dir)) for node in nodes] == [steps] * 4, "rank 0 removes old checkpoints of all ranks"
     keeper.sync()
-    states = keeper.states()
     chunks = lambda step: [f"{step}/__{rank}_0.distcp" for rank in range(4)]
-    assert {states[name] for step in steps[:-1] for name in chunks(step)} == {"released"}, states
+    keeper.require_released(*(name for step in steps[:-1] for name in chunks(step)))
     for name in chunks(steps[-1]):
         assert all((node / name).read_bytes() == (plain / name).read_bytes() for node in nodes)
     # Each released file has the same bytes everywhere.
@@ -82,8 +81,7 @@ def test_a_trainer_rotates_files_that_another_node_reads(nodes):
         assert (reader / newest).read_bytes() == (writer / newest).read_bytes()
     keeper = nodes.keeper()
     keeper.sync()
-    states = keeper.states()
-    assert states["checkpoint-20/model.safetensors"] == "released" == states["checkpoint-20/optimizer.pt"], states
+    keeper.require_released("checkpoint-20/model.safetensors", "checkpoint-20/optimizer.pt")
     for node in nodes:
         assert node.call("trainer_jobs.load", node.dir / "checkpoint-30").items() >= weights.items()
     # The other node goes on, from a checkpoint that is released by then, and saves over the next one.

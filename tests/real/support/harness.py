@@ -237,7 +237,8 @@ class Mount:
     def require_released(self, *names):
         states = self.states()
         late = {name: states.get(str(name)) for name in names if states.get(str(name)) != "released"}
-        assert not late, f"not released after sync: {late}\n{self.log_tail()}"
+        why = run("why", self.dir / next(iter(late)), check=False).stdout if late else ""
+        assert not late, f"not released after sync: {late}\n{why}\n{self.log_tail()}"
 
     def status(self):
         return run_json("status", "--json", self.dir)
