@@ -13,7 +13,7 @@ use crate::store::fence::{Take, Taken};
 use crate::store::shared::{BEAT, Seat, keeper_of};
 use crate::store::{Store, beneath, locks};
 
-use super::look::Looks;
+use super::look::{Looks, PATIENCE};
 use super::namespace::{Commit, FileId, Namespace, Outcome, found_at, remove_directory};
 use super::shared::Shared;
 use super::{Archive, Queue, Status, keeping};
@@ -146,7 +146,7 @@ impl Keeper {
             ("status", _) => serde_json::to_vec(&self.status(store)).ok(),
             // Files that a step may be taken of later count, and programs that go on saving do not end the wait.
             ("queue", Some((archive, looks))) => {
-                let unsettled = looks.await_look(true) as u64;
+                let unsettled = looks.await_look(true, PATIENCE) as u64;
                 let queue = archive.queue();
                 serde_json::to_vec(&Queue { queued: queue.queued + unsettled, opened: 0, ..queue }).ok()
             }
@@ -165,7 +165,7 @@ impl Keeper {
     pub(super) fn set_attribute(&self, path: &Path, name: &str, value: &[u8]) -> Result<(), i32> {
         let Some((archive, looks)) = self.keeping() else { return Err(libc::EOPNOTSUPP) };
         if name == "sync" || name == "gc" {
-            looks.await_look(false);
+            looks.await_look(false, PATIENCE);
         }
         archive.set_attribute(path, name, value)
     }

@@ -37,7 +37,7 @@ const PAUSE_FACTOR: u32 = 10;
 /// A look that is younger than this is new enough for whoever waits.
 const FRESH: Duration = Duration::from_millis(250);
 /// How long somebody waits for a look.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 /// How long an object stays that nothing needs. A program may have a name in a place where no look finds it, for a while: it is
 /// just being renamed; and readers on other machines may have it open.
 const GRACE: Duration = Duration::from_secs(3600);
@@ -183,20 +183,19 @@ impl Looks {
     }
 
     /// Waits until a look has ended that began now, or with `recent` a moment ago. Answers how many files no step can be taken of
-    /// yet, because they are being written or changed just now.
-    pub(super) fn await_look(&self, recent: bool) -> usize {
+    /// yet, because they are being written or changed just now. Without such a look within `patience` it is one at least: nobody
+    /// knows that nothing is left.
+    pub(super) fn await_look(&self, recent: bool, patience: Duration) -> usize {
         let asked = Instant::now();
         let from = if recent { asked.checked_sub(FRESH).unwrap_or(asked) } else { asked };
         let mut schedule = self.schedule();
-        while schedule.began.is_none_or(|began| began < from)
-            && asked.elapsed() < PATIENCE
-            && !self.shared.is_stopping()
-        {
+        let is_new = |schedule: &Schedule| schedule.began.is_some_and(|began| began >= from);
+        while !is_new(&schedule) && asked.elapsed() < patience && !self.shared.is_stopping() {
             schedule.wanted = Some(from);
             self.changed.notify_all();
             schedule = self.changed.wait_timeout(schedule, FRESH).unwrap_or_else(PoisonError::into_inner).0;
         }
-        schedule.unsettled
+        schedule.unsettled.max(usize::from(!is_new(&schedule)))
     }
 
     /// Looks until the archive stops. `clock` gives the server's time.

@@ -70,6 +70,14 @@ fn a_stub_that_cannot_be_read_keeps_all_objects() {
     assert!(world.is(|state| matches!(state, State::Released(id) if *id == stub.object)));
 }
 
+/// A sync may not answer that all is done.
+#[test]
+fn without_a_look_something_is_left() {
+    let world = World::new();
+    let looks = Looks::of(&world.archive.shared);
+    assert_eq!(looks.await_look(true, Duration::from_millis(10)), 1);
+}
+
 #[test]
 fn a_file_counts_once_it_is_old_enough_and_nobody_writes_it() {
     let mut world = World::new();

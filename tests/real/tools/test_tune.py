@@ -28,6 +28,8 @@ print(asked.makefile().readline().strip())
 """
 # A model that trains in seconds; its checkpoints are like any other's.
 SMALL = dict(layers=1, width=64)
+# Seconds. A search uses all cores: ten seconds alone, minutes beside other searches.
+SEARCH = 900
 # Tests that depend on no size use a series of an eighth of a megabyte: a search tries 183 configurations.
 SHAPES = {"wte.weight": (32, 64), "block.attn.weight": (48, 64), "block.attn.bias": (48,), "block.up.weight": (64, 64), "ln.weight": (64,)}
 
@@ -101,7 +103,7 @@ def test_a_real_score_decides_and_the_store_gets_it(small_gpt, tmp_path):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     found = run_json("tune", *files, "--eval", command, "--tolerance", "0.5%", "--store", store, "--tmp", scratch, "--json",
-                     timeout=900)
+                     timeout=SEARCH)
     exact = held_out_loss(files[-1])
     assert found["exact_score"] == pytest.approx(exact, rel=1e-4)
     candidates = {candidate["profile"]: candidate for candidate in found["candidates"]}
@@ -129,7 +131,7 @@ def test_a_configuration_that_was_found_works_in_a_store(small_gpt, tmp_path):
     files, command = small_gpt
     seen = tmp_path / "seen.pt"
     found = run_json("tune", *files[:3], "--eval", f"cp \"$1\" {seen}; {command} \"$1\"", "--tolerance", "20%", "--near",
-                     "inshrinkerator-12bins-prune20", "--inshrinkerator-only", "--json", timeout=900)
+                     "inshrinkerator-12bins-prune20", "--inshrinkerator-only", "--json", timeout=SEARCH)
     tried = [candidate["profile"] for candidate in found["candidates"] if candidate["profile"].startswith("inshrinkerator")]
     assert found["chosen"] == found["best_inshrinkerator"] and found["chosen"] in tried
     store = tmp_path / "store"
@@ -149,11 +151,11 @@ def test_a_configuration_that_was_found_works_in_a_store(small_gpt, tmp_path):
 
 @pytest.mark.slow
 def test_without_a_score_the_error_decides(files):
-    found = run_json("tune", *reversed(files), "--json")
+    found = run_json("tune", *reversed(files), "--json", timeout=SEARCH)
     assert found["files"] == [str(file) for file in files], "in the order that their names say"
     for candidate in found["candidates"]:
         assert candidate["good"] == (candidate["error"] <= 0.75) and candidate["score"] is None
-    loose = run("tune", *files, "--tolerance", "1000%", "--inshrinkerator-only").stdout
+    loose = run("tune", *files, "--tolerance", "1000%", "--inshrinkerator-only", timeout=SEARCH).stdout
     assert 'default_profile = "inshrinkerator' in loose and "of the update" in loose
 
 
@@ -163,7 +165,7 @@ def test_higher_is_better(files, tmp_path):
     newest = torch.load(files[-1])["model"]["wte.weight"]
     score = lambda path: 1 - (torch.load(path)["model"]["wte.weight"] - newest).square().mean().item()
     with scoring(tmp_path, score) as command:
-        found = run_json("tune", *files, "--eval", command, "--higher-is-better", "--absolute", "--tolerance", "1e-7", "--json", timeout=900)
+        found = run_json("tune", *files, "--eval", command, "--higher-is-better", "--absolute", "--tolerance", "1e-7", "--json", timeout=SEARCH)
     assert found["exact_score"] == 1
     assert any(candidate["good"] for candidate in found["candidates"])
     assert all(candidate["good"] == (1 - candidate["score"] <= 1e-7) for candidate in found["candidates"])
@@ -192,7 +194,7 @@ def test_commands_that_fail(files, tmp_path, command, words):
 def test_what_is_not_a_number_is_not_good_enough(files):
     """A destroyed model may well score NaN: a valid answer, but a failed one."""
     command = f"cmp -s \"$1\" {files[-1]} && echo 1 || echo nan"
-    found = run_json("tune", *files, "--eval", command, "--json")
+    found = run_json("tune", *files, "--eval", command, "--json", timeout=SEARCH)
     assert found["chosen"] == "exact" and found["best_inshrinkerator"] is None
     none = failure(*files, "--eval", command, "--inshrinkerator-only")
     assert "nothing was changed" in none
@@ -267,7 +269,7 @@ def test_a_store_in_use_and_one_that_is_none(files, mount, tmp_path):
     assert (mount.store / "stepfs.toml").read_text() == before
     mount.umount()
     # Any error is good enough, so the search ends soon.
-    chosen = run_json("tune", *files, "--tolerance", "1000%", "--store", mount.store, "--json")["chosen"]
+    chosen = run_json("tune", *files, "--tolerance", "1000%", "--store", mount.store, "--json", timeout=SEARCH)["chosen"]
     assert f'default_profile = "{chosen}"' in (mount.store / "stepfs.toml").read_text() and chosen != "balanced"
     failure(*files, "--store", tmp_path / "none")
     assert not (tmp_path / "none").exists()
