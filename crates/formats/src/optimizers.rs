@@ -3,8 +3,8 @@
 //! An optimizer is known by all that it keeps of one parameter, tensors and other values. One name more, and it is
 //! another optimizer, which may mean something else by the same names: its state stays exact.
 //!
-//! A new optimizer is one row of [`KNOWN`]: docs/CONTAINERS.md leads through it. Its slots have the names that the walk of a pickle or a format's own naming
-//! function gives: torch's, and those of [`keras_slots`].
+//! A new optimizer is one row of [`KNOWN`]: docs/CONTAINERS.md leads through it. Its slots have the names that the walk of a
+//! pickle or a format's own naming function gives: torch's, and those of [`keras_slots`].
 
 use super::{Role, Tensor, Use};
 use codec::Dtype;

@@ -169,10 +169,14 @@ fn word(path: &Path, name: &str) -> Option<String> {
 /// The object of a file in a mount.
 fn object_of(path: &Path) -> Option<Object> {
     let local = Local::of(path).ok()?;
+    let told = match &local.mount {
+        Some(mount) => Some(mount.text(&local.path, "object")?.parse().ok()?),
+        // A daemon that is not the keeper of its store knows no objects: the file is read.
+        None => None,
+    };
     let tree = local.tree().ok()?;
-    let id = match &local.mount {
-        Some(mount) => mount.text(&local.path, "object")?.parse().ok()?,
-        // A daemon that is not the keeper of its store knows no objects.
+    let id = match told {
+        Some(id) => id,
         None => tree.stub(&local.path).ok()??.object,
     };
     Object::open(&tree.store.objects(), id).ok()

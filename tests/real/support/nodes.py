@@ -131,7 +131,7 @@ class Nodes(list):
         try:
             self.store.guest.shutil.rmtree(self.store.parent)
         except OSError as error:
-            if error.errno != errno.ENOTEMPTY:
+            if error.errno not in (errno.ENOTEMPTY, errno.EBUSY, errno.ENOENT):
                 raise
         return not self.store.parent.exists()
 
