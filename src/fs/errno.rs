@@ -37,6 +37,15 @@ impl Fault {
             Self::Unreadable(_) | Self::Locked => false,
         }
     }
+
+    /// Whether a file went, or another one took its place.
+    pub(super) fn is_loss(&self) -> bool {
+        match self {
+            Self::Os(error) => matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESTALE)),
+            Self::Code(code) => matches!(*code, libc::ENOENT | libc::ESTALE),
+            Self::Unreadable(_) | Self::Locked => false,
+        }
+    }
 }
 
 impl Fault {

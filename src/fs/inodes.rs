@@ -192,6 +192,16 @@ impl Table {
         Ok(Place::named(self.at(*parent, name)?))
     }
 
+    /// Attributes of a node's file. On NFS nothing refers to a stub that another daemon has replaced. Programs that read it
+    /// go on, with the attributes that it had when it was opened.
+    pub(super) fn metadata(&self, ino: u64) -> Result<Metadata> {
+        let found = self.place(ino).and_then(|place| Ok(place.metadata()?));
+        found.or_else(|fault| {
+            let opened = self.node(ino)?.opened.as_ref();
+            opened.and_then(|opened| opened.stub.clone()).filter(|_| fault.is_loss()).ok_or(fault)
+        })
+    }
+
     /// Refuses a file that was opened by a node's name, and is another one: it took the name after [`Table::place`] looked. It may be
     /// a stub, so nobody may read or write it as the node's file. The kernel looks the name up anew.
     pub(super) fn require(&self, ino: u64, file: &File) -> Result<()> {

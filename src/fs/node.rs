@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::OsString;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
@@ -159,6 +159,8 @@ pub(super) struct Opened {
     pub(super) wrote: bool,
     /// The kernel may have pages of it. Handles that bypass its page cache have to know.
     pub(super) has_pages: Arc<AtomicBool>,
+    /// In a shared store: the stub's when it was opened. See [`super::inodes::Table::metadata`].
+    pub(super) stub: Option<Metadata>,
 }
 
 impl Opened {

@@ -298,6 +298,8 @@ impl OpenFiles {
         opening: &mut Option<Opening>,
     ) -> Result<(Answer, Arc<Handle>)> {
         let changes = access.changes();
+        let is_read = matches!(opening, Some(Opening { source: Source::Reader(_), .. }));
+        let stub = (is_read && table.is_shared()).then(|| table.metadata(ino)).transpose()?;
         let paths = if changes { table.paths(ino) } else { Vec::new() };
         let node = table.node_mut(ino)?;
         let file_id = node.file;
@@ -309,8 +311,17 @@ impl OpenFiles {
             // A mapping that is left may still write to it.
             let left = std::mem::take(&mut node.mapped);
             let (handles, has_pages) = Default::default();
-            node.opened =
-                Some(Opened { mode, source, readable, writable, handles, mappable: left, wrote: left, has_pages });
+            node.opened = Some(Opened {
+                mode,
+                source,
+                readable,
+                writable,
+                handles,
+                mappable: left,
+                wrote: left,
+                has_pages,
+                stub,
+            });
         }
         let Some(opened) = &mut node.opened else { return Err(libc::EIO.into()) };
         let fh = self.tree.number();

@@ -55,9 +55,10 @@ pub(super) fn when_free<T>(
 fn readable<T>(opened: io::Result<T>) -> Result<Option<T>> {
     match opened {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(None),
-        // It went, or another one took its place.
-        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESTALE)) => Err(Fault::Locked),
-        opened => Ok(Some(opened?)),
+        opened => match opened.map_err(Fault::from) {
+            Err(fault) if fault.is_loss() => Err(Fault::Locked),
+            opened => Ok(Some(opened?)),
+        },
     }
 }
 

@@ -137,7 +137,7 @@ impl Tree {
 
     pub(super) fn getattr(&self, ino: u64) -> Result<Attributes> {
         let table = self.table();
-        let metadata = table.place(ino)?.metadata()?;
+        let metadata = table.metadata(ino)?;
         Ok(self.shown(&table, ino, &metadata))
     }
 

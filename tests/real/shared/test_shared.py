@@ -111,6 +111,23 @@ def test_a_released_file_is_written_through_any_mount(nodes):
     verify(nodes.store)
 
 
+def test_a_reader_goes_on_while_another_daemon_brings_the_file_back(nodes):
+    a, b = nodes[:2]
+    names = a.save_walk("", 3)
+    nodes.keeper().sync()
+    assert nodes.keeper().state(names[0]) == "released"
+    size, whole = (a / names[0]).stat().st_size, (a / names[0]).read_bytes()
+    with (a / names[0]).open("rb") as file:
+        first = file.read(1000)
+        with (b / names[0]).open("r+b") as other:
+            other.seek(size - 1)
+            other.write(b"!")
+        # The kernel does not believe its attributes any longer.
+        time.sleep(1.2)
+        assert a.call("os.fstat", file.fileno()).st_size == size
+        assert first + file.read() == whole
+
+
 def test_a_file_that_is_open_anywhere_stays(nodes):
     keeper = nodes.keeper()
     other = next(node for node in nodes if node is not keeper)
