@@ -153,7 +153,12 @@ def verify(store):
 def alone(path):
     """The lock of whoever replaces a file, on the file in the store."""
     handle = os.open(path, os.O_RDWR)
-    fcntl.fcntl(handle, 37, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 1 << 62, 2, 0))
+    try:
+        fcntl.fcntl(handle, 37, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 1 << 62, 2, 0))
+    except OSError:
+        # NFS keeps a removed file as long as it is open here.
+        os.close(handle)
+        raise
     return handle
 
 
