@@ -20,7 +20,7 @@ CRASHES = FUZZ / "target" / "artifacts"
 RUNS = FUZZ / "executions.tsv"
 PAGE = ROOT / "docs" / "FUZZING.md"
 # Bytes of one input. Containers and objects need a few thousand to be whole.
-LONG = {"torch_zip", "nested", "numpy_pickle", "legacy", "safetensors", "elasticdl", "object_file", "object_index", "settings"}
+LONG = {"container", "nested", "safetensors", "object_file", "object_index", "settings"}
 # Limits of one input. A parser may take 0.7 GB for inputs of many MB; these inputs are small.
 LIMITS = ["-timeout=25", "-rss_limit_mb=3000", "-malloc_limit_mb=700"]
 # Limits for each target, so that all corpora together stay below 2 MB.

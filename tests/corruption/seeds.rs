@@ -65,30 +65,22 @@ fn seeds_are_made_of_real_files() {
             put("safetensors_header", name, &[&[64, 0][..], bytes.get(8..).unwrap_or_default()].concat());
         } else if name == ".metadata" {
             put("dcp_metadata", "metadata", &bytes);
-        } else if name.contains("legacy") {
-            put("legacy", name, &bytes);
         } else if path.iter().any(|part| part.to_string_lossy().starts_with("hdf5")) {
             if name.ends_with(".h5") {
                 put("hdf5", name, &bytes);
             }
-        } else if name.ends_with(".npy") || name.ends_with(".eqx") {
-            put("npy", name, &bytes);
         } else if name.contains(".npz") || name.starts_with("npz") {
             put("npz", name, &bytes);
         } else if path.iter().any(|part| part.to_string_lossy().starts_with("others")) {
-            match path.extension().and_then(|end| end.to_str()) {
-                Some("pkl" | "joblib" | "pd" | "pdopt" | "pdparams") => put("numpy_pickle", name, &bytes),
-                Some("msgpack") => put("flax", name, &bytes),
-                Some("zip" | "before" | "after") => put("nested", name, &bytes),
-                _ => {}
-            }
+            let is_zip = bytes.starts_with(b"PK\x03\x04");
+            put(if is_zip { "nested" } else { "container" }, name, &bytes);
         } else if let Some(bundle) = name.strip_suffix(".index") {
             // The first block of the index has all entries, and ends with one place and their number.
             let end = bytes.windows(8).position(|bytes| bytes == [0, 0, 0, 0, 1, 0, 0, 0]).unwrap();
             let data = fs::read(path.with_file_name(format!("{bundle}.data-00000-of-00001"))).unwrap();
             put("bundle", bundle, &[&(end as u16).to_le_bytes()[..], &bytes[..end], &data].concat());
         } else if !name.ends_with(".json") && !name.contains(".data-") {
-            put("torch_zip", name, &bytes);
+            put("container", name, &bytes);
             if let Some(pickle) = pickle(&bytes) {
                 put("pickle", name, &[&[200, 64][..], pickle].concat());
             }

@@ -81,8 +81,8 @@ fn ordered(bytes: &[u8], d: &Description) {
     assert!(back == bytes, "rows go back to where they were");
 }
 
-/// A zip of torch.save, raw.
-pub(crate) fn torch_zip(data: &[u8]) {
+/// A file of any format, raw.
+pub(crate) fn container(data: &[u8]) {
     described(data);
 }
 
@@ -135,11 +135,6 @@ fn zip_of<'a>(records: impl Iterator<Item = (String, &'a [u8])>) -> Vec<u8> {
     out
 }
 
-/// A legacy file of torch.save, raw: it has no checksums.
-pub(crate) fn legacy(data: &[u8]) {
-    described(data);
-}
-
 /// A raw `.metadata` of a distributed checkpoint, beside a sound file of a rank. Whatever it says, no tensor moves.
 pub(crate) fn dcp_metadata(data: &[u8]) {
     const FILE: &str = "__0_0.distcp";
@@ -153,16 +148,6 @@ pub(crate) fn dcp_metadata(data: &[u8]) {
         assert_eq!((&a.extent, a.dtype, &a.shape), (&b.extent, b.dtype, &b.shape));
         assert!([a.of, a.partner].into_iter().flatten().all(|other| after.tensors[other].shape == a.shape));
     }
-}
-
-/// A pickle with arrays of numpy, or a file of joblib, raw.
-pub(crate) fn numpy_pickle(data: &[u8]) {
-    described(data);
-}
-
-/// A mapping of Flax in msgpack, raw.
-pub(crate) fn flax(data: &[u8]) {
-    described(data);
 }
 
 /// A raw zip of torch zips; and raw members in a sound zip. The patched zip is sound, whatever the weights become.
@@ -181,11 +166,6 @@ pub(crate) fn nested(data: &[u8]) {
     let inner = zip_with(input.rest(), &storages);
     let records = [("data", &b"{}"[..]), ("policy.pth", &inner), ("policy.optimizer.pth", &inner), ("more.pth", data)];
     check(&zip_of(records.iter().map(|(name, bytes)| (name.to_string(), *bytes))));
-}
-
-/// Arrays of numpy in a row, raw.
-pub(crate) fn npy(data: &[u8]) {
-    described(data);
 }
 
 /// A raw zip of arrays, or arrays in a sound zip, some with a header that may lie. The patched file is sound, whatever
@@ -295,11 +275,6 @@ pub(crate) fn safetensors_header(data: &[u8]) {
     file.extend_from_slice(header);
     file.resize(file.len() + usize::from(length), 7);
     safetensors(&file);
-}
-
-/// A model of ElasticDL, raw.
-pub(crate) fn elasticdl(data: &[u8]) {
-    described(data);
 }
 
 /// A model of ElasticDL, valid or nearly: variables and tables of any size, ids in any order.

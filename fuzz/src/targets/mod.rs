@@ -20,20 +20,15 @@ pub(crate) type Target = fn(&[u8]);
 
 /// All targets by name.
 pub(crate) const TARGETS: &[(&str, Target)] = &[
-    ("torch_zip", containers::torch_zip),
+    ("container", containers::container),
     ("pickle", containers::pickle),
-    ("legacy", containers::legacy),
     ("dcp_metadata", containers::dcp_metadata),
-    ("npy", containers::npy),
     ("npz", containers::npz),
     ("hdf5", containers::hdf5),
-    ("numpy_pickle", containers::numpy_pickle),
-    ("flax", containers::flax),
     ("bundle", bundle::bundle),
     ("nested", containers::nested),
     ("safetensors", containers::safetensors),
     ("safetensors_header", containers::safetensors_header),
-    ("elasticdl", containers::elasticdl),
     ("elasticdl_model", containers::elasticdl_model),
     ("entropy_decode", entropy::decode),
     ("entropy_round_trip", entropy::round_trip),
