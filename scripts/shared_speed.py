@@ -3,6 +3,8 @@
 
     shared_speed.py [--mib 512] [--rounds 5]
     scripts/guests.sh nfs .venv/bin/python scripts/shared_speed.py      the same on NFS, or `ceph`, in a guest
+    ... scripts/shared_speed.py --mbit 1000     guests' network as slow as one of 1 Gbit/s. Without it the network is this
+                                                machine's memory, and only processor time counts
 
 - save: a file is written in pieces of 1 MiB, and fsynced
 - load: the file is read in pieces of 1 MiB, after its pages were dropped on this machine
@@ -14,6 +16,7 @@ STEPFS_BIN names the program. The ratio is that of medians, plain to mount: belo
 import argparse
 import os
 import statistics
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -22,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests/real/support"), str(ROOT / "scripts")]
 
 import harness  # noqa: E402
+from guests import guests, in_guests  # noqa: E402
 from nodes import Nodes  # noqa: E402
 
 MB = 1 << 20
@@ -61,7 +65,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--mbit", type=int)
     args = parser.parse_args()
+    for guest in guests() if args.mbit and in_guests() else []:
+        # What arrives at the guest; the bridge between guests has no other way.
+        subprocess.run(["tc", "qdisc", "add", "dev", guest.link, "root", "tbf", "rate", f"{args.mbit}mbit", "burst", "256k",
+                        "latency", "50ms"], check=True)
     nodes = Nodes(harness.make_base(), 2)
     try:
         nodes.mount()

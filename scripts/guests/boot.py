@@ -202,8 +202,11 @@ def main():
     engine, command = sys.argv[1], sys.argv[2:]
     base = Path(tempfile.mkdtemp(prefix="stepfs-guests-"))
     started, mappings = [], Path("/proc/sys/vm/max_map_count")
-    before = mappings.read_text()
-    mappings.write_text(str(max(MAPPINGS, int(before))))
+    # The host's own number; that of the first of several runs at once. The last one puts it back.
+    others = lambda: [path for path in base.parent.glob("stepfs-guests-*/mappings") if path.parent != base]
+    before = min(int(path.read_text()) for path in [mappings, *others()])
+    (base / "mappings").write_text(str(before))
+    mappings.write_text(str(max(MAPPINGS, before)))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
@@ -233,8 +236,9 @@ def main():
             # Each has processes of its own for the programs of the guest, in its session.
             os.killpg(one.pid, signal.SIGKILL)
             one.wait()
-        mappings.write_text(before)
         shutil.rmtree(base)
+        if not others():
+            mappings.write_text(str(before))
 
 
 if __name__ == "__main__":
