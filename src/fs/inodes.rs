@@ -395,7 +395,7 @@ impl Table {
         (node.file, node.stub, node.identity, node.held) = (new, None, identity, held);
         if let Some(opened) = &mut node.opened {
             // Readers go on with the same file as the writer.
-            opened.source = Source::File(Arc::clone(file));
+            (opened.source, opened.stub) = (Source::File(Arc::clone(file)), None);
             opened.handles.values().for_each(|handle| handle.switch(file));
         }
         Ok(())
