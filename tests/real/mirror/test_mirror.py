@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from harness import BIN, DAMAGE, Mount, make_base, remove_base, require_clean, run, run_json, wait_until
-from mirrors import Directory, Mirrored
+from mirrors import Directory, Expiring, Mirrored
 from series import save_walk, walk
 
 pytestmark = [pytest.mark.stepfs, pytest.mark.slow]
@@ -436,6 +436,27 @@ def test_a_file_that_fails_ends_a_sync_while_saves_go_on():
 
 
 @pytest.mark.waits
+def test_credentials_that_expire_are_read_anew(monkeypatch):
+    pytest.importorskip("moto")
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    mirror = Expiring()
+    mount = Mirrored(make_base(), mirror)
+    try:
+        for name, value in mirror.environment.items():
+            monkeypatch.setenv(name, value)
+        mount.mount()
+        for number in range(4):
+            (mount / f"{number}.bin").write_bytes(noise(number, 10 << 20))
+            mount.mirrored()
+            time.sleep(mirror.LIFE)
+        assert len(mirror.used) >= 4
+        assert run("cat", mirror.url, "3.bin", text=False).stdout == noise(3, 10 << 20)
+    finally:
+        mount.close()
+        mirror.close()
+
+
 def test_an_unmounted_file_system_is_an_error():
     base = make_base()
     mirror = Directory(base)

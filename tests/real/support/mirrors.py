@@ -5,15 +5,20 @@ STEPFS_TEST_DIRECTORIES=DIR:DIR   where two clients have mounted one shared file
 STEPFS_TEST_BUCKET=NAME           a bucket of the server that AWS_ENDPOINT_URL and the rest of AWS_* describe.
 """
 
+import datetime
 import itertools
+import json
 import os
 import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 import uuid
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from harness import Mount, remove_base, run, run_json, wait_until
@@ -129,6 +134,67 @@ class Moto(Bucket):
     def close(self):
         self.process.kill()
         self.process.wait()
+
+
+class Expiring(Moto):
+    """An S3 server whose keys live for some seconds. The machine's metadata service, which is the same server here, gives new ones."""
+
+    LIFE = 3
+
+    def __init__(self):
+        super().__init__()
+        self.used = set()
+        self.gate = ThreadingHTTPServer(("127.0.0.1", 0), type("Gate", (Gate,), {"of": self}))
+        threading.Thread(target=self.gate.serve_forever, daemon=True).start()
+        here = f"http://127.0.0.1:{self.gate.server_address[1]}"
+        self.environment = {"AWS_ENDPOINT_URL": here, "AWS_METADATA_ENDPOINT": here, "AWS_REGION": "us-east-1"}
+
+    def key(self):
+        """The key of this moment, and when it expires."""
+        number = int(time.time() / self.LIFE)
+        end = datetime.datetime.fromtimestamp((number + 1) * self.LIFE, datetime.UTC)
+        return f"KEY{number}", end.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    def close(self):
+        self.gate.shutdown()
+        super().close()
+
+
+class Gate(BaseHTTPRequestHandler):
+    """Answers questions for keys, and passes other requests on if their key is the present one."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_any(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        key, end = self.of.key()
+        if self.path.startswith("/latest/api/token"):
+            return self.say(200, b"token")
+        if self.path.startswith("/latest/meta-data/iam/security-credentials/"):
+            role = {"AccessKeyId": key, "SecretAccessKey": "secret", "Token": "token", "Expiration": end}
+            return self.say(200, json.dumps(role).encode() if self.path.endswith("/role") else b"role")
+        if f"Credential={key}/" not in self.headers.get("Authorization", ""):
+            return self.say(403, b"<Error><Code>ExpiredToken</Code><Message>The token has expired.</Message></Error>")
+        self.of.used.add(key)
+        passed = HTTPConnection("127.0.0.1", self.of.port)
+        passed.request(self.command, self.path, body, dict(self.headers))
+        answer = passed.getresponse()
+        return self.say(answer.status, answer.read(), answer.getheaders())
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = do_any
+
+    def say(self, status, body, headers=()):
+        self.send_response(status)
+        for name, value in headers:
+            if name.lower() not in ("content-length", "connection", "transfer-encoding", "date", "server"):
+                self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
 
 
 class Mirrored(Mount):
