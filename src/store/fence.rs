@@ -33,47 +33,40 @@ pub fn surely<T>(path: &Path, ask: impl Fn(&Path) -> io::Result<T>) -> io::Resul
     })
 }
 
-/// How often a directory is looked at again that others write into, or that has files which NFS keeps until this node closes them.
-const ROUNDS: u32 = 1000;
+/// How often, and with which pause, a name is tried again that others write into, or that NFS keeps: one second.
+const ROUNDS: u32 = 200;
+const PAUSE: Duration = Duration::from_millis(5);
 
-/// Removes a name, and all below it, although others may still write there. Returns once it is gone, but for
-/// files that NFS keeps. Never follows a symlink: another
-/// user may have made the store.
+/// Removes a name, and all below it, although others may still write there. Files that a process of this machine has open stay on
+/// NFS, with their directories, under names of its own. Never follows a symlink: another user may have made the store.
 pub(super) fn tear_down(path: &Path) -> io::Result<()> {
-    let unless_gone = |result: io::Result<()>| match result {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        result => result,
-    };
     for _ in 0..ROUNDS {
-        let mut waits = false;
-        match surely(path, |path| fs::remove_file(path)) {
-            Err(error) if error.raw_os_error() == Some(libc::EISDIR) => {}
-            gone => return unless_gone(gone),
+        if remove(path)? {
+            break;
         }
-        let entries = match fs::read_dir(path) {
-            Err(error) => return unless_gone(Err(error)),
-            Ok(entries) => entries,
-        };
-        for entry in entries {
-            let entry = entry?;
-            match tear_down(&entry.path()) {
-                Err(error)
-                    if error.raw_os_error() == Some(libc::EBUSY) && Engine::keeps_removed(&entry.file_name()) =>
-                {
-                    waits = true
-                }
-                gone => gone?,
-            }
-        }
-        if waits {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        match unless_gone(fs::remove_dir(path)) {
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTEMPTY | libc::EEXIST)) => {}
-            gone => return gone,
-        }
+        std::thread::sleep(PAUSE);
     }
     Ok(())
+}
+
+/// Tries once to remove a name, and all below it. Answers whether it is gone.
+fn remove(path: &Path) -> io::Result<bool> {
+    let is_kept = || path.file_name().is_some_and(Engine::keeps_removed);
+    let gone = |result: io::Result<()>| match result.map_err(|error| (error.raw_os_error(), error)) {
+        Ok(()) | Err((Some(libc::ENOENT), _)) => Ok(true),
+        Err((Some(libc::ENOTEMPTY | libc::EEXIST), _)) => Ok(false),
+        Err((Some(libc::EBUSY), _)) if is_kept() => Ok(false),
+        Err((_, error)) => Err(error),
+    };
+    match surely(path, |path| fs::remove_file(path)) {
+        Err(error) if error.raw_os_error() == Some(libc::EISDIR) => {}
+        removed => return gone(removed),
+    }
+    match fs::read_dir(path) {
+        Err(error) => return gone(Err(error)),
+        Ok(entries) => entries.into_iter().try_for_each(|entry| remove(&entry?.path()).map(drop))?,
+    }
+    gone(fs::remove_dir(path))
 }
 
 /// The fences of a store.

@@ -20,6 +20,7 @@ use rustix::fs::{Timespec, Timestamps, UTIME_NOW};
 use super::durable::{CrashPoint, Io};
 use super::fence::{Fences, surely, tear_down};
 use super::locks::{self, Kind, LOCK, WHOLE};
+use super::object::Id;
 use super::{Error, beneath};
 
 const SEATS: &str = "daemons";
@@ -32,6 +33,8 @@ pub const BEAT: Duration = Duration::from_secs(1);
 const LIVES: Duration = Duration::from_secs(4);
 /// Longest part of a seat's name that tells the mount point. With the machine's name and a hash it fits any file system.
 const LONGEST_POINT: usize = 100;
+/// Beginning of the names of epochs' directories that wait until their files are closed.
+const GONE: &str = "gone-";
 /// The file in an epoch's directory with the keeper's name.
 const NAME: &str = "name";
 
@@ -205,6 +208,17 @@ pub(super) fn end(
             recover(&dir)?;
         }
         tear_down(&dir)?;
+        // A former keeper of this machine keeps files open there, and so the directory. It does not find that any more.
+        match fs::rename(&dir, root.join(KEEPER).join(format!("{GONE}{}", Id::random()?))) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    for entry in fs::read_dir(root.join(KEEPER))?
+        .flatten()
+        .filter(|entry| entry.file_name().as_bytes().starts_with(GONE.as_bytes()))
+    {
+        tear_down(&entry.path())?;
     }
     Fences::below(root).clear()
 }
