@@ -327,13 +327,11 @@ impl Table {
         }
         let mut left = Vec::new();
         if let Some(node) = self.nodes.get_mut(&ino) {
-            if node.kind == FileType::Directory {
-                node.names.clear();
-            }
-            if self.shared {
-                // Another daemon may have taken the others away. One is enough, since the node holds its file.
+            if self.shared || node.kind == FileType::Directory {
+                // Another daemon may have taken the others away. One is enough: the kernel looks a name up before it uses that.
                 left = std::mem::take(&mut node.names);
-            } else {
+            }
+            if !self.shared {
                 node.held = None;
             }
             node.names.push((parent, name.to_owned()));

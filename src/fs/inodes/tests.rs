@@ -8,9 +8,13 @@ struct Fixture {
 }
 
 fn fixture() -> Fixture {
+    fixture_of(false)
+}
+
+fn fixture_of(shared: bool) -> Fixture {
     let dir = tempfile::tempdir().unwrap();
     let archive = Archive::open(crate::store::Store::open(dir.path()).unwrap()).unwrap();
-    let table = Table::new(&archive.store().tree(), false).unwrap();
+    let table = Table::new(&archive.store().tree(), shared).unwrap();
     Fixture { dir, archive, table }
 }
 
@@ -91,4 +95,23 @@ fn a_removed_file_can_be_reached_until_it_is_forgotten() {
     assert_eq!(f.table.place(a).unwrap().metadata().unwrap().len(), 3);
     f.table.forget(a, 1);
     assert!(matches!(f.table.place(a), Err(Fault::Code(libc::ESTALE))));
+}
+
+/// Other daemons rename and remove it. A later directory may get its former name and its number.
+#[test]
+fn a_former_name_of_a_directory_leads_nowhere() {
+    let mut f = fixture_of(true);
+    std::fs::create_dir_all(f.tree().join("p/d")).unwrap();
+    let p = f.enter(ROOT, "p");
+    let d = f.enter(p, "d");
+    std::fs::rename(f.tree().join("p/d"), f.tree().join("p/e")).unwrap();
+    assert_eq!(f.enter(p, "e"), d);
+    f.table.forget(d, 2);
+    assert!(f.table.node(p).unwrap().children.is_empty());
+    std::fs::rename(f.tree().join("p/e"), f.tree().join("p/d")).unwrap();
+    let again = f.enter(p, "d");
+    assert!(f.table.node(again).is_ok());
+    f.table.forget(again, 1);
+    f.table.forget(p, 1);
+    assert!(f.table.node(p).is_err(), "nothing keeps it");
 }

@@ -60,6 +60,24 @@ def test_a_file_of_one_is_a_file_of_all(nodes):
     assert names_in(a) == ["run"]
 
 
+def test_a_directory_gets_its_former_name_back(nodes):
+    a, b = nodes[:2]
+    (a / "run").mkdir()
+    for round in range(3):
+        (a / "run/new").mkdir()
+        assert names_in(b, "run/new") == []
+        (a / "run/new").rename(a / "run/best")
+        assert names_in(b, "run/best") == []
+        # The next one may get its number.
+        (a / "run/best").rmdir()
+        assert not (b / "run/best").exists()
+        (a / "run/new").mkdir()
+        (b / "run/new/x").write_text(str(round))
+        assert (a / "run/new/x").read_text() == str(round)
+        (b / "run/new/x").unlink()
+        (b / "run/new").rmdir()
+
+
 def test_the_keeper_releases_files_of_all_and_each_reads_them(nodes):
     names = []
     for number, node in enumerate(nodes):
