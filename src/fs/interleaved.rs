@@ -20,8 +20,8 @@ use super::*;
 use crate::store::Store;
 use crate::sync::{Condvar, Mutex, in_many_orders, thread};
 
-const READ: Access = Access { read: true, write: false, truncate: false, aside: false, by: None };
-const WRITE: Access = Access { read: true, write: true, truncate: false, aside: false, by: None };
+const READ: Access = Access { read: true, write: false, truncate: false, aside: false, append: false, by: None };
+const WRITE: Access = Access { read: true, write: true, truncate: false, aside: false, append: false, by: None };
 const ROOT_USER: Caller = Caller { uid: 0, gid: 0, thread: 0 };
 /// Numbers in a state: enough that it is released.
 const NUMBERS: usize = 20_000;

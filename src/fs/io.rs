@@ -2,12 +2,13 @@
 
 use std::cell::RefCell;
 use std::fs::File;
-use std::io;
+use std::io::{self, IoSlice};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use fuser::{Errno, FileHandle, ReplyData, ReplyEmpty, ReplyLseek, ReplyWrite, WriteFlags};
 use rustix::fs::{FallocateFlags, SeekFrom};
+use rustix::io::ReadWriteFlags;
 
 use super::errno::{Fault, Result};
 use super::node::{Handle, Source};
@@ -42,11 +43,16 @@ fn answer<E: Into<Fault>>(size: u32, reply: ReplyData, read: impl FnOnce(&mut [u
     });
 }
 
-/// Writes all, or as much as there is room for.
-fn write_full(file: &File, data: &[u8], offset: u64) -> io::Result<usize> {
+/// Writes all, or as much as there is room for. Without an offset at the end of the file, wherever another daemon has moved that.
+fn write_full(file: &File, data: &[u8], offset: Option<u64>) -> io::Result<usize> {
     let mut done = 0;
     while done < data.len() {
-        match file.write_at(&data[done..], offset + done as u64) {
+        let rest = &data[done..];
+        let written = match offset {
+            Some(offset) => file.write_at(rest, offset + done as u64),
+            None => Ok(rustix::io::pwritev2(file, &[IoSlice::new(rest)], 0, ReadWriteFlags::APPEND)?),
+        };
+        match written {
             Ok(0) => break,
             Ok(len) => done += len,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -60,12 +66,18 @@ fn write_full(file: &File, data: &[u8], offset: u64) -> io::Result<usize> {
 /// A write that was done: its bytes, and the file.
 type Written = (usize, Arc<File>);
 
-fn try_write(handle: &Handle, offset: u64, data: &[u8], (how, caller): (WriteFlags, Caller)) -> Result<Written> {
+/// How the kernel writes, the flags of the program's file, and the program.
+type How = (WriteFlags, i32, Caller);
+
+/// The end of a file that the kernel knows may be a former one: so O_APPEND is left to the store's file system. What a mapping wrote
+/// has its place.
+fn try_write(handle: &Handle, offset: u64, data: &[u8], (how, flags, caller): How) -> Result<Written> {
     let file = handle.file().ok_or(Fault::Code(libc::EBADF))?;
     if how.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
         caller.drop_bits(&file)?;
     }
-    Ok((write_full(&file, data, offset)?, file))
+    let appends = flags & libc::O_APPEND != 0 && !how.contains(WriteFlags::FUSE_WRITE_CACHE);
+    Ok((write_full(&file, data, (!appends).then_some(offset))?, file))
 }
 
 /// Reads and writes of open files.
@@ -111,7 +123,7 @@ impl Bytes {
         fh: FileHandle,
         offset: u64,
         data: &[u8],
-        (how, flags, caller): (WriteFlags, i32, Caller),
+        (how, flags, caller): How,
         reply: ReplyWrite,
     ) {
         let handle = match self.files.handle(fh) {
@@ -121,7 +133,7 @@ impl Bytes {
         let need = Need::new(&handle, caller.thread, offset, data.len() as u64);
         // The kernel holds closes back while many of these are unanswered.
         if how.contains(WriteFlags::FUSE_WRITE_CACHE) {
-            let written = try_write(&handle, offset, data, (how, caller));
+            let written = try_write(&handle, offset, data, (how, flags, caller));
             // The kernel takes a short answer for the whole.
             let written = written.and_then(|of| {
                 if of.0 < data.len() { Err(io::Error::from_raw_os_error(libc::ENOSPC).into()) } else { Ok(of) }
@@ -131,11 +143,11 @@ impl Bytes {
             }
             return self.conclude(handle, offset, flags, written, reply);
         }
-        match self.files.room.unless_short(&need, || try_write(&handle, offset, data, (how, caller))) {
+        match self.files.room.unless_short(&need, || try_write(&handle, offset, data, (how, flags, caller))) {
             Some(written) => self.conclude(handle, offset, flags, written, reply),
             None => {
                 let (bytes, own, data) = (Arc::clone(self), Arc::clone(&handle), data.to_vec());
-                let attempt = move || try_write(&own, offset, &data, (how, caller));
+                let attempt = move || try_write(&own, offset, &data, (how, flags, caller));
                 let answer = move |written| bytes.conclude(handle, offset, flags, written, reply);
                 self.files.room.wait(need, attempt, answer);
             }

@@ -120,6 +120,8 @@ pub(super) struct Access {
     pub(super) truncate: bool,
     /// O_NOATIME.
     pub(super) aside: bool,
+    /// O_APPEND.
+    pub(super) append: bool,
     /// The process that opens, if this may become part of a restore.
     pub(super) by: Option<u32>,
 }
@@ -134,6 +136,7 @@ impl Access {
             // Also with O_RDONLY: Linux truncates, and the kernel has checked the permission.
             truncate: flags & libc::O_TRUNC != 0,
             aside: flags & libc::O_NOATIME != 0,
+            append: flags & libc::O_APPEND != 0,
             by: None,
         }
     }

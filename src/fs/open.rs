@@ -299,7 +299,8 @@ impl OpenFiles {
     ) -> Result<(Answer, Arc<Handle>)> {
         let changes = access.changes();
         let is_read = matches!(opening, Some(Opening { source: Source::Reader(_), .. }));
-        let stub = (is_read && table.is_shared()).then(|| table.metadata(ino)).transpose()?;
+        let is_shared = table.is_shared();
+        let stub = (is_read && is_shared).then(|| table.metadata(ino)).transpose()?;
         let paths = if changes { table.paths(ino) } else { Vec::new() };
         let node = table.node_mut(ino)?;
         let file_id = node.file;
@@ -328,8 +329,9 @@ impl OpenFiles {
         let mut flags = FopenFlags::empty();
         let direct = match opened.mode {
             Mode::Passthrough(_) => false,
-            // Half of what going through the page cache costs (measured). Such a handle cannot be mapped anyway.
-            Mode::Daemon => access.write && !access.read,
+            // Half of what going through the page cache costs (measured). Such a handle cannot be mapped anyway. In a shared store
+            // the kernel would keep what is appended where the file's end was when it looked last.
+            Mode::Daemon => access.write && (!access.read || access.append && is_shared),
         };
         opened.mappable |= access.read && access.write;
         opened.wrote |= changes;
@@ -363,7 +365,7 @@ impl OpenFiles {
         if direct || (changes && backing.is_some()) {
             node.version += 1;
         } else if backing.is_none() {
-            if node.cached == Some(node.version) && !self.tree.archive().store().is_shared() {
+            if node.cached == Some(node.version) && !is_shared {
                 flags |= FopenFlags::FOPEN_KEEP_CACHE;
             }
             node.cached = Some(node.version);

@@ -78,6 +78,24 @@ def test_a_directory_gets_its_former_name_back(nodes):
         (b / "run/new").rmdir()
 
 
+@pytest.mark.parametrize("mode", ["ab", "a+b"])
+def test_what_two_daemons_append_stays(nodes, mode):
+    a, b = nodes[:2]
+    (a / "log").write_bytes(b"first\n")
+    expected = [b"first\n"]
+    with (a / "log").open(mode, buffering=0) as one, (b / "log").open(mode, buffering=0) as other:
+        for number in range(6):
+            for name, log in (("one", one), ("other", other)):
+                # The kernel of the other one knows of a shorter file.
+                line = f"{number} of {name} {'x' * (number * 3000)}\n".encode()
+                assert log.write(line) == len(line)
+                expected.append(line)
+                if mode == "a+b":
+                    log.seek(0)
+                    assert log.read() == b"".join(expected)
+    assert [(node / "log").read_bytes() == b"".join(expected) for node in nodes] == [True] * 3
+
+
 def test_the_keeper_releases_files_of_all_and_each_reads_them(nodes):
     names = []
     for number, node in enumerate(nodes):
