@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::durable::{self, CrashPoint, DeviceFile, Io};
 use super::engine::{Engine, admit};
-use super::fence::{Fence, Fences};
+use super::fence::{Fence, Fences, surely};
 use super::locks::{self, Kind, LOCK, WHOLE};
 use super::object::{Id, path_of};
 use super::settings::{self, Settings};
@@ -99,7 +99,11 @@ impl Store {
             return Ok(());
         }
         admit(root)?;
-        create(&Io::disk(), root, true).map(drop)
+        match create(&Io::disk(), root, true) {
+            // Another daemon has made it since, and serves it.
+            Err(Error::Busy { .. }) if surely(&root.join(SETTINGS), |path| fs::symlink_metadata(path)).is_ok() => Ok(()),
+            made => made.map(drop),
+        }
     }
 
     /// Opens a shared store for the daemon that serves it on `point`, beside other daemons.
@@ -430,7 +434,8 @@ fn create(io: &Io, root: &Path, shared: bool) -> Result<File, Error> {
         io.make_dir(root, 0o700, CrashPoint::StoreMade).map_err(Error::io(root))?;
     }
     let lock = locks::hold(root, &root.join(LOCK), Kind::Alone)?;
-    if root.join(SETTINGS).exists() {
+    // Another machine may have made them since this one looked: a second id would make plain files of all its stubs.
+    if surely(&root.join(SETTINGS), |path| fs::symlink_metadata(path)).is_ok() {
         return Ok(lock);
     }
     make_directories(io, root, shared)?;

@@ -96,6 +96,21 @@ def test_what_two_daemons_append_stays(nodes, mode):
     assert [(node / "log").read_bytes() == b"".join(expected) for node in nodes] == [True] * 3
 
 
+@of_one_machine
+def test_daemons_that_make_a_store_at_the_same_moment(tmp_path):
+    for round in range(4):
+        nodes = Nodes(tmp_path / str(round), 3)
+        try:
+            starting = [subprocess.Popen([harness.BIN, *map(str, node.arguments())], stdin=subprocess.DEVNULL) for node in nodes]
+            assert [start.wait(60) for start in starting] == [0, 0, 0]
+            for node in nodes:
+                node.pid = node.find_daemon()
+            (nodes[0] / "x").write_text("x")
+            assert [(node / "x").read_text() for node in nodes] == ["x"] * 3
+        finally:
+            nodes.close()
+
+
 def test_the_keeper_releases_files_of_all_and_each_reads_them(nodes):
     names = []
     for number, node in enumerate(nodes):
