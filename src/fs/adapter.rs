@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Instant, SystemTime};
+use std::time::SystemTime;
 
 use fuser::{
     AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, INodeNo, InitFlags, IoctlFlags,
@@ -17,7 +17,7 @@ use super::attr::Change;
 use super::errno::Fault;
 use super::privileges::Caller;
 use super::reply::entry;
-use super::shared::until_free;
+use super::shared::when_free;
 use super::trash;
 use super::tree::Creator;
 
@@ -145,10 +145,16 @@ impl Filesystem for FuseAdapter {
             // In a shared store a released file has one name: else nobody could replace all of them at once.
             Err(Fault::Locked) => {
                 let (core, name) = (Arc::clone(&self.core), name.to_owned());
-                self.core.files.recalls.recall(ino.0, move |recalled| {
-                    let linked =
-                        recalled.and_then(|()| until_free(Instant::now(), || core.tree.link(ino.0, parent.0, &name)));
-                    entry(&core.tree, reply, linked);
+                self.core.files.recalls.recall(ino.0, move |recalled| match recalled {
+                    Ok(()) => {
+                        let own = Arc::clone(&core);
+                        let link = move || own.tree.link(ino.0, parent.0, &name);
+                        when_free(&core.files.recalls.workers, link, {
+                            let core = Arc::clone(&core);
+                            move |linked| entry(&core.tree, reply, linked)
+                        });
+                    }
+                    Err(fault) => reply.error(fault.into()),
                 });
             }
             result => entry(&self.core.tree, reply, result),

@@ -277,6 +277,32 @@ def test_a_program_waits_while_a_file_is_replaced(call, size):
         assert done == [None] and not fence.exists(), "it takes down the fences of whoever had the lock"
 
 
+@of_one_machine
+def test_links_that_wait_hold_nobody_up():
+    for nodes in open_nodes(1):
+        node, below = nodes[0], nodes.store / "tree"
+        # More than threads answer the kernel. It keeps their directories for itself meanwhile.
+        for number in range(4):
+            (node / f"dir{number}").mkdir()
+            (node / f"file{number}").write_bytes(b"x" * 100_000)
+        wait_until(lambda: not any(isinstance(attempt(lambda: alone(below / f"file{n}")), OSError) for n in range(4)), 10, "all are closed")
+        held = [alone(below / f"file{number}") for number in range(4)]
+        links = [(node / f"file{number}", node / f"dir{number}/link") for number in range(4)]
+        threads = [threading.Thread(target=os.link, args=link) for link in links]
+        for thread in threads:
+            thread.start()
+        time.sleep(.5)
+        other = threading.Thread(target=lambda: (node / "other").write_text("x"))
+        other.start()
+        other.join(10)
+        answered = not other.is_alive()
+        for handle in held:
+            os.close(handle)
+        for thread in [*threads, other]:
+            thread.join(20)
+        assert answered and all(link.stat().st_nlink == 2 for _, link in links)
+
+
 def attempt(call, node=None):
     """The error of a lock that another one has; one that is free is given back."""
     try:
