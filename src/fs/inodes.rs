@@ -16,8 +16,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use fuser::{FileType, Generation};
-use rustix::fs::{Mode, OFlags};
-use rustix::process::{Resource, getrlimit};
 
 use super::errno::{Fault, Result};
 use super::node::{Node, Source};
@@ -55,8 +53,8 @@ pub(super) fn kind(file_type: std::fs::FileType) -> FileType {
 /// What is at a name.
 pub(super) struct Found {
     pub(super) metadata: Metadata,
-    /// In a shared store: the file itself. Other daemons change names, so no name says which file is meant. See
-    /// [`Table::may_hold`].
+    /// In a shared store: the directory itself. Other daemons change names, so no name says which one is meant. A file is looked up
+    /// for each call: whoever holds one keeps its room on the disk, also after another daemon has removed or released it.
     held: Option<Arc<File>>,
     /// See [`identity`]. Empty in a store of one daemon.
     identity: Vec<u8>,
@@ -71,12 +69,9 @@ impl Found {
 
 /// The inode table. See the module for its lock.
 pub(super) struct Table {
-    /// Other daemons change the tree, too. Then each node holds its file.
+    /// Other daemons change the tree, too.
     shared: bool,
     engine: Engine,
-    /// Nodes that there may be before no more files are held: each has a descriptor, and programs' handles need the rest. On NFS
-    /// ([`Engine::Nfs`]) none is held.
-    most: usize,
     root: PathBuf,
     nodes: HashMap<u64, Node>,
     numbers: Numbers,
@@ -93,14 +88,9 @@ impl Table {
         root.lookups = 1;
         root.held = shared.then(|| sys::open_path(tree).map(Arc::new)).transpose()?;
         let engine = if shared { Engine::of(tree)? } else { Engine::Coherent };
-        let most = match (shared, engine) {
-            (true, Engine::Coherent) => getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 2,
-            _ => 0,
-        };
         Ok(Self {
             shared,
             engine,
-            most: usize::try_from(most).unwrap_or(usize::MAX),
             root: tree.to_path_buf(),
             nodes: HashMap::from([(ROOT, root)]),
             numbers: Numbers::new(file),
@@ -184,12 +174,11 @@ impl Table {
             return Ok(Place::held(Arc::clone(file)));
         }
         let (parent, name) = node.names.first().ok_or(Fault::Code(libc::ESTALE))?;
-        let found = self.look(*parent, name);
-        let found = found.map_err(|fault| if fault.is_absence() { libc::ESTALE.into() } else { fault })?;
-        if FileId::of(&found.metadata) != node.file || found.identity != node.identity {
-            return Err(libc::ESTALE.into());
-        }
-        Ok(Place::named(self.at(*parent, name)?))
+        let opened = self.open_name(*parent, name);
+        let held = opened.map_err(|fault| if fault.is_absence() { libc::ESTALE.into() } else { fault })?;
+        // From here on this very file: another daemon may give the name to a symlink, which leads out of the tree.
+        self.require(ino, &held)?;
+        Ok(Place::held(Arc::new(held)))
     }
 
     /// Attributes of a node's file. On NFS nothing refers to a stub that another daemon has replaced. Programs that read it
@@ -209,6 +198,16 @@ impl Table {
         let is_it = FileId::of(&file.metadata()?) == node.file
             && (node.identity.is_empty() || identity(file)? == node.identity);
         if is_it { Ok(()) } else { Err(libc::ESTALE.into()) }
+    }
+
+    /// In a shared store: holds a stub while programs read its object, so that they reach it whatever its names become. A stub takes
+    /// no room. On NFS the client would keep a second name for it ([`Engine::Nfs`]).
+    pub(super) fn hold_while_open(&mut self, ino: u64) -> Result<()> {
+        if self.shared && self.engine == Engine::Coherent {
+            let held = self.place(ino)?.hold()?;
+            self.node_mut(ino)?.held = Some(held);
+        }
+        Ok(())
     }
 
     /// Path, relative to the tree, of a name in a directory. Refuses invalid names.
@@ -248,10 +247,18 @@ impl Table {
 
     /// Looks at a name.
     pub(super) fn look(&self, parent: u64, name: &OsStr) -> Result<Found> {
-        let at = self.at(parent, name)?;
         if !self.shared {
-            return Ok(Found::of(at.symlink_metadata()?));
+            return Ok(Found::of(self.at(parent, name)?.symlink_metadata()?));
         }
+        let held = self.open_name(parent, name)?;
+        let (metadata, identity) = (held.metadata()?, identity(&held)?);
+        let held = metadata.is_dir().then(|| Arc::new(held));
+        Ok(Found { metadata, held, identity })
+    }
+
+    /// In a shared store: what is at a name now, only to refer to it.
+    fn open_name(&self, parent: u64, name: &OsStr) -> Result<File> {
+        let at = self.at(parent, name)?;
         self.engine.refresh(&*self.directory(parent)?)?;
         let held = match sys::open_path(&at) {
             // A network file system may not know it yet.
@@ -262,14 +269,7 @@ impl Table {
             held => held?,
         };
         self.engine.refresh(&held)?;
-        let (metadata, identity) = (held.metadata()?, identity(&held)?);
-        let held = (metadata.is_dir() || self.may_hold()).then(|| Arc::new(held));
-        Ok(Found { metadata, held, identity })
-    }
-
-    /// Whether one more file is held. Else it is looked up for each call; directories always are held.
-    fn may_hold(&self) -> bool {
-        self.nodes.len() < self.most
+        Ok(held)
     }
 
     /// What has just been made at a name, with these metadata.
@@ -293,11 +293,15 @@ impl Table {
             let path = self.child(parent, name)?;
             let large = kind == FileType::RegularFile && metadata.len() >= MIN_RELEASE_BYTES;
             let (stub, unread) = if large && archive.may_be_stub(&path) {
-                let place = match &found.held {
-                    Some(held) => Place::held(Arc::clone(held)),
-                    None => Place::named(self.at(parent, name)?),
-                };
-                match place.open(true, false).and_then(|opened| archive.stub(&path, &opened)) {
+                let place = Place::named(self.at(parent, name)?);
+                let opened = place.open(true, false);
+                if let (true, Ok(opened)) = (self.shared, &opened)
+                    && (FileId::of(&opened.metadata()?) != file || identity(opened)? != found.identity)
+                {
+                    // Another daemon gave the name to another file, which may be a stub. This one is none.
+                    return Err(libc::ESTALE.into());
+                }
+                match opened.and_then(|opened| archive.stub(&path, &opened)) {
                     Ok(stub) => (stub, false),
                     Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(error.into()),
                     // stepfs may not read it, or the device fails. It is listed all the same, and its open fails the
@@ -384,7 +388,7 @@ impl Table {
     pub(super) fn recalled(&mut self, ino: u64, file: &Arc<File>) -> Result<()> {
         let node = self.node(ino)?;
         let (identity, held) = match self.shared {
-            true => (identity(file)?, self.may_hold().then(|| hold_same(file)).transpose()?),
+            true => (identity(file)?, None),
             false => (Vec::new(), node.names.is_empty().then(|| Arc::clone(file))),
         };
         let (old, new) = (node.file, FileId::of(&file.metadata()?));
@@ -439,12 +443,6 @@ impl Table {
             }
         }
     }
-}
-
-/// Another descriptor of a file, only to refer to it.
-fn hold_same(file: &File) -> io::Result<Arc<File>> {
-    let held = rustix::fs::open(beneath::by_descriptor(file), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-    Ok(Arc::new(held.into()))
 }
 
 /// The result of [`Table::before_removal`].

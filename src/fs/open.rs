@@ -300,6 +300,9 @@ impl OpenFiles {
         let changes = access.changes();
         let is_read = matches!(opening, Some(Opening { source: Source::Reader(_), .. }));
         let is_shared = table.is_shared();
+        if is_read && table.node(ino)?.opened.is_none() {
+            table.hold_while_open(ino)?;
+        }
         let stub = (is_read && is_shared).then(|| table.metadata(ino)).transpose()?;
         let paths = if changes { table.paths(ino) } else { Vec::new() };
         let node = table.node_mut(ino)?;
@@ -401,6 +404,9 @@ impl OpenFiles {
             return;
         }
         let last = node.opened.take();
+        if is_shared {
+            node.held = None;
+        }
         // The decoded file may go before the kernel's pages do.
         node.decoded = last.as_ref().and_then(|opened| opened.source.decoded(node.version)).or(node.decoded);
         let wrote = last.as_ref().is_some_and(|opened| opened.wrote);

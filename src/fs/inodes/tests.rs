@@ -115,3 +115,44 @@ fn a_former_name_of_a_directory_leads_nowhere() {
     f.table.forget(p, 1);
     assert!(f.table.node(p).is_err(), "nothing keeps it");
 }
+
+/// Another daemon changes names between two calls.
+#[test]
+fn a_name_that_leads_elsewhere_meanwhile_is_not_followed() {
+    use std::os::unix::fs::PermissionsExt;
+    let mut f = fixture_of(true);
+    let (outside, tree) = (f.dir.path().join("outside"), f.tree());
+    std::fs::write(&outside, "x").unwrap();
+    std::fs::set_permissions(&outside, std::fs::Permissions::from_mode(0o600)).unwrap();
+    std::fs::write(tree.join("a"), "x").unwrap();
+    let a = f.enter(ROOT, "a");
+    let place = f.table.place(a).unwrap();
+    std::fs::rename(tree.join("a"), tree.join("b")).unwrap();
+    std::os::unix::fs::symlink(&outside, tree.join("a")).unwrap();
+    std::fs::set_permissions(&place.path, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode(&outside), mode(&tree.join("b"))), (0o600, 0o644));
+    assert!(matches!(f.table.place(a), Err(Fault::Code(libc::ESTALE))));
+}
+
+/// Else the file would be read, and brought back, with the bytes of another one.
+#[test]
+fn a_stub_that_took_the_name_is_not_taken_for_the_file() {
+    let mut f = fixture_of(true);
+    let (tree, name) = (f.tree(), OsStr::new("a"));
+    std::fs::write(tree.join("a"), [1; 100_000]).unwrap();
+    let found = f.table.look(ROOT, name).unwrap();
+    let stub = crate::store::Stub {
+        store: f.archive.store().id(),
+        object: crate::store::Id::random().unwrap(),
+        logical_len: 100_000,
+    };
+    std::fs::rename(tree.join("a"), tree.join("b")).unwrap();
+    std::fs::write(tree.join("a"), stub.encode()).unwrap();
+    File::options().write(true).open(tree.join("a")).unwrap().set_len(100_000).unwrap();
+    assert!(matches!(f.table.admit(&f.archive, ROOT, name, &found), Err(Fault::Code(libc::ESTALE))));
+    let a = f.enter(ROOT, "a");
+    assert_eq!(f.table.node(a).unwrap().stub, Some(stub));
+    let b = f.enter(ROOT, "b");
+    assert_eq!(f.table.node(b).unwrap().stub, None);
+}

@@ -179,6 +179,27 @@ def test_a_reader_goes_on_while_another_daemon_brings_the_file_back(nodes):
         assert first + file.read() == whole
 
 
+@of_one_machine
+def test_no_daemon_keeps_the_room_of_what_went(nodes):
+    """The kernels know the files: all of them were looked at."""
+    keeper = nodes.keeper()
+    names = nodes[0].save_walk("", 3)
+    (nodes[0] / "large").write_bytes(b"x" * (4 << 20))
+    for node in nodes:
+        assert sum(path.stat().st_size > 0 for path in node.dir.iterdir()) == 4
+
+    def kept():
+        links = [link for node in nodes for link in harness.open_files(node.pid)]
+        return [link for link in links if link.endswith("(deleted)") and "/tree/" in link]
+
+    (nodes[1] / "large").unlink()
+    # Nobody looks a name up from here on.
+    os.setxattr(keeper.dir, "user.stepfs.sync", b"1")
+    is_stub = lambda name: (nodes.store / "tree" / name).stat().st_blocks < 100
+    wait_until(lambda: is_stub(names[0]) and is_stub(names[1]), 60, "older states are released")
+    wait_until(lambda: not kept(), 10, "their room is free")
+
+
 def test_a_file_that_is_open_anywhere_stays(nodes):
     keeper = nodes.keeper()
     other = next(node for node in nodes if node is not keeper)
