@@ -12,9 +12,7 @@
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -35,7 +33,7 @@ use super::room::Room;
 use super::shared::{give_back, lock_open, until_free, when_free};
 use super::sys;
 use super::transition::{Prepared, RecallGoal, Recalls, Step};
-use super::tree::{Creator, Tree};
+use super::tree::{Creator, Tree, created};
 use crate::archive::process_of;
 use crate::sync::{Mutex, MutexGuard};
 
@@ -251,8 +249,9 @@ impl OpenFiles {
         let mut made = None;
         let creator = creator.of_a_file(access.write);
         let entry = self.tree.make_entry(&mut table, parent, name, creator, &mut |path, mode| {
-            made = Some(File::options().read(true).write(true).create_new(true).mode(mode).open(path)?);
-            Ok(())
+            let (file, number) = created(path, mode)?;
+            made = Some(file);
+            Ok(Some(number))
         });
         let entry = match entry {
             Err(Fault::Os(error)) if error.kind() == io::ErrorKind::AlreadyExists && flags & libc::O_EXCL == 0 => {

@@ -4,10 +4,10 @@
 //! The archive hears of a change before the lock is released.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{File, Metadata, Permissions};
+use std::fs::{self, File, Metadata, Permissions};
 use std::io;
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -22,6 +22,7 @@ use super::inodes::{Found, Table};
 use super::notify::Invalidations;
 use super::privileges::{Caller, has_privileges};
 use super::shared::{lock_name, lock_node};
+use super::sys;
 use crate::archive::{Archive, FileId};
 use crate::store::beneath;
 use crate::store::durable::{CrashPoint, Io};
@@ -70,6 +71,13 @@ impl Creator {
 /// Whether the error says that the store's file system has no such call or flag.
 fn unsupported(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS | libc::EOPNOTSUPP))
+}
+
+/// Creates a regular file, open to read and write, and answers its number.
+pub(super) fn created(path: &Path, mode: u32) -> io::Result<(File, FileId)> {
+    let file = File::options().read(true).write(true).create_new(true).mode(mode).open(path)?;
+    let number = FileId::of(&file.metadata()?);
+    Ok((file, number))
 }
 
 /// The files and directories that the kernel knows.
@@ -160,7 +168,7 @@ impl Tree {
                 // chmod would follow the link, out of the tree.
                 return Err(libc::EOPNOTSUPP.into());
             }
-            std::fs::set_permissions(&place.path, Permissions::from_mode(mode & 0o7777))?;
+            fs::set_permissions(&place.path, Permissions::from_mode(mode & 0o7777))?;
         }
         if change.atime.is_some() || change.mtime.is_some() {
             const KEEP: Timespec = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
@@ -224,50 +232,74 @@ impl Tree {
 
     /// Gives something new to its creator, and answers what it is then. Only a daemon that is root can, and only it has to.
     /// Mostly nothing is left to do, and each change would wait for the file system's journal.
-    fn hand_over(&self, path: &Path, parent: &Metadata, creator: Creator, mode: Option<u32>) -> io::Result<Metadata> {
-        let made = path.symlink_metadata()?;
+    fn hand_over(&self, new: &File, parent: &Metadata, creator: Creator, mode: Option<u32>) -> io::Result<Metadata> {
+        let (made, own) = (new.metadata()?, beneath::by_descriptor(new));
         // In a setgid directory the group is the directory's.
         let gid = if parent.mode() & libc::S_ISGID != 0 { made.gid() } else { creator.caller.gid };
         let gives = self.user == 0 && (made.uid(), made.gid()) != (creator.caller.uid, gid);
         if gives {
-            std::os::unix::fs::lchown(path, Some(creator.caller.uid), Some(gid))?;
+            std::os::unix::fs::chown(&own, Some(creator.caller.uid), Some(gid))?;
         }
         // After the change of owner, which takes bits away; and whatever our own umask is.
         let mode = mode.filter(|mode| gives || made.mode() & 0o7777 != *mode);
         if let Some(mode) = mode {
-            std::fs::set_permissions(path, Permissions::from_mode(mode))?;
+            fs::set_permissions(&own, Permissions::from_mode(mode))?;
         }
-        if gives || mode.is_some() { path.symlink_metadata() } else { Ok(made) }
+        if gives || mode.is_some() { new.metadata() } else { Ok(made) }
     }
 
-    /// Makes something with `make`, which gets the path and the permission bits, hands it over and enters it; what cannot be
-    /// handed over is removed again.
+    /// Opens a new file or directory at its path, only to refer to it. In a shared store another daemon may have renamed or removed it since.
+    /// Another user's file, or a link out of the tree, may have its name by then: nobody gets that. `file`: the number
+    /// of a regular file.
+    fn open_made(&self, is_shared: bool, path: &Path, kind: u32, file: Option<FileId>) -> Result<File> {
+        let is_it = |new: &File| -> io::Result<bool> {
+            let found = new.metadata()?;
+            let is_empty = || fs::read_dir(beneath::by_descriptor(new)).is_ok_and(|mut below| below.next().is_none());
+            Ok(match file {
+                Some(file) => FileId::of(&found) == file,
+                None => {
+                    found.mode() & libc::S_IFMT == kind && found.uid() == self.user && (!found.is_dir() || is_empty())
+                }
+            })
+        };
+        match sys::open_path(path) {
+            Ok(new) if !is_shared || is_it(&new)? => Ok(new),
+            // The kernel looks the name up anew.
+            Ok(_) => Err(libc::ESTALE.into()),
+            Err(error) if is_shared && error.kind() == io::ErrorKind::NotFound => Err(libc::ESTALE.into()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Makes something with `make`, which gets the path and the permission bits, and answers the number of a regular file. Hands it over
+    /// and enters it; what cannot be handed over is removed again.
     pub(super) fn make_entry(
         &self,
         table: &mut Table,
         parent: u64,
         name: &OsStr,
         creator: Creator,
-        make: &mut dyn FnMut(&Path, u32) -> io::Result<()>,
+        make: &mut dyn FnMut(&Path, u32) -> io::Result<Option<FileId>>,
     ) -> Result<Attributes> {
         let path = table.at(parent, name)?;
         let directory = table.place(parent)?.metadata()?;
         // Nothing runs with more rights than its creator's before it is his.
-        make(&path, creator.permissions() & 0o777)?;
-        let is_dir = creator.mode & libc::S_IFMT == libc::S_IFDIR;
-        let mode = match creator.mode & libc::S_IFMT {
+        let file = make(&path, creator.permissions() & 0o777)?;
+        let kind = creator.mode & libc::S_IFMT;
+        let (is_dir, new) = (kind == libc::S_IFDIR, self.open_made(table.is_shared(), &path, kind, file)?);
+        let mode = match kind {
             libc::S_IFLNK => None,
             // A directory in a setgid directory is setgid itself.
             libc::S_IFDIR => Some(creator.granted(self.user) | (directory.mode() & libc::S_ISGID)),
             _ => Some(creator.granted(self.user)),
         };
-        match self.hand_over(&path, &directory, creator, mode) {
+        match self.hand_over(&new, &directory, creator, mode) {
             Ok(metadata) => {
                 let found = table.made(parent, name, metadata)?;
                 self.entry(table, parent, name, &found)
             }
             Err(error) => {
-                let _ = if is_dir { std::fs::remove_dir(&path) } else { std::fs::remove_file(&path) };
+                let _ = if is_dir { fs::remove_dir(&path) } else { fs::remove_file(&path) };
                 Err(error.into())
             }
         }
@@ -281,8 +313,12 @@ impl Tree {
             _ => return Err(libc::EINVAL.into()),
         };
         self.make_entry(&mut table, parent, name, creator, &mut |path, mode| {
+            if kind == libc::S_IFREG {
+                return created(path, mode).map(|(_, file)| Some(file));
+            }
             let (kind, mode) = (rustix::fs::FileType::from_raw_mode(kind), Mode::from_raw_mode(mode));
-            Ok(rustix::fs::mknodat(CWD, path, kind, mode, device_number(rdev))?)
+            rustix::fs::mknodat(CWD, path, kind, mode, device_number(rdev))?;
+            Ok(None)
         })
         .inspect(|_| {
             // As if a program had created and closed it.
@@ -298,7 +334,7 @@ impl Tree {
         let mut table = self.table();
         let creator = Creator { mode: creator.permissions() | libc::S_IFDIR, ..creator };
         self.make_entry(&mut table, parent, name, creator, &mut |path, mode| {
-            std::fs::DirBuilder::new().mode(mode).create(path)
+            fs::DirBuilder::new().mode(mode).create(path).map(|()| None)
         })
         .inspect(|_| self.archive.touched(&table.child(parent, name).unwrap_or_default()))
     }
@@ -306,8 +342,9 @@ impl Tree {
     pub(super) fn symlink(&self, parent: u64, name: &OsStr, creator: Creator, target: &Path) -> Result<Attributes> {
         let mut table = self.table();
         let creator = Creator { mode: libc::S_IFLNK | 0o777, ..creator };
-        let made = self
-            .make_entry(&mut table, parent, name, creator, &mut |path, _| std::os::unix::fs::symlink(target, path))?;
+        let made = self.make_entry(&mut table, parent, name, creator, &mut |path, _| {
+            std::os::unix::fs::symlink(target, path).map(|()| None)
+        })?;
         self.archive.link_changed(&table.child(parent, name)?);
         Ok(made)
     }
@@ -319,7 +356,7 @@ impl Tree {
             let target = rustix::fs::readlinkat(&*place.hold()?, "", Vec::new())?;
             return Ok(PathBuf::from(OsString::from_vec(target.into_bytes())));
         }
-        Ok(std::fs::read_link(place.path)?)
+        Ok(fs::read_link(place.path)?)
     }
 
     /// `Locked`: in a shared store, a released file has to be recalled first. It has one name, since nobody could replace several
@@ -342,7 +379,7 @@ impl Tree {
         {
             return Err(libc::ESTALE.into());
         }
-        std::fs::hard_link(table.at(*above, called)?, &reached)?;
+        fs::hard_link(table.at(*above, called)?, &reached)?;
         let found = table.made(parent, name, reached.symlink_metadata()?)?;
         match found.metadata.is_symlink() {
             true => self.archive.link_changed(&to),
@@ -483,22 +520,60 @@ impl Tree {
     fn exchange_by_hand(&self, old: &Path, new: &Path) -> io::Result<()> {
         let number = self.number();
         let aside = new.with_file_name(format!(".stepfs-exchange-{}-{number}", std::process::id()));
-        std::fs::rename(new, &aside)?;
-        let back = |error| match std::fs::rename(&aside, new) {
+        fs::rename(new, &aside)?;
+        let back = |error| match fs::rename(&aside, new) {
             Ok(()) => error,
             Err(second) => {
                 log::error!("cannot rename {} back to {}: {second}", aside.display(), new.display());
                 error
             }
         };
-        std::fs::rename(old, new).map_err(back)?;
-        std::fs::rename(&aside, old)
+        fs::rename(old, new).map_err(back)?;
+        fs::rename(&aside, old)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Else a user whose directory it is gets other users' files, and a link leads to files outside.
+    #[test]
+    fn what_took_the_name_of_something_new_is_handed_over_to_nobody() {
+        let dir = tempfile::tempdir().unwrap();
+        let (root, outside) = (dir.path().join("store"), dir.path().join("outside"));
+        crate::store::Store::create_shared(&root).unwrap();
+        let archive = Archive::open(crate::store::Store::open(&root).unwrap()).unwrap();
+        let tree = Tree::new(archive).unwrap();
+        fs::write(&outside, "x").unwrap();
+        fs::set_permissions(&outside, Permissions::from_mode(0o600)).unwrap();
+        let caller = Caller { uid: tree.user, gid: 7, thread: 1 };
+        for kind in [libc::S_IFREG, libc::S_IFIFO, libc::S_IFDIR] {
+            let (mut table, at) = (tree.table(), root.join("tree/new"));
+            let made = tree.make_entry(
+                &mut table,
+                1,
+                OsStr::new("new"),
+                Creator { caller, mode: kind | 0o666 },
+                &mut |path, mode| {
+                    let file = (kind == libc::S_IFREG).then(|| created(path, mode).unwrap().1);
+                    let _ = fs::rename(path, path.with_file_name("moved"));
+                    std::os::unix::fs::symlink(&outside, path).map(|()| file)
+                },
+            );
+            assert!(matches!(made, Err(Fault::Code(libc::ESTALE))), "{kind:o}");
+            assert_eq!(outside.metadata().unwrap().mode() & 0o777, 0o600);
+            fs::remove_file(&at).unwrap();
+            let gone = tree.make_entry(
+                &mut table,
+                1,
+                OsStr::new("new"),
+                Creator { caller, mode: kind | 0o666 },
+                &mut |_, _| Ok(None),
+            );
+            assert!(matches!(gone, Err(Fault::Code(libc::ESTALE))), "removed at once");
+        }
+    }
 
     #[test]
     fn nobody_makes_programs_that_run_as_the_daemons_user() {
