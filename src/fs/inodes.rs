@@ -200,7 +200,7 @@ impl Table {
         if is_it { Ok(()) } else { Err(libc::ESTALE.into()) }
     }
 
-    /// In a shared store: holds a stub while programs read its object, so that they reach it whatever its names become. A stub takes
+    /// In a shared store: holds a stub while programs read its object, so that they reach it by any name, or none. A stub takes
     /// no room. On NFS the client would keep a second name for it ([`Engine::Nfs`]).
     pub(super) fn hold_while_open(&mut self, ino: u64) -> Result<()> {
         if self.shared && self.engine == Engine::Coherent {
@@ -256,7 +256,7 @@ impl Table {
         Ok(Found { metadata, held, identity })
     }
 
-    /// In a shared store: what is at a name now, only to refer to it.
+    /// In a shared store: opens the file at a name now, only to refer to it.
     fn open_name(&self, parent: u64, name: &OsStr) -> Result<File> {
         let at = self.at(parent, name)?;
         self.engine.refresh(&*self.directory(parent)?)?;

@@ -69,8 +69,8 @@ type Written = (usize, Arc<File>);
 /// How the kernel writes, the flags of the program's file, and the program.
 type How = (WriteFlags, i32, Caller);
 
-/// The end of a file that the kernel knows may be a former one: so O_APPEND is left to the store's file system. What a mapping wrote
-/// has its place.
+/// The end of a file that the kernel knows may be a former one: so O_APPEND is left to the store's file system. Bytes of a mapping
+/// have their place.
 fn try_write(handle: &Handle, offset: u64, data: &[u8], (how, flags, caller): How) -> Result<Written> {
     let file = handle.file().ok_or(Fault::Code(libc::EBADF))?;
     if how.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {

@@ -332,7 +332,7 @@ impl OpenFiles {
         let direct = match opened.mode {
             Mode::Passthrough(_) => false,
             // Half of what going through the page cache costs (measured). Such a handle cannot be mapped anyway. In a shared store
-            // the kernel would keep what is appended where the file's end was when it looked last.
+            // the kernel would keep appended bytes where the file's end was when it looked last.
             Mode::Daemon => access.write && (!access.read || access.append && is_shared),
         };
         opened.mappable |= access.read && access.write;

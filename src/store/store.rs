@@ -101,7 +101,9 @@ impl Store {
         admit(root)?;
         match create(&Io::disk(), root, true) {
             // Another daemon has made it since, and serves it.
-            Err(Error::Busy { .. }) if surely(&root.join(SETTINGS), |path| fs::symlink_metadata(path)).is_ok() => Ok(()),
+            Err(Error::Busy { .. }) if surely(&root.join(SETTINGS), |path| fs::symlink_metadata(path)).is_ok() => {
+                Ok(())
+            }
             made => made.map(drop),
         }
     }

@@ -79,7 +79,9 @@ def test_a_directory_gets_its_former_name_back(nodes):
 
 
 @pytest.mark.parametrize("mode", ["ab", "a+b"])
-def test_what_two_daemons_append_stays(nodes, mode):
+@of_one_machine
+def test_lines_that_two_daemons_append_stay(nodes, mode):
+    """NFS itself promises that only to those who open the file for each line."""
     a, b = nodes[:2]
     (a / "log").write_bytes(b"first\n")
     expected = [b"first\n"]
@@ -180,7 +182,7 @@ def test_a_reader_goes_on_while_another_daemon_brings_the_file_back(nodes):
 
 
 @of_one_machine
-def test_no_daemon_keeps_the_room_of_what_went(nodes):
+def test_no_daemon_keeps_the_room_of_files_that_went(nodes):
     """The kernels know the files: all of them were looked at."""
     keeper = nodes.keeper()
     names = nodes[0].save_walk("", 3)
