@@ -579,7 +579,6 @@ LEFT_OUT = {
     ("src/cli/mirror", "a directory cannot be read"): "beside damage on a mirror: src/mirror/tests",
     ("src/cli/(pull|)", "interrupted"): "test_mirror: interrupted_commands_leave_nothing_and_go_on",
     ("src/terminal/interrupt", "interrupted"): "test_transfer, test_tune and test_elasticdl: an_interrupt...",
-    ("src/tools/tune/mod", "no configuration is good"): "takes minutes; test_tune: what_is_not_a_number_is_not_good_enough",
     ("src/tools/(series|tune/(mod|trial))", "the file has no name|no configuration|changed meanwhile|default_profile ="):
         "a race with another program, or a defect",
     ("src/tools/tune/(mod|trial|eval)", "the file as it was|has no weights|cannot start sh"): "a reason in another message: test_tune",
