@@ -32,6 +32,7 @@ mod sync;
 mod top;
 mod umount;
 mod verify;
+mod view;
 mod wait;
 mod why;
 

@@ -551,8 +551,8 @@ MISTAKES = [
     Mistake("the objects of a mounted store were removed", "stepfs mount st m; mv st/objects gone", "stepfs status --check m",
             "* is gone: released files cannot be read", "mv gone st/objects; stepfs status --check m; cat m/run/* > out", needs="st"),
     Mistake("two mounts of a store at once", "", "stepfs mount st m & stepfs mount st m2; wait", IN_USE, "stepfs status st", 0, "st"),
-    Mistake("a screen without a terminal", "", "stepfs top $M", "there is no terminal for a screen; `stepfs top --once` prints one frame as text",
-            "stepfs top --once $M", needs="M"),
+    Mistake("a screen without a terminal", "", "stepfs top $M", "there is no terminal for a screen; `stepfs status -v` prints the same as text",
+            "stepfs status -v $M", needs="M"),
     Mistake("small files are tuned", "", "stepfs tune tiny", "it is below * bytes, and stepfs keeps such files as they are", TUNED,
             needs="run tiny"),
 ]
@@ -595,7 +595,7 @@ LEFT_OUT = {
     ("src/cli/mount", "the daemon ended|cannot mount on"): "a defect of the daemon, and the place of another error",
     ("src/cli/status", "has not answered"): "takes 10 seconds: test_manners: a_daemon_that_hangs_is_named",
     ("src/cli/status", "keeps root out"): "needs a mount of another user: test_metrics: root_is_told_of_mounts",
-    ("src/cli/top", "cannot show a screen|mounts it again"): "the terminal fails; a mount that goes: test_top",
+    ("src/cli/top", "cannot show a screen"): "the terminal fails",
     ("src/tools/(merge|checkpoint|output)", "is in the way|no checkpoints|no states|no file in it|names its tensors"):
         "a killed command, a defect, or a part of another message",
     ("src/tools/convert/source", "another type or shape|that stepfs does not know|no index of tensors"):
