@@ -182,7 +182,7 @@ def ls(path: AnyPath) -> List[Checkpoint]:
 def _checkpoints(rows: Any) -> List[Checkpoint]:
     of: Dict[Path, List[Any]] = {}
     for row in rows:
-        root = path_of(row, "mount") if row["mount"] is not None else Path()
+        root = path_of(row, "mount") if "mount" in row else Path()
         of.setdefault(root / path_of(row["checkpoint"]), []).append({**row, "path": root / path_of(row)})
     return [_checkpoint(path, files[0]["checkpoint"], files) for path, files in of.items()]
 

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
 use crate::store::object::Object;
-use crate::store::{beneath, name_bytes};
+use crate::store::{Named, beneath};
 use codec::hash::{Sha256, hex};
 
 use super::format::{name, progress};
@@ -57,10 +57,8 @@ impl Verdict {
 #[derive(Debug, Serialize)]
 struct Row {
     /// As written in the manifest.
-    name: String,
-    /// In hexadecimal, if it is not UTF-8.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    name_bytes: Option<String>,
+    #[serde(flatten)]
+    name: Named,
     verdict: Verdict,
     /// Set if the file is damaged or cannot be compared.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -97,14 +95,13 @@ pub(super) fn run(manifest: &Path, place: &Path, json: bool) -> Result<ExitCode>
     let bar = progress(lines.len() as u64, false);
     let mut report = Report { files: Vec::new(), counts: BTreeMap::new() };
     for line in lines {
-        let shown = line.name.to_string_lossy().into_owned();
-        bar.set_message(name(&shown));
+        bar.set_message(name(&line.name.to_string_lossy()));
         let (verdict, why) = match compare(&tree, &local, &line) {
             Ok(verdict) => verdict,
             Err(error) => (Verdict::Damaged, Some(format!("{error:#}"))),
         };
         *report.counts.entry(verdict).or_default() += 1;
-        report.files.push(Row { name: shown, name_bytes: name_bytes(&line.name), verdict, why });
+        report.files.push(Row { name: Named("name", line.name), verdict, why });
         bar.inc(1);
     }
     bar.finish_and_clear();
@@ -119,7 +116,7 @@ fn print(report: &Report, json: bool) -> Result<()> {
     }
     for row in &report.files {
         let why = row.why.as_ref().map(|why| format!(" ({})", name(why))).unwrap_or_default();
-        say!("{}: {}{why}", name(&row.name), row.verdict.words());
+        say!("{}: {}{why}", name(&row.name.to_string_lossy()), row.verdict.words());
     }
     let counts: Vec<String> =
         report.counts.iter().map(|(verdict, count)| format!("{count} {}", verdict.words())).collect();

@@ -14,7 +14,7 @@ use crate::archive::{
     policy,
 };
 use crate::store::retention::Verdict;
-use crate::store::{Store, name_bytes};
+use crate::store::{Named, Store};
 
 use super::format::{name, size, table};
 use super::say_json;
@@ -50,12 +50,8 @@ pub(super) struct Args {
 /// A checkpoint and its verdict.
 #[derive(Serialize)]
 struct Line {
-    path: String,
-    /// In hexadecimal, if it is not UTF-8.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    path_bytes: Option<String>,
-    #[serde(skip)]
-    at: PathBuf,
+    #[serde(flatten)]
+    path: Named,
     /// `remove` or `keep`.
     verdict: &'static str,
     why: String,
@@ -130,9 +126,7 @@ fn planned(local: &Local) -> Result<Report> {
             Verdict::Remove { why, .. } => ("remove", why),
         };
         checkpoints.push(Line {
-            path: unit.path.to_string_lossy().into_owned(),
-            path_bytes: name_bytes(&unit.path),
-            at: unit.path,
+            path: Named("path", unit.path),
             verdict,
             why,
             bytes: unit.bytes,
@@ -184,7 +178,7 @@ fn mounted(local: &Local, mount: &Mount) -> Result<Report> {
     let after: Status = mount.ask("status")?;
     // Keep the planned checkpoints that are gone now. The daemon's log gives the reason for each.
     let tree = Store::look(&local.store)?.tree();
-    report.checkpoints.retain(|line| line.verdict == "remove" && !exists(&tree, &line.at));
+    report.checkpoints.retain(|line| line.verdict == "remove" && !exists(&tree, &line.path));
     report.dry_run = false;
     report.failed = done.failed;
     (report.stored_before, report.stored_after) = (Some(before.stored_bytes), Some(after.stored_bytes));
@@ -231,9 +225,7 @@ fn at_rest(local: &Local) -> Result<Report> {
 
 fn line(removed: Removed, rules: &[crate::store::retention::Rule]) -> Line {
     Line {
-        path: removed.path.to_string_lossy().into_owned(),
-        path_bytes: name_bytes(&removed.path),
-        at: removed.path,
+        path: Named("path", removed.path),
         verdict: "remove",
         why: removed.why,
         bytes: removed.bytes,
@@ -254,7 +246,7 @@ fn print(report: &Report, verbose: bool) {
             (true, false) => "gone",
             (false, _) => "stays",
         };
-        rows.push(vec![word.into(), size(line.bytes), name(&line.path), name(&line.why)]);
+        rows.push(vec![word.into(), size(line.bytes), name(&line.path.to_string_lossy()), name(&line.why)]);
     }
     if rows.len() > 1 {
         say_part!("{}", table(&rows, &[false, true, false, false]));

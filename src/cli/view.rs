@@ -1,15 +1,14 @@
 //! A mount in lines of text, for `stepfs status` and `stepfs top`.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Result;
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
 use crate::archive::{Problem, Room, Run, Save, Serving, Status};
 use crate::clock::wall_ns;
 use crate::fs::Mounted;
-use crate::store::{TRASH, name_bytes};
+use crate::store::{Named, TRASH};
 
 use super::color::{Look, paint};
 use super::format::{name, percent, rate, size, span, table, tail, time};
@@ -19,28 +18,17 @@ use super::source::mounted_at;
 #[derive(Serialize)]
 pub(super) struct Mount {
     /// Empty if the path led through none.
-    #[serde(serialize_with = "as_text")]
-    pub(super) mount: PathBuf,
-    /// In hexadecimal, if it is not UTF-8.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    mount_bytes: Option<String>,
-    #[serde(serialize_with = "as_text")]
-    pub(super) store: PathBuf,
-    /// In hexadecimal, if it is not UTF-8.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    store_bytes: Option<String>,
+    #[serde(flatten)]
+    pub(super) mount: Named,
+    #[serde(flatten)]
+    pub(super) store: Named,
     #[serde(flatten)]
     pub(super) status: Status,
 }
 
-/// A name that is not UTF-8 loses its other bytes.
-fn as_text<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
-    to.serialize_str(&path.to_string_lossy())
-}
-
 impl Mount {
     pub(super) fn new(mount: PathBuf, store: PathBuf, status: Status) -> Mount {
-        Mount { mount_bytes: name_bytes(&mount), store_bytes: name_bytes(&store), mount, store, status }
+        Mount { mount: Named("mount", mount), store: Named("store", store), status }
     }
 
     /// A mount without an answer.

@@ -273,7 +273,7 @@ fn losses(place: &Place, survey: &Survey, states: &[&Checkpoint], heat: &Heat, b
     let mut logs: Vec<&Entry> = survey.entries.iter().filter(|entry| is_trainer_state(&entry.at)).collect();
     logs.sort_by_key(|entry| std::cmp::Reverse((entry.modified_ns, entry.step)));
     let log = |entry: &Entry| -> io::Result<_> {
-        let (file, _) = place.open(&survey.root.join(&entry.at))?;
+        let (file, _) = place.open(&survey.root.join(&*entry.at))?;
         if file.size() > MAX_TRAINER_STATE { Ok(Vec::new()) } else { losses_of_trainer(&file) }
     };
     let logged = logs.iter().filter(|_| matches!(by, By::Step)).filter_map(|entry| log(entry).ok());
