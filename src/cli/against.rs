@@ -165,23 +165,14 @@ fn parse(text: &[u8]) -> Result<Vec<Line>> {
     }
 }
 
-/// Reads `DIGEST  NAME`, `DIGEST *NAME` or `SHA256 (NAME) = DIGEST`. A leading backslash means that the name has
-/// escaped characters.
+/// Reads `DIGEST  NAME` or `DIGEST *NAME`. A leading backslash means that the name has escaped characters.
 fn parse_line(line: &[u8]) -> Option<Line> {
     let (escaped, line) = match line.strip_prefix(b"\\") {
         Some(line) => (true, line),
         None => (false, line),
     };
-    let (name, digest) = match line.strip_prefix(b"SHA256 (") {
-        Some(rest) => {
-            let (name, digest) = rest.split_at_checked(rest.len().checked_sub(DIGITS)?)?;
-            (name.strip_suffix(b") = ")?, digest)
-        }
-        None => {
-            let (digest, rest) = line.split_at_checked(DIGITS)?;
-            (rest.strip_prefix(b"  ").or(rest.strip_prefix(b" *"))?, digest)
-        }
-    };
+    let (digest, rest) = line.split_at_checked(DIGITS)?;
+    let name = rest.strip_prefix(b"  ").or(rest.strip_prefix(b" *"))?;
     let name = if escaped { unescape(name)? } else { name.to_vec() };
     let is_sound = !name.is_empty() && digest.iter().all(u8::is_ascii_hexdigit);
     let digest = String::from_utf8_lossy(digest).to_ascii_lowercase();
@@ -218,10 +209,8 @@ mod tests {
     #[test]
     fn manifests_are_those_of_sha256sum() {
         let upper = DIGEST.to_uppercase();
-        let text = format!(
-            "{DIGEST}  run/a b.pt\n{upper} *b.pt\n\\{DIGEST}  new\\nline\\\\.pt\nSHA256 (c (1).pt) = {DIGEST}\n"
-        );
-        assert_eq!(names(text), ["run/a b.pt", "b.pt", "new\nline\\.pt", "c (1).pt"].map(PathBuf::from));
+        let text = format!("{DIGEST}  run/a b.pt\n{upper} *b.pt\n\\{DIGEST}  new\\nline\\\\.pt\n");
+        assert_eq!(names(text), ["run/a b.pt", "b.pt", "new\nline\\.pt"].map(PathBuf::from));
         let line = parse_line(format!("{DIGEST}  x").as_bytes()).unwrap();
         assert_eq!(line.digest, hex(&codec::hash::sha256(b"")));
         for wrong in

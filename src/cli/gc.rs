@@ -10,8 +10,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use crate::archive::{
-    Archive, AtRest, Checkpoint, Condition, GcReport, Queue, Removed, Status, facts_at_rest, goes_with_directory,
-    policy,
+    Archive, AtRest, Checkpoint, Condition, GcReport, Queue, Status, facts_at_rest, goes_with_directory, policy,
 };
 use crate::store::retention::Verdict;
 use crate::store::{Named, Store};
@@ -175,13 +174,7 @@ fn mounted(local: &Local, mount: &Mount) -> Result<Report> {
         now.opened > newest && since.elapsed() > MERGING
     };
     report.left = wait_until(|| mount.ask("queue"), before_that, enough)?.queued;
-    let after: Status = mount.ask("status")?;
-    // Keep the planned checkpoints that are gone now. The daemon's log gives the reason for each.
-    let tree = Store::look(&local.store)?.tree();
-    report.checkpoints.retain(|line| line.verdict == "remove" && !exists(&tree, &line.path));
-    report.dry_run = false;
-    report.failed = done.failed;
-    (report.stored_before, report.stored_after) = (Some(before.stored_bytes), Some(after.stored_bytes));
+    report.applied(local, done, (&before, &mount.ask("status")?))?;
     Ok(report)
 }
 
@@ -201,36 +194,28 @@ fn exists(tree: &Path, path: &Path) -> bool {
 /// Applies the policy to an unmounted store.
 fn at_rest(local: &Local) -> Result<Report> {
     let store = Store::open(&local.store)?;
+    let mut report = planned(local)?;
     let namespace = Arc::new(AtRest::of(&store));
     let archive = Archive::open(store)?;
     let before = archive.status();
     let ticket = archive.ask_gc();
     archive.start(namespace);
-    let before_that = || Ok((archive.gc_report().0.done < ticket).then_some(APPLYING));
+    let before_that = || Ok((archive.gc_report().done < ticket).then_some(APPLYING));
     let done = wait_for(|| Ok(archive.queue()), before_that);
     archive.stop();
     done?;
-    let (after, (gc, removed)) = (archive.status(), archive.gc_report());
-    let rules = archive.store().settings().retention();
-    Ok(Report {
-        dry_run: false,
-        checkpoints: removed.into_iter().map(|removed| line(removed, rules)).collect(),
-        matches_nothing: Vec::new(),
-        failed: gc.failed,
-        stored_before: Some(before.stored_bytes),
-        stored_after: Some(after.stored_bytes),
-        left: 0,
-    })
+    report.applied(local, archive.gc_report(), (&before, &archive.status()))?;
+    Ok(report)
 }
 
-fn line(removed: Removed, rules: &[crate::store::retention::Rule]) -> Line {
-    Line {
-        path: Named("path", removed.path),
-        verdict: "remove",
-        why: removed.why,
-        bytes: removed.bytes,
-        step: removed.step,
-        glob: rules.get(removed.rule).map(|rule| rule.glob.clone()).unwrap_or_default(),
+impl Report {
+    /// Keeps those of the planned checkpoints that are gone now. The log gives the reason for each other.
+    fn applied(&mut self, local: &Local, done: GcReport, (before, after): (&Status, &Status)) -> Result<()> {
+        let tree = Store::look(&local.store)?.tree();
+        self.checkpoints.retain(|line| line.verdict == "remove" && !exists(&tree, &line.path));
+        (self.dry_run, self.failed) = (false, done.failed);
+        (self.stored_before, self.stored_after) = (Some(before.stored_bytes), Some(after.stored_bytes));
+        Ok(())
     }
 }
 
