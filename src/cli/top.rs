@@ -251,6 +251,7 @@ mod tests {
         };
         let status = Status {
             daemon: Some(1),
+            version: crate::version().into(),
             queued: 7,
             backlog_seconds: Some(90),
             saves: (0..8).map(save).collect(),
@@ -265,7 +266,7 @@ mod tests {
         let mount = busy();
         let frame = text(&[&mount], 80, 24);
         assert!(frame.len() <= 24 && frame.iter().all(|line| line.chars().count() <= 80), "{frame:#?}");
-        for words in ["nothing is wrong", "7 to do, the oldest waits for 90 s", "checkpoint-7", "1.10 TB/s", "run-2"] {
+        for words in ["nothing is wrong", "7 to do, the oldest waits for 90 s", "checkpoint-4", "1.10 TB/s", "run-2"] {
             assert!(frame.iter().any(|line| line.contains(words)), "{words} in {frame:#?}");
         }
         for (columns, rows) in [(0, 0), (1, 1), (20, 5), (80, 10), (200, 100)] {

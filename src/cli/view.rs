@@ -52,6 +52,8 @@ const LABEL: usize = 11;
 const MOST_ROWS: usize = 8;
 /// Rows of runs that the saves leave room for.
 const FEWEST_RUNS: usize = 3;
+/// The most columns of the path of the last save: a line of a screen has room for its label, too.
+const PATH: usize = 48;
 /// Columns of a list behind the name, and the shortest column for a name.
 const COLUMNS: usize = 46;
 const NAME: usize = 12;
@@ -142,7 +144,7 @@ fn facts(Mount { mount, store, status, .. }: &Mount) -> Vec<(&'static str, Strin
     facts.extend(status.saves.first().map(|save| {
         let rate = save.bytes_per_second().map_or(String::new(), |bytes| format!(", {}", rate(bytes)));
         let took = span(Duration::from_millis(save.milliseconds));
-        ("last save", format!("{}, {} in {took}{rate}", name(&save.path), size(save.bytes)))
+        ("last save", format!("{}, {} in {took}{rate}", tail(&name(&save.path), PATH), size(save.bytes)))
     }));
     let waits = &status.waits;
     if waits.waiting + waits.waited > 0 {
