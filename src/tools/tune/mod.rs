@@ -7,7 +7,6 @@ mod trial;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use indicatif::ProgressBar;
@@ -54,7 +53,8 @@ pub struct Args {
     /// directory stands for the checkpoints in it.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Command for `sh -c` that prints a score. The checkpoint's path is its last argument, or replaces $1.
+    /// Command for `sh -c` that prints a score. The checkpoint's path is its last argument, or replaces $1. timeout(1) limits
+    /// its time: 'timeout 1h python eval.py'.
     #[arg(long, value_name = "CMD")]
     eval: Option<String>,
     /// How much worse than the exact file's score a score may be, relative to it: 1% or 0.01. Without --eval: the
@@ -67,9 +67,6 @@ pub struct Args {
     /// The tolerance is in the score's own units, not relative.
     #[arg(long, requires = "eval")]
     absolute: bool,
-    /// Seconds until CMD is stopped.
-    #[arg(long, value_name = "SECONDS", default_value_t = 3600, value_parser = clap::value_parser!(u64).range(1..))]
-    timeout: u64,
     /// A configuration that was found for an earlier checkpoint of the run. Tries its neighbors that are no more
     /// aggressive, and all others only if none of them is good enough.
     #[arg(long, value_name = "NAME", value_parser = parse_near)]
@@ -237,8 +234,7 @@ impl Args {
 }
 
 fn tune(args: &Args, files: &[PathBuf], trial: &Trial, scratch: &Path) -> Result<Report> {
-    let timeout = Duration::from_secs(args.timeout);
-    let evaluator = args.eval.as_ref().map(|command| Evaluator::new(command, timeout, scratch));
+    let evaluator = args.eval.as_ref().map(|command| Evaluator::new(command, scratch));
     let exact_score = match &evaluator {
         Some(evaluator) => Some(exact_score(args, evaluator, trial.last())?),
         None => None,
