@@ -71,7 +71,7 @@ pub use namespace::{AtRest, Commit, FileId, Namespace, Outcome};
 pub(crate) use namespace::{found_at, unless_occupied};
 pub use reserve::{Reserve, Waits};
 pub use restores::{Restored, Restores, process_of};
-pub use retention::{GcReport, Removed};
+pub use retention::GcReport;
 pub use saves::Save;
 pub use status::{Queue, Serving, Status};
 
@@ -196,8 +196,8 @@ impl Archive {
         self.retention.ask()
     }
 
-    /// The result of the last requested run, and the checkpoints that it removed.
-    pub fn gc_report(&self) -> (GcReport, Vec<Removed>) {
+    /// The result of the last requested run.
+    pub fn gc_report(&self) -> GcReport {
         self.retention.report()
     }
 

@@ -2,13 +2,13 @@
 
 use std::cmp::Reverse;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::store::retention::{Unit, Verdict};
+use crate::store::retention::Verdict;
 use crate::store::{beneath, is_pinned, modified_ns};
 use crate::sync::{Mutex, MutexGuard};
 
@@ -46,7 +46,6 @@ struct Schedule {
     /// When the last run ended, and how long it took.
     last: Option<(Instant, Duration)>,
     report: GcReport,
-    removed: Vec<Removed>,
 }
 
 /// The progress of a requested run, and the result of the last one.
@@ -60,21 +59,6 @@ pub struct GcReport {
     pub removed: u64,
     /// Why others that should have gone are still there.
     pub failed: Vec<String>,
-}
-
-/// A checkpoint that went.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Removed {
-    /// Path inside the tree.
-    pub path: PathBuf,
-    /// Bytes that programs saw.
-    pub bytes: u64,
-    /// The number in its name that counts training.
-    pub step: Option<u64>,
-    /// Index of the rule that matched it.
-    pub rule: usize,
-    /// Why it went.
-    pub why: String,
 }
 
 impl Retention {
@@ -110,10 +94,9 @@ impl Retention {
         ticket
     }
 
-    /// The result of the last requested run, and the checkpoints that it removed.
-    pub(super) fn report(&self) -> (GcReport, Vec<Removed>) {
-        let state = self.state();
-        (state.report.clone(), state.removed.clone())
+    /// The result of the last requested run.
+    pub(super) fn report(&self) -> GcReport {
+        self.state().report.clone()
     }
 
     /// Whether somebody waits for a run.
@@ -160,7 +143,7 @@ impl Retention {
         let started = Instant::now();
         let (removed, mut failed) = self.apply_policy(namespace.as_ref());
         failed.truncate(MOST_FAILURES);
-        if !removed.is_empty() {
+        if removed > 0 {
             self.shared.room_came();
         }
         // Before the caller hears that it is done.
@@ -173,8 +156,7 @@ impl Retention {
         };
         state.last = Some((Instant::now(), started.elapsed()));
         if asked > state.report.done {
-            state.report = GcReport { asked: state.report.asked, done: asked, removed: removed.len() as u64, failed };
-            state.removed = removed;
+            state.report = GcReport { asked: state.report.asked, done: asked, removed, failed };
         }
     }
 
@@ -182,9 +164,9 @@ impl Retention {
         self.shared.condition(path)
     }
 
-    /// Removes the checkpoints that no rule keeps; answers them, and why others stay.
-    fn apply_policy(&self, namespace: &dyn Namespace) -> (Vec<Removed>, Vec<String>) {
-        let (mut removed, mut failed) = (Vec::new(), Vec::new());
+    /// Removes the checkpoints that no rule keeps; answers how many, and why others stay.
+    fn apply_policy(&self, namespace: &dyn Namespace) -> (u64, Vec<String>) {
+        let (mut removed, mut failed) = (0, Vec::new());
         let is_best = |path: &Path| self.shared.catalog().decided().named_by(path).is_some();
         let planned = match policy(&self.shared.store, &|path| self.condition(path), &is_best) {
             Ok(planned) => planned,
@@ -206,8 +188,7 @@ impl Retention {
             match self.remove_checkpoint(namespace, checkpoint, &planned[*newest].0) {
                 Ok(None) => {
                     log::info!("{}: removed by retention: {why}", path.display());
-                    let Unit { bytes, step, rule, .. } = checkpoint.unit;
-                    removed.push(Removed { path: path.clone(), bytes, step, rule, why: why.clone() });
+                    removed += 1;
                 }
                 Ok(Some(because)) => {
                     log::info!("{}: stays: {because}", path.display());

@@ -352,7 +352,7 @@ impl Archive {
             }
             "status" => return serde_json::to_vec(&self.status()).ok(),
             "queue" => return serde_json::to_vec(&self.queue()).ok(),
-            "gc" => return serde_json::to_vec(&self.retention.report().0).ok(),
+            "gc" => return serde_json::to_vec(&self.retention.report()).ok(),
             "mirror" => return serde_json::to_vec(&self.mirror.progress()?).ok(),
             _ => {}
         }

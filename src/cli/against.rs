@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
 use crate::store::object::Object;
-use crate::store::{beneath, name_bytes};
+use crate::store::{Named, beneath};
 use codec::hash::{Sha256, hex};
 
 use super::format::{name, progress};
@@ -57,10 +57,8 @@ impl Verdict {
 #[derive(Debug, Serialize)]
 struct Row {
     /// As written in the manifest.
-    name: String,
-    /// In hexadecimal, if it is not UTF-8.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    name_bytes: Option<String>,
+    #[serde(flatten)]
+    name: Named,
     verdict: Verdict,
     /// Set if the file is damaged or cannot be compared.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -97,14 +95,13 @@ pub(super) fn run(manifest: &Path, place: &Path, json: bool) -> Result<ExitCode>
     let bar = progress(lines.len() as u64, false);
     let mut report = Report { files: Vec::new(), counts: BTreeMap::new() };
     for line in lines {
-        let shown = line.name.to_string_lossy().into_owned();
-        bar.set_message(name(&shown));
+        bar.set_message(name(&line.name.to_string_lossy()));
         let (verdict, why) = match compare(&tree, &local, &line) {
             Ok(verdict) => verdict,
             Err(error) => (Verdict::Damaged, Some(format!("{error:#}"))),
         };
         *report.counts.entry(verdict).or_default() += 1;
-        report.files.push(Row { name: shown, name_bytes: name_bytes(&line.name), verdict, why });
+        report.files.push(Row { name: Named("name", line.name), verdict, why });
         bar.inc(1);
     }
     bar.finish_and_clear();
@@ -119,7 +116,7 @@ fn print(report: &Report, json: bool) -> Result<()> {
     }
     for row in &report.files {
         let why = row.why.as_ref().map(|why| format!(" ({})", name(why))).unwrap_or_default();
-        say!("{}: {}{why}", name(&row.name), row.verdict.words());
+        say!("{}: {}{why}", name(&row.name.to_string_lossy()), row.verdict.words());
     }
     let counts: Vec<String> =
         report.counts.iter().map(|(verdict, count)| format!("{count} {}", verdict.words())).collect();
@@ -168,23 +165,14 @@ fn parse(text: &[u8]) -> Result<Vec<Line>> {
     }
 }
 
-/// Reads `DIGEST  NAME`, `DIGEST *NAME` or `SHA256 (NAME) = DIGEST`. A leading backslash means that the name has
-/// escaped characters.
+/// Reads `DIGEST  NAME` or `DIGEST *NAME`. A leading backslash means that the name has escaped characters.
 fn parse_line(line: &[u8]) -> Option<Line> {
     let (escaped, line) = match line.strip_prefix(b"\\") {
         Some(line) => (true, line),
         None => (false, line),
     };
-    let (name, digest) = match line.strip_prefix(b"SHA256 (") {
-        Some(rest) => {
-            let (name, digest) = rest.split_at_checked(rest.len().checked_sub(DIGITS)?)?;
-            (name.strip_suffix(b") = ")?, digest)
-        }
-        None => {
-            let (digest, rest) = line.split_at_checked(DIGITS)?;
-            (rest.strip_prefix(b"  ").or(rest.strip_prefix(b" *"))?, digest)
-        }
-    };
+    let (digest, rest) = line.split_at_checked(DIGITS)?;
+    let name = rest.strip_prefix(b"  ").or(rest.strip_prefix(b" *"))?;
     let name = if escaped { unescape(name)? } else { name.to_vec() };
     let is_sound = !name.is_empty() && digest.iter().all(u8::is_ascii_hexdigit);
     let digest = String::from_utf8_lossy(digest).to_ascii_lowercase();
@@ -221,10 +209,8 @@ mod tests {
     #[test]
     fn manifests_are_those_of_sha256sum() {
         let upper = DIGEST.to_uppercase();
-        let text = format!(
-            "{DIGEST}  run/a b.pt\n{upper} *b.pt\n\\{DIGEST}  new\\nline\\\\.pt\nSHA256 (c (1).pt) = {DIGEST}\n"
-        );
-        assert_eq!(names(text), ["run/a b.pt", "b.pt", "new\nline\\.pt", "c (1).pt"].map(PathBuf::from));
+        let text = format!("{DIGEST}  run/a b.pt\n{upper} *b.pt\n\\{DIGEST}  new\\nline\\\\.pt\n");
+        assert_eq!(names(text), ["run/a b.pt", "b.pt", "new\nline\\.pt"].map(PathBuf::from));
         let line = parse_line(format!("{DIGEST}  x").as_bytes()).unwrap();
         assert_eq!(line.digest, hex(&codec::hash::sha256(b"")));
         for wrong in

@@ -10,11 +10,10 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use crate::archive::{
-    Archive, AtRest, Checkpoint, Condition, GcReport, Queue, Removed, Status, facts_at_rest, goes_with_directory,
-    policy,
+    Archive, AtRest, Checkpoint, Condition, GcReport, Queue, Status, facts_at_rest, goes_with_directory, policy,
 };
 use crate::store::retention::Verdict;
-use crate::store::{Store, name_bytes};
+use crate::store::{Named, Store};
 
 use super::format::{name, size, table};
 use super::say_json;
@@ -50,12 +49,8 @@ pub(super) struct Args {
 /// A checkpoint and its verdict.
 #[derive(Serialize)]
 struct Line {
-    path: String,
-    /// In hexadecimal, if it is not UTF-8.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    path_bytes: Option<String>,
-    #[serde(skip)]
-    at: PathBuf,
+    #[serde(flatten)]
+    path: Named,
     /// `remove` or `keep`.
     verdict: &'static str,
     why: String,
@@ -130,9 +125,7 @@ fn planned(local: &Local) -> Result<Report> {
             Verdict::Remove { why, .. } => ("remove", why),
         };
         checkpoints.push(Line {
-            path: unit.path.to_string_lossy().into_owned(),
-            path_bytes: name_bytes(&unit.path),
-            at: unit.path,
+            path: Named("path", unit.path),
             verdict,
             why,
             bytes: unit.bytes,
@@ -181,13 +174,7 @@ fn mounted(local: &Local, mount: &Mount) -> Result<Report> {
         now.opened > newest && since.elapsed() > MERGING
     };
     report.left = wait_until(|| mount.ask("queue"), before_that, enough)?.queued;
-    let after: Status = mount.ask("status")?;
-    // Keep the planned checkpoints that are gone now. The daemon's log gives the reason for each.
-    let tree = Store::look(&local.store)?.tree();
-    report.checkpoints.retain(|line| line.verdict == "remove" && !exists(&tree, &line.at));
-    report.dry_run = false;
-    report.failed = done.failed;
-    (report.stored_before, report.stored_after) = (Some(before.stored_bytes), Some(after.stored_bytes));
+    report.applied(local, done, (&before, &mount.ask("status")?))?;
     Ok(report)
 }
 
@@ -207,38 +194,28 @@ fn exists(tree: &Path, path: &Path) -> bool {
 /// Applies the policy to an unmounted store.
 fn at_rest(local: &Local) -> Result<Report> {
     let store = Store::open(&local.store)?;
+    let mut report = planned(local)?;
     let namespace = Arc::new(AtRest::of(&store));
     let archive = Archive::open(store)?;
     let before = archive.status();
     let ticket = archive.ask_gc();
     archive.start(namespace);
-    let before_that = || Ok((archive.gc_report().0.done < ticket).then_some(APPLYING));
+    let before_that = || Ok((archive.gc_report().done < ticket).then_some(APPLYING));
     let done = wait_for(|| Ok(archive.queue()), before_that);
     archive.stop();
     done?;
-    let (after, (gc, removed)) = (archive.status(), archive.gc_report());
-    let rules = archive.store().settings().retention();
-    Ok(Report {
-        dry_run: false,
-        checkpoints: removed.into_iter().map(|removed| line(removed, rules)).collect(),
-        matches_nothing: Vec::new(),
-        failed: gc.failed,
-        stored_before: Some(before.stored_bytes),
-        stored_after: Some(after.stored_bytes),
-        left: 0,
-    })
+    report.applied(local, archive.gc_report(), (&before, &archive.status()))?;
+    Ok(report)
 }
 
-fn line(removed: Removed, rules: &[crate::store::retention::Rule]) -> Line {
-    Line {
-        path: removed.path.to_string_lossy().into_owned(),
-        path_bytes: name_bytes(&removed.path),
-        at: removed.path,
-        verdict: "remove",
-        why: removed.why,
-        bytes: removed.bytes,
-        step: removed.step,
-        glob: rules.get(removed.rule).map(|rule| rule.glob.clone()).unwrap_or_default(),
+impl Report {
+    /// Keeps those of the planned checkpoints that are gone now. The log gives the reason for each other.
+    fn applied(&mut self, local: &Local, done: GcReport, (before, after): (&Status, &Status)) -> Result<()> {
+        let tree = Store::look(&local.store)?.tree();
+        self.checkpoints.retain(|line| line.verdict == "remove" && !exists(&tree, &line.path));
+        (self.dry_run, self.failed) = (false, done.failed);
+        (self.stored_before, self.stored_after) = (Some(before.stored_bytes), Some(after.stored_bytes));
+        Ok(())
     }
 }
 
@@ -254,7 +231,7 @@ fn print(report: &Report, verbose: bool) {
             (true, false) => "gone",
             (false, _) => "stays",
         };
-        rows.push(vec![word.into(), size(line.bytes), name(&line.path), name(&line.why)]);
+        rows.push(vec![word.into(), size(line.bytes), name(&line.path.to_string_lossy()), name(&line.why)]);
     }
     if rows.len() > 1 {
         say_part!("{}", table(&rows, &[false, true, false, false]));

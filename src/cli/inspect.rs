@@ -76,7 +76,14 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
 
 /// Prints each tensor of a file or a model.
 fn write(out: &mut dyn Write, report: &Report) -> Result<()> {
-    writeln!(out, "{}: {}, {}, {} tensors", report.path, report.container, size(report.bytes), report.tensors.len())?;
+    writeln!(
+        out,
+        "{}: {}, {}, {} tensors",
+        report.path.display(),
+        report.container,
+        size(report.bytes),
+        report.tensors.len()
+    )?;
     if let Some(note) = &report.note {
         writeln!(out, "note: {note}")?;
     }

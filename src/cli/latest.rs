@@ -4,10 +4,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use serde::Serialize;
 
 use crate::clock::is_future;
-use crate::store::name_bytes;
+use crate::store::Named;
 
 use super::format::name;
 use super::listing::{Checkpoint, checkpoints, survey};
@@ -42,15 +41,6 @@ pub(super) struct BestArgs {
     /// Print a JSON object with the path, or null if there is none.
     #[arg(long)]
     json: bool,
-}
-
-/// The chosen checkpoint, for programs.
-#[derive(Serialize)]
-struct Answer {
-    path: String,
-    /// In hexadecimal, if it is not UTF-8.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    path_bytes: Option<String>,
 }
 
 pub(super) fn latest(args: LatestArgs) -> Result<ExitCode> {
@@ -132,7 +122,7 @@ pub(super) fn best(args: BestArgs) -> Result<ExitCode> {
 
 /// Tells programs that there is no such checkpoint; any other failure leaves standard output empty.
 fn say_none(json: bool) -> Result<()> {
-    if json { say_json(&None::<Answer>) } else { Ok(()) }
+    if json { say_json(&()) } else { Ok(()) }
 }
 
 /// Prints the path that `choose` picks, as the user would write it.
@@ -145,7 +135,7 @@ fn of(dir: &Path, json: bool, choose: impl FnOnce(&[Checkpoint]) -> Result<PathB
     // A script needs the bytes of the name as they are.
     let shown = if below.as_os_str().is_empty() { dir.to_path_buf() } else { dir.join(below) };
     match json {
-        true => say_json(&Answer { path: shown.to_string_lossy().into_owned(), path_bytes: name_bytes(&shown) })?,
+        true => say_json(&Named("path", shown))?,
         false => super::say_path(&shown)?,
     }
     Ok(ExitCode::SUCCESS)

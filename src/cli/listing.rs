@@ -15,7 +15,7 @@ use crate::archive::{self, Condition, FileStatus, condition_of_plain, condition_
 use crate::store::object::{Id, Object};
 use crate::store::retention::{Kind, Rule};
 use crate::store::{
-    MAX_CHAIN, STUB_BYTES, Store, files_below, is_pinned, is_trash, modified_ns, name_bytes, natural, recalled_from,
+    MAX_CHAIN, Named, STUB_BYTES, Store, files_below, is_pinned, is_trash, modified_ns, natural, recalled_from,
     step_pattern,
 };
 use codec::hash::hex;
@@ -27,12 +27,8 @@ use super::source::{Local, Tree};
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Entry {
     /// Path inside the mount.
-    pub(super) path: String,
-    /// In hexadecimal, if it is not UTF-8.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) path_bytes: Option<String>,
-    #[serde(skip)]
-    pub(super) at: PathBuf,
+    #[serde(flatten)]
+    pub(super) at: Named,
     /// The number in its path that counts training.
     pub(super) step: Option<u64>,
     /// When it was modified, in nanoseconds since 1970.
@@ -169,9 +165,7 @@ impl Entry {
     /// A file as it was written. Only its metadata and its condition are known.
     fn resident(path: &Path, metadata: &Metadata, condition: Condition) -> Entry {
         Entry {
-            path: path.to_string_lossy().into_owned(),
-            path_bytes: name_bytes(path),
-            at: path.to_path_buf(),
+            at: Named("path", path.to_path_buf()),
             step: step_pattern::of_file(path).step,
             modified_ns: modified_ns(metadata),
             condition,
@@ -268,10 +262,8 @@ pub(super) fn in_updates(error: f64) -> String {
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Summary {
     /// Path inside the mount; with `*` for the number of shards.
-    path: String,
-    /// In hexadecimal, if it is not UTF-8.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    path_bytes: Option<String>,
+    #[serde(flatten)]
+    path: Named,
     is_directory: bool,
     step: Option<u64>,
     /// When it was modified, in nanoseconds since 1970.
@@ -300,8 +292,7 @@ impl Checkpoint<'_> {
     /// The same for programs.
     pub(super) fn summary(&self) -> Summary {
         Summary {
-            path: self.path.to_string_lossy().into_owned(),
-            path_bytes: name_bytes(&self.path),
+            path: Named("path", self.path.clone()),
             is_directory: self.is_directory,
             step: self.step,
             modified_ns: self.modified_ns,
@@ -354,7 +345,7 @@ pub(super) fn grouped<'a>(
     place: &Path,
     entries: &'a [Entry],
 ) -> Result<Vec<Checkpoint<'a>>> {
-    let known: HashMap<&Path, &Entry> = entries.iter().map(|entry| (entry.at.as_path(), entry)).collect();
+    let known: HashMap<&Path, &Entry> = entries.iter().map(|entry| (&*entry.at, entry)).collect();
     let condition = |path: &Path| known.get(path).map_or(Condition::BeingWritten, |entry| entry.condition);
     let is_best = |path: &Path| known.get(path).is_some_and(|entry| entry.best.is_some());
     let units = archive::checkpoints(tree, rules, &condition, &is_best)?;
@@ -365,7 +356,7 @@ pub(super) fn grouped<'a>(
             step_pattern::shard(file.as_bytes()).map(|shard| entry.at.with_file_name(OsStr::from_bytes(&shard.of)));
         let all = shards.iter().map(PathBuf::as_path).chain(entry.at.ancestors());
         let found = all.into_iter().find_map(|path| at.get(path)).copied();
-        found.filter(|at| units[*at].0.path == entry.at || !place.starts_with(&units[*at].0.path))
+        found.filter(|at| units[*at].0.path == *entry.at || !place.starts_with(&units[*at].0.path))
     };
     let mut found: Vec<Checkpoint<'a>> = Vec::new();
     let mut places: HashMap<usize, usize> = HashMap::new();
@@ -376,7 +367,7 @@ pub(super) fn grouped<'a>(
             continue;
         }
         let alone = Checkpoint {
-            path: entry.at.clone(),
+            path: entry.at.to_path_buf(),
             is_directory: false,
             step: entry.step,
             modified_ns: entry.modified_ns,

@@ -1,6 +1,5 @@
 //! `stepfs ls`
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -8,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use serde::Serialize;
 
-use crate::store::name_bytes;
+use crate::store::Named;
 
 use super::color::{Look, paint};
 use super::format::{name, percent, size, table, time};
@@ -61,10 +60,8 @@ struct Line<'a> {
     #[serde(flatten)]
     entry: &'a Entry,
     /// Absolute path of the mount, if the path led through one.
-    mount: Option<Cow<'a, str>>,
-    /// In hexadecimal, if it is not UTF-8.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    mount_bytes: Option<String>,
+    #[serde(flatten)]
+    mount: Option<Named>,
     checkpoint: Option<Summary>,
 }
 
@@ -89,14 +86,13 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
             let mut of = HashMap::new();
             for checkpoint in checkpoints(local, entries)? {
                 let summary = checkpoint.summary();
-                of.extend(checkpoint.entries.iter().map(|entry| (entry.at.as_path(), summary.clone())));
+                of.extend(checkpoint.entries.iter().map(|entry| (&*entry.at, summary.clone())));
             }
-            let mount = local.mount.as_ref().map(|mount| mount.root.as_path());
+            let mount = local.mount.as_ref().map(|mount| Named("mount", mount.root.clone()));
             lines.extend(entries.iter().map(|entry| Line {
                 entry,
-                mount: mount.map(Path::to_string_lossy),
-                mount_bytes: mount.and_then(name_bytes),
-                checkpoint: of.remove(entry.at.as_path()),
+                mount: mount.clone(),
+                checkpoint: of.remove(&*entry.at),
             }));
         }
         say_json(&lines)?;
@@ -166,7 +162,7 @@ fn verbose(entry: &Entry) -> Vec<String> {
         entry.kind.unwrap_or_default().to_string(),
         if entry.chain_len == 0 { String::new() } else { entry.chain_len.to_string() },
         entry.fidelity().words(),
-        name(&entry.path),
+        shown(&entry.at),
     ]
 }
 

@@ -7,7 +7,8 @@ use anyhow::Result;
 
 use crate::archive::Status;
 
-use super::status::{Mount, all};
+use super::status::all;
+use super::view::Mount;
 
 /// Print the numbers of `status` for Prometheus, for all mounts that you may ask.
 ///

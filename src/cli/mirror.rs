@@ -13,7 +13,7 @@ use crate::clock::wall_ns;
 use crate::mirror::tree::{Content, Node};
 use crate::mirror::{Missing, Place, Reader, Settings, claim, directory_of, open};
 use crate::store::retention::duration;
-use crate::store::{MirrorSettings, Store, name_bytes};
+use crate::store::{MirrorSettings, Named, Store, natural};
 
 use super::format::{name, size, table, utc};
 use super::{DAMAGED, say_json};
@@ -107,10 +107,8 @@ pub(super) struct Mirror {
 /// A name on a mirror.
 #[derive(Serialize)]
 struct Line {
-    path: String,
-    /// In hexadecimal, if it is not UTF-8.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    path_bytes: Option<String>,
+    #[serde(flatten)]
+    path: Named,
     logical_bytes: u64,
     /// Of its own object, or of its packed bytes.
     stored_bytes: u64,
@@ -181,8 +179,7 @@ impl Mirror {
                 },
             };
             lines.push(Line {
-                path: path.to_string_lossy().into_owned(),
-                path_bytes: name_bytes(&path),
+                path: Named("path", path),
                 logical_bytes,
                 stored_bytes,
                 chain_len,
@@ -190,7 +187,7 @@ impl Mirror {
                 modified_ns: attributes.modified_ns,
             });
         }
-        lines.sort_by(|a, b| a.path.cmp(&b.path));
+        lines.sort_by(|a, b| natural::order(&a.path, &b.path));
         let is_incomplete = tell(&Missing { unread: reader.tree.unread.into_values().collect(), ..Missing::default() });
         if json {
             say_json(&lines)?;
@@ -204,7 +201,7 @@ impl Mirror {
                     size(line.stored_bytes),
                     chain,
                     lossy.into(),
-                    name(&line.path),
+                    name(&line.path.to_string_lossy()),
                 ]);
             }
             say_part!("{}", table(&rows, &[true, true, true, false, false]));

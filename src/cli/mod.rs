@@ -32,6 +32,7 @@ mod sync;
 mod top;
 mod umount;
 mod verify;
+mod view;
 mod wait;
 mod why;
 
@@ -71,7 +72,7 @@ struct Cli {
     /// Colour on standard output: auto (on a terminal, unless NO_COLOR is set), always or never.
     #[arg(long, global = true, value_name = "WHEN", default_value = "auto", hide_default_value = true)]
     #[arg(hide_possible_values = true)]
-    color: color::When,
+    color: clap::ColorChoice,
 }
 
 /// The commands in groups, a row each: its arguments, and the function that runs it.

@@ -18,9 +18,8 @@ use crate::archive::{Archive, serving};
 use crate::fs::{MountOptions, clear_dead_mount, is_served, left_of, mount_of, serve_with};
 use crate::recall::usual_memory;
 use crate::store::shared::log_dir;
-use crate::store::{DAEMON_LOG, Error, Profile, Store};
+use crate::store::{DAEMON_LOG, Error, Store};
 
-use super::format::parse_size;
 use super::mirror::{self, local_path};
 use super::mount_options::Options;
 use super::passthrough;
@@ -56,31 +55,8 @@ pub(super) struct Args {
     /// Stay in the foreground and log to standard error.
     #[arg(long)]
     foreground: bool,
-    /// Let other users in, as far as modes permit.
-    #[arg(long)]
-    allow_other: bool,
-    /// Serve every read and write in the daemon, as without CAP_SYS_ADMIN.
-    #[arg(long)]
-    no_passthrough: bool,
-    /// Make this the store's default profile (`default_profile` in its stepfs.toml): exact, balanced, compact, or a
-    /// published system such as lc-3. Rules there and `stepfs profile` take precedence.
-    #[arg(long, value_name = "NAME")]
-    profile: Option<Profile>,
-    /// Memory for decoded states, which speed up the encoding of the next checkpoint: bytes, or with K, M, G.
-    /// 0 for none [default: a tenth of the memory of the machine, or of the daemon's control group; at most 2G].
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    memory: Option<u64>,
-    /// Keep what the store has also there, seconds later: file:///DIRECTORY or s3://BUCKET/PREFIX. The store's stepfs.toml
-    /// keeps the URL. Credentials come from the environment.
-    #[arg(long, value_name = "URL")]
-    mirror: Option<String>,
-    /// Make a store that daemons on several machines may mount at the same time. Only when the store is made: later mounts
-    /// need no option.
-    #[arg(long)]
-    shared: bool,
-    /// Log file of the daemon [default: STORE/daemon.log; of a shared store daemon.log in the daemon's own directory there].
-    #[arg(long)]
-    log: Option<PathBuf>,
+    #[command(flatten)]
+    flags: Options,
     /// Options as in /etc/fstab, between commas: ro, noexec, noatime, allow_other, profile=NAME and others. As root,
     /// user=NAME serves as that user, at the speed of the disk.
     #[arg(short, value_name = "OPTIONS", value_parser = Options::strict)]
@@ -103,16 +79,7 @@ pub(super) struct Mounting {
 }
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
-    let options = args.options.into_iter().fold(Options::default(), Options::and).and(Options {
-        allow_other: args.allow_other,
-        no_passthrough: args.no_passthrough,
-        profile: args.profile,
-        memory: args.memory,
-        mirror: args.mirror,
-        shared: args.shared,
-        log: args.log,
-        ..Options::default()
-    });
+    let options = args.options.into_iter().fold(Options::default(), Options::and).and(args.flags);
     let mut helper = args.helper.then(|| io::stdin().as_fd().try_clone_to_owned()).transpose()?;
     if let Some(user) = &options.user {
         helper = passthrough::serve_as(user, !options.no_passthrough)?;

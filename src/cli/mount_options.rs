@@ -21,23 +21,44 @@ const OPPOSITES: [(&str, KernelOption); 4] = [
     ("async", KernelOption::Sync),
 ];
 
-/// The parsed options.
-#[derive(Clone, Debug, Default)]
+/// The options of a mount: words of a list, and flags of `stepfs mount`, which have these comments as help.
+#[derive(Clone, Debug, Default, clap::Args)]
 pub(super) struct Options {
+    /// Let other users in, as far as modes permit.
+    #[arg(long)]
     pub(super) allow_other: bool,
+    /// Serve every read and write in the daemon, as without CAP_SYS_ADMIN.
+    #[arg(long)]
     pub(super) no_passthrough: bool,
+    /// Make this the store's default profile (`default_profile` in its stepfs.toml): exact, balanced, compact, or a
+    /// published system such as lc-3. Rules there and `stepfs profile` take precedence.
+    #[arg(long, value_name = "NAME")]
+    pub(super) profile: Option<Profile>,
+    /// Memory for decoded states, which speed up the encoding of the next checkpoint: bytes, or with K, M, G.
+    /// 0 for none [default: a tenth of the memory of the machine, or of the daemon's control group; at most 2G].
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub(super) memory: Option<u64>,
+    /// Keep what the store has also there, seconds later: file:///DIRECTORY or s3://BUCKET/PREFIX. The store's stepfs.toml
+    /// keeps the URL. Credentials come from the environment.
+    #[arg(long, value_name = "URL")]
+    pub(super) mirror: Option<String>,
+    /// Make a store that daemons on several machines may mount at the same time. Only when the store is made: later mounts
+    /// need no option.
+    #[arg(long)]
+    pub(super) shared: bool,
+    /// Log file of the daemon [default: STORE/daemon.log; of a shared store daemon.log in the daemon's own directory there].
+    #[arg(long)]
+    pub(super) log: Option<PathBuf>,
     /// Serve as this user, if root mounts.
+    #[arg(skip)]
     pub(super) user: Option<String>,
     /// Create the store if missing.
+    #[arg(skip)]
     pub(super) create: bool,
-    pub(super) profile: Option<Profile>,
-    pub(super) memory: Option<u64>,
-    pub(super) mirror: Option<String>,
-    /// Make a store that several daemons may serve.
-    pub(super) shared: bool,
-    pub(super) log: Option<PathBuf>,
+    #[arg(skip)]
     pub(super) kernel: Vec<KernelOption>,
     /// Unknown options.
+    #[arg(skip)]
     pub(super) unknown: Vec<String>,
 }
 

@@ -1,7 +1,5 @@
 //! `stepfs top`: a screen that follows mounts.
 
-mod frame;
-
 use std::io::{self, IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -14,14 +12,16 @@ use ratatui::DefaultTerminal;
 use ratatui::style::{Color, Style};
 use ratatui::text::{Line, Span, Text};
 
-use crate::archive::{Problem, Status};
+use crate::archive::Status;
+use crate::clock::wall_ns;
 use crate::fs::{Mounted, all_mounts, mount_of};
 
-use super::color::{self, Look, paint};
+use super::color::{self, Look};
 use super::format::time;
 use super::interrupted;
 use super::source::Local;
-use super::status::{Mount, Question};
+use super::status::Question;
+use super::view::{self, Mount};
 
 /// Watch mounts on a live screen: the last saves, the backlog, the room, and the newest step of each run.
 ///
@@ -29,14 +29,11 @@ use super::status::{Mount, Question};
 /// meanwhile, so its writes may be faster than the speed shown. q, Esc or Ctrl-C ends it.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
-stepfs top                      all mounts\n  \
-stepfs top --once /ckpts        one frame as text, for a log or a mail")]
+stepfs top                   all mounts\n  \
+stepfs status -v /ckpts      the same as text, for a log or a mail")]
 pub(super) struct Args {
     /// A mount, or a path in one. Without it: all mounts that you may ask.
     dir: Option<PathBuf>,
-    /// Print one frame as text, and end. It needs no terminal.
-    #[arg(long)]
-    once: bool,
     /// How often to ask the daemons.
     #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     interval: u64,
@@ -49,18 +46,8 @@ const TICK: Duration = Duration::from_millis(200);
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     let mut watch = Watch::of(args.dir.as_deref(), Duration::from_secs(args.interval))?;
-    if args.once {
-        watch.look();
-        watch.followed.iter_mut().for_each(Followed::wait);
-        let mounts = watch.mounts();
-        for line in frame::of(&mounts, None) {
-            say!("{}", line.iter().map(|(look, text)| paint(*look, text)).collect::<String>().trim_end());
-        }
-        let is_silent = args.dir.is_some() && mounts.iter().any(|mount| mount.is_silent());
-        return Ok(ExitCode::from(if is_silent { super::FAILED } else { 0 }));
-    }
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
-        bail!("there is no terminal for a screen; `stepfs top --once` prints one frame as text");
+        bail!("there is no terminal for a screen; `stepfs status -v` prints the same as text");
     }
     let ended = interrupted()?;
     // It also restores the terminal when a panic unwinds.
@@ -86,7 +73,7 @@ fn follow(watch: &mut Watch, terminal: &mut DefaultTerminal, ended: &AtomicBool)
         let mounts = watch.mounts();
         terminal.draw(|screen| {
             let area = screen.area();
-            let lines = frame::of(&mounts, Some((area.width.into(), area.height.into())));
+            let lines = frame(&mounts, area.width.into(), area.height.into());
             screen.render_widget(Text::from(lines.into_iter().map(styled).collect::<Vec<_>>()), area);
         })?;
         match keys.recv_timeout(TICK) {
@@ -96,6 +83,29 @@ fn follow(watch: &mut Watch, terminal: &mut DefaultTerminal, ended: &AtomicBool)
         }
     }
     Ok(ExitCode::from(super::FAILED))
+}
+
+/// The frame of these mounts, for a screen of so many columns and rows.
+fn frame(mounts: &[&Mount], columns: usize, rows: usize) -> Vec<view::Line> {
+    let plain = |text: String| vec![(Look::Plain, text)];
+    let now = time(wall_ns() / 1_000_000_000);
+    let mut lines = vec![plain(format!("{}   {now}   q ends it", crate::version()))];
+    if mounts.is_empty() {
+        lines.push(plain("no store is mounted; `stepfs mount STORE DIR` mounts one".into()));
+    }
+    let each = rows.saturating_sub(1) / mounts.len().max(1);
+    for mount in mounts {
+        let shown = view::lines(mount, columns);
+        let left = each.saturating_sub(shown.len() + 1);
+        lines.push(Vec::new());
+        lines.extend(shown);
+        lines.extend(view::lists(&mount.status, columns, left));
+    }
+    if lines.len() > rows {
+        lines.truncate(rows.saturating_sub(1));
+        lines.push(plain("there is more; name one mount, or enlarge the terminal".into()));
+    }
+    lines
 }
 
 /// The keys that are pressed, until the terminal goes. crossterm has events for them, but reads for ever from a terminal
@@ -121,7 +131,7 @@ fn is_end(keys: &[u8]) -> bool {
 }
 
 /// A line of the screen, in the colours of [`paint`].
-fn styled(line: frame::Line) -> Line<'static> {
+fn styled(line: view::Line) -> Line<'static> {
     let style = |look| match look {
         _ if !color::is_on() => Style::new(),
         Look::Plain => Style::new(),
@@ -150,7 +160,6 @@ struct Followed {
     question: Option<Question>,
     /// When it is asked again.
     next: Instant,
-    is_gone: bool,
 }
 
 impl Watch {
@@ -184,27 +193,23 @@ impl Watch {
             None => mounted.may_be_asked(),
         };
         let found: Vec<Mounted> = all_mounts().into_iter().filter(is_followed).collect();
-        self.followed.iter_mut().filter(|of| !found.contains(&of.mounted)).for_each(Followed::is_unmounted);
-        for mounted in &found {
-            match self.followed.iter_mut().find(|of| of.mounted.point == mounted.point) {
-                // The kernel gives the number of a mount that went to a new one.
-                Some(of) if !of.is_gone && found.contains(&of.mounted) => {}
-                Some(of) => *of = Followed::of(mounted),
-                None => self.followed.push(Followed::of(mounted)),
+        self.followed.retain(|of| found.contains(&of.mounted));
+        for mounted in found {
+            if self.followed.iter().all(|of| of.mounted != mounted) {
+                self.followed.push(Followed::of(mounted));
             }
         }
     }
 }
 
 impl Followed {
-    fn of(mounted: &Mounted) -> Followed {
+    fn of(mounted: Mounted) -> Followed {
         let last = Mount::new(mounted.point.clone(), mounted.store.clone(), Status::default());
-        Followed { mounted: mounted.clone(), last, question: None, next: Instant::now(), is_gone: false }
+        Followed { mounted, last, question: None, next: Instant::now() }
     }
 
     fn look(&mut self, interval: Duration) {
         match &self.question {
-            _ if self.is_gone => {}
             None if self.next <= Instant::now() => self.question = Some(Question::ask(self.mounted.clone())),
             None => {}
             Some(question) => match question.wait(Duration::ZERO) {
@@ -218,23 +223,68 @@ impl Followed {
             },
         }
     }
+}
 
-    /// Waits for the answer.
-    fn wait(&mut self) {
-        self.last = self.question.take().map_or_else(|| Followed::of(&self.mounted).last, |asked| asked.answer());
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::archive::{Problem, Run, Save};
+
+    fn text(mounts: &[&Mount], columns: usize, rows: usize) -> Vec<String> {
+        frame(mounts, columns, rows).into_iter().map(|line| line.into_iter().map(|(_, text)| text).collect()).collect()
     }
 
-    fn is_unmounted(&mut self) {
-        if !self.is_gone {
-            let (store, point) = (self.mounted.store.display(), self.mounted.point.display());
-            let mut last = Followed::of(&self.mounted).last;
-            let says = format!("it was unmounted at {}", time(crate::clock::wall_ns() / 1_000_000_000));
-            last.status.problems.push(Problem::new(
-                "gone",
-                says,
-                format!("`stepfs mount {store} {point}` mounts it again"),
-            ));
-            (self.last, self.question, self.is_gone) = (last, None, true);
+    fn busy() -> Mount {
+        let save = |at: u64| Save {
+            path: format!("{}/checkpoint-{at}", "a-long-name".repeat(9)),
+            files: 2,
+            bytes: 1 << 40,
+            milliseconds: 1000 * at,
+            closed: 1_700_000_000,
+        };
+        let run = |at: u64| Run {
+            path: format!("run-{at}"),
+            files: 900,
+            step: Some(at),
+            modified: 1_700_000_000,
+            ..Run::default()
+        };
+        let status = Status {
+            daemon: Some(1),
+            version: crate::version().into(),
+            queued: 7,
+            backlog_seconds: Some(90),
+            saves: (0..8).map(save).collect(),
+            runs: (0..8).map(run).collect(),
+            ..Status::default()
+        };
+        Mount::new("/ckpts".into(), "/store".into(), status)
+    }
+
+    #[test]
+    fn a_frame_fits_the_screen() {
+        let mount = busy();
+        let frame = text(&[&mount], 80, 24);
+        assert!(frame.len() <= 24 && frame.iter().all(|line| line.chars().count() <= 80), "{frame:#?}");
+        for words in ["nothing is wrong", "7 to do, the oldest waits for 90 s", "checkpoint-4", "1.10 TB/s", "run-2"] {
+            assert!(frame.iter().any(|line| line.contains(words)), "{words} in {frame:#?}");
         }
+        for (columns, rows) in [(0, 0), (1, 1), (20, 5), (80, 10), (200, 100)] {
+            for mounts in [vec![], vec![&mount], vec![&mount; 9]] {
+                assert!(super::frame(&mounts, columns, rows).len() <= rows.max(1));
+            }
+        }
+        assert!(text(&[&mount; 9], 80, 24).last().is_some_and(|line| line.starts_with("there is more")));
+    }
+
+    #[test]
+    fn problems_come_first_and_whole() {
+        let mut mount = busy();
+        let says = "the daemon has not answered; its log may say why, ".repeat(4);
+        mount.status.problems.push(Problem::new("silent", says.trim(), "look at \u{1b}[2J the log"));
+        let frame = text(&[&mount], 60, 40);
+        assert!(frame[2] == "1 problem" && frame.iter().all(|line| line.chars().count() <= 61), "{frame:#?}");
+        assert_eq!(frame[3..7].iter().map(|line| &line[2..]).collect::<String>(), says.trim());
+        assert_eq!(frame[7], "    look at \\u{1b}[2J the log", "names cannot steer a terminal");
     }
 }

@@ -33,7 +33,7 @@ pub(super) struct Args {
     /// The store, a mount, or the URL of a mirror. With --against also a directory in a mount that the manifest's names
     /// are relative to.
     store: PathBuf,
-    /// Compare the files in this manifest (of `sha256sum`, also with --tag; `-` is standard input).
+    /// Compare the files in this manifest (of `sha256sum`; `-` is standard input).
     #[arg(long, value_name = "MANIFEST", conflicts_with = "repair")]
     against: Option<PathBuf>,
     /// Repair the damage. Without it, the output says what a repair would do.

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use crate::archive::why_at_rest;
-use crate::store::{Store, name_bytes};
+use crate::store::{Named, Store};
 
 use super::format::name;
 use super::say_json;
@@ -39,10 +39,8 @@ pub(super) struct Args {
 
 #[derive(Serialize)]
 struct Answer {
-    path: String,
-    /// In hexadecimal, if it is not UTF-8.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    path_bytes: Option<String>,
+    #[serde(flatten)]
+    path: Named,
     why: String,
 }
 
@@ -54,13 +52,14 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         for file in tree.files(&local.path)? {
             // A file may disappear meanwhile.
             let Some(why) = why(&tree.store, local.mount.as_ref(), &file)? else { continue };
-            let shown = shown(path, &local, &file);
-            answers.push(Answer { path: shown.to_string_lossy().into_owned(), path_bytes: name_bytes(&shown), why });
+            answers.push(Answer { path: Named("path", shown(path, &local, &file)), why });
         }
     }
     match args.json {
         true => say_json(&answers)?,
-        false => answers.iter().for_each(|answer| say!("{}: {}", name(&answer.path), name(&answer.why))),
+        false => {
+            answers.iter().for_each(|answer| say!("{}: {}", name(&answer.path.to_string_lossy()), name(&answer.why)))
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -34,7 +34,7 @@ pub use error::{Damage, Error};
 pub use marks::{
     PIN, PLAIN, PROFILE, RECALLED, has_pin, is_pinned, is_recalled, mark_recalled, profile_mark, recalled_from,
 };
-pub use name_bytes::{name_bytes, names_bytes};
+pub use name_bytes::{Named, name_bytes, names_bytes};
 pub use object::Id;
 pub use objects::{Hold, MAX_CHAIN, Merge, Objects, first_of_twins};
 pub use parallel::{in_parallel, side_by_side};

@@ -1,9 +1,33 @@
 //! Names of files in JSON, which holds only UTF-8.
 
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use codec::hash::hex;
+use serde::ser::{Serialize, SerializeMap, Serializer};
+
+/// A name in an answer: text under its key, and the bytes under `KEY_bytes` if the name is not UTF-8. A struct flattens it.
+#[derive(Clone, Debug, Default)]
+pub struct Named(pub &'static str, pub PathBuf);
+
+impl Serialize for Named {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let mut map = to.serialize_map(None)?;
+        map.serialize_entry(self.0, &self.1.to_string_lossy())?;
+        if let Some(bytes) = name_bytes(&self.1) {
+            map.serialize_entry(&format!("{}_bytes", self.0), &bytes)?;
+        }
+        map.end()
+    }
+}
+
+impl std::ops::Deref for Named {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        &self.1
+    }
+}
 
 /// The bytes of a name that is not UTF-8, in hexadecimal. Two such names may look the same as text.
 pub fn name_bytes(name: &Path) -> Option<String> {

@@ -3,29 +3,19 @@
 use std::io::IsTerminal;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// When text has colour.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum When {
-    /// On a terminal, unless NO_COLOR is set.
-    #[default]
-    Auto,
-    /// Also in a pipe.
-    Always,
-    /// Nowhere.
-    Never,
-}
+use clap::ColorChoice;
 
 /// Set once, before the command runs.
 static ON: AtomicBool = AtomicBool::new(false);
 
-/// Decides for the rest of the process.
-pub fn decide(when: When) {
+/// Decides for the rest of the process. By itself text has colour on a terminal, unless NO_COLOR is set.
+pub fn decide(when: ColorChoice) {
     let set = |name| std::env::var_os(name).is_some_and(|value: std::ffi::OsString| !value.is_empty());
     let is_dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
     let on = match when {
-        When::Always => true,
-        When::Never => false,
-        When::Auto => std::io::stdout().is_terminal() && !set("NO_COLOR") && !is_dumb,
+        ColorChoice::Always => true,
+        ColorChoice::Never => false,
+        ColorChoice::Auto => std::io::stdout().is_terminal() && !set("NO_COLOR") && !is_dumb,
     };
     ON.store(on, Ordering::Relaxed);
 }
@@ -67,12 +57,12 @@ mod tests {
 
     #[test]
     fn a_pipe_has_colour_only_if_asked() {
-        decide(When::Auto);
+        decide(ColorChoice::Auto);
         assert_eq!(paint(Look::Bad, "x"), "x");
-        decide(When::Always);
+        decide(ColorChoice::Always);
         assert_eq!(paint(Look::Bad, "x"), "\x1b[1;31mx\x1b[0m");
         assert_eq!(paint(Look::Plain, "x"), "x");
-        decide(When::Never);
+        decide(ColorChoice::Never);
         assert_eq!(paint(Look::Good, "x"), "x");
     }
 }

@@ -99,7 +99,7 @@ impl Temporary {
 }
 
 /// Ends all processes of a group: politely first.
-pub fn end_group(group: Pid) {
+fn end_group(group: Pid) {
     let _ = kill_process_group(group, Signal::TERM);
     std::thread::sleep(GRACE);
     let _ = kill_process_group(group, Signal::KILL);

@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::{Error, Result};
+use indicatif::ProgressBar;
 use serde::Serialize;
 
 use crate::store::natural;
@@ -109,24 +110,35 @@ fn compare(a: &Checkpoint, b: &Checkpoint) -> Result<Report> {
     let bar = progress(pairs.iter().map(|(_, left, _)| left.tensor.bytes()).sum(), true);
     // So that both files are read from front to back.
     pairs.sort_by_key(|(_, left, _)| (std::ptr::from_ref(left.part), left.tensor.extent.start));
-    let all =
-        pairs.iter().enumerate().flat_map(|(at, pair)| spans(0..pair.1.tensor.bytes()).map(move |span| (at, span)));
-    let made = in_order(all, |(): &mut (), (at, span)| {
-        let (name, left, right) = pairs[at];
-        let [a, b] =
-            [left, right].map(|of| (InOrder::new(&of.part.file, &of.part.description), of.tensor.extent.start));
-        let [a, b] = [&a, &b].map(|(file, start)| Place { file, extent: start + span.start..start + span.end });
-        let change = change(left.tensor.dtype, &a, &b, &|bytes| bar.inc(bytes));
-        change.map(|change| (at, change)).with_context(|| format!("{}: {name}", left.part.path.display()))
-    })?;
-    let mut changes = vec![Change::default(); pairs.len()];
-    made.iter().for_each(|(at, change)| changes[*at].merge(change));
+    let changes = changes(&pairs, &bar).map_err(|(_, error)| error)?;
     let rows = pairs.iter().zip(&changes).map(|((name, left, _), change)| Row::of(name, *left, change));
     let mut tensors: Vec<Row> = rows.collect();
     bar.finish_and_clear();
     let by_name = |x: &Row, y: &Row| natural::order(Path::new(&x.tensor), Path::new(&y.tensor));
     tensors.sort_by(|x, y| y.rank().total_cmp(&x.rank()).then_with(|| by_name(x, y)));
     Ok(Report { a: a.name.clone(), b: b.name.clone(), tensors, different, only_in_a, only_in_b })
+}
+
+/// How each of these tensors differs from its twin, on all cores.
+///
+/// # Errors
+/// That of a file, with its place: 0 for the first of a pair, 1 for the second.
+pub(super) fn changes(pairs: &[(&str, Found, Found)], bar: &ProgressBar) -> Result<Vec<Change>, (usize, Error)> {
+    let all =
+        pairs.iter().enumerate().flat_map(|(at, pair)| spans(0..pair.1.tensor.bytes()).map(move |span| (at, span)));
+    let made = in_order(all, |(): &mut (), (at, span)| {
+        let (name, left, right) = pairs[at];
+        let both = [left, right];
+        let [a, b] = both.map(|of| (InOrder::new(&of.part.file, &of.part.description), of.tensor.extent.start));
+        let [a, b] = [&a, &b].map(|(file, start)| Place { file, extent: start + span.start..start + span.end });
+        let change = change(left.tensor.dtype, &a, &b, &|bytes| bar.inc(bytes));
+        change.map(|change| (at, change)).map_err(|(side, error)| {
+            (side, Error::new(error).context(format!("{}: {name}", both[side].part.path.display())))
+        })
+    })?;
+    let mut changes = vec![Change::default(); pairs.len()];
+    made.iter().for_each(|(at, change)| changes[*at].merge(change));
+    Ok(changes)
 }
 
 /// Whether two tensors have one type and shape.

@@ -4,21 +4,17 @@ use std::path::PathBuf;
 
 use anyhow::{Error, Result};
 use indicatif::ProgressBar;
-use rayon::prelude::*;
 
 use crate::terminal::format::causes;
-use formats::{InOrder, Role};
+use formats::Role;
 
+use super::Place as Source;
 use super::checkpoint::{Checkpoint, Found};
-use super::diff::is_alike;
-use super::values::{Change, Place, changes};
-use super::{Place as Source, of_file};
+use super::diff::{changes, is_alike};
+use super::values::Change;
 
 /// Rows that a page shows well. Models with more weights show the largest.
 const ROWS: usize = 160;
-
-/// Tensors of all states that are open at once. The description of a tensor takes half a kilobyte.
-const MOST_TENSORS: usize = 50_000;
 
 /// One checkpoint of a run.
 pub struct State {
@@ -39,7 +35,7 @@ pub struct Updates {
     pub rows: Vec<Row>,
     /// Further weights.
     pub left_out: usize,
-    /// States that could not be read, or not as a whole, each with the first reason.
+    /// States that could not be read, each with the reason.
     pub unread: Vec<(usize, String)>,
     /// Losses that the states hold at their roots: state, name, and value.
     pub losses: Vec<(usize, &'static str, f64)>,
@@ -58,7 +54,7 @@ pub struct Row {
 /// How a weight changed from one state to the next, as `stepfs diff` has it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Update {
-    /// One of both lacks the weight, has it in another shape, or could not be read.
+    /// One of both lacks the weight, or has it in another shape.
     Missing,
     /// So many values before and after are not finite.
     NotFinite([u64; 2]),
@@ -70,55 +66,49 @@ pub enum Update {
     Share(f64),
 }
 
-/// Reads the states, oldest first, with at most `most_open` files open at once, but two states at least. The weights are those
-/// of the newest state. Each weight of a state is read once, or twice if the state is the last of those that are open
-/// together. One state has no update, and is not opened.
-pub fn updates(source: &dyn Source, states: &[State], most_open: usize, bar: &ProgressBar) -> Updates {
+/// Compares the states, oldest first, each with the one before it. The weights are those of the newest state. A state that
+/// cannot be read is left out. One state has no update, and is not opened.
+pub fn updates(source: &dyn Source, states: &[State], bar: &ProgressBar) -> Updates {
     let mut found = Updates::default();
     if states.len() < 2 {
         return found;
     }
     let newest = (0..states.len()).rev().find_map(|at| match open(source, &states[at]) {
-        Ok(checkpoint) => Some((at, rows(&checkpoint), at_once(&checkpoint, most_open))),
+        Ok(checkpoint) => Some((at, rows(&checkpoint))),
         Err(error) => {
             found.unread.push((at, causes(&error)));
             None
         }
     });
-    let Some((newest, (rows, left_out), at_once)) = newest else { return found };
+    let Some((newest, (rows, left_out))) = newest else { return found };
     (found.rows, found.left_out) = (rows, left_out);
     if found.rows.is_empty() {
         return found;
     }
     let bytes: u64 = found.rows.iter().map(|row| row.bytes).sum();
     bar.set_length(bytes * newest as u64);
-    let mut window: Vec<(usize, Checkpoint)> = Vec::new();
+    let mut before: Option<(usize, Checkpoint)> = None;
     for (at, state) in states.iter().enumerate().take(newest + 1) {
-        match open(source, state) {
-            Ok(checkpoint) => {
-                let losses = checkpoint.parts.iter().flat_map(|part| &part.description.progress.losses);
-                found.losses.extend(losses.map(|(name, value)| (at, *name, *value)));
-                window.push((at, checkpoint));
+        let now = match open(source, state) {
+            Ok(checkpoint) => checkpoint,
+            Err(error) => {
+                found.unread.push((at, causes(&error)));
+                continue;
             }
-            Err(error) => found.unread.push((at, causes(&error))),
+        };
+        let losses = now.parts.iter().flat_map(|part| &part.description.progress.losses);
+        found.losses.extend(losses.map(|(name, value)| (at, *name, *value)));
+        if let Some((earlier, before)) = &before
+            && let Err((side, error)) = found.add((*earlier, before), (at, &now), bar)
+        {
+            found.unread.push(([*earlier, at][side], causes(&error)));
+            if side == 1 {
+                continue;
+            }
         }
-        if window.len() == at_once || at == newest {
-            found.add(&window, bar);
-            window.drain(..window.len().saturating_sub(1));
-        }
+        before = Some((at, now));
     }
     found
-}
-
-/// States to open together, if all are like this one.
-fn at_once(checkpoint: &Checkpoint, most_open: usize) -> usize {
-    let parts = &checkpoint.parts;
-    // A table's description has an entry for each of its rows.
-    if parts.iter().any(|part| !part.description.tables.is_empty()) {
-        return 2;
-    }
-    let tensors: usize = parts.iter().map(|part| part.description.tensors.len()).sum();
-    (most_open / parts.len().max(1)).min(MOST_TENSORS / tensors.max(1)).max(2)
 }
 
 fn open(source: &dyn Source, state: &State) -> Result<Checkpoint> {
@@ -155,53 +145,23 @@ fn rows(checkpoint: &Checkpoint) -> (Vec<Row>, usize) {
 }
 
 impl Updates {
-    /// Adds the updates between states that follow each other.
-    fn add(&mut self, window: &[(usize, Checkpoint)], bar: &ProgressBar) {
-        self.pairs.extend(window.windows(2).map(|pair| (pair[0].0, pair[1].0)));
-        let failed = self.rows.par_iter_mut().map(|row| {
-            let found: Vec<_> = window.iter().map(|(at, state)| (*at, state.get(&row.name))).collect();
-            let alike = |(_, a): &(usize, Option<Found>), (_, b): &(usize, Option<Found>)| match (a, b) {
-                (Some(a), Some(b)) => is_alike(*a, *b),
-                (a, b) => a.is_none() && b.is_none(),
-            };
-            let mut failed = Vec::new();
-            for (number, run) in found.chunk_by(alike).enumerate() {
-                row.updates.extend((number > 0).then_some(Update::Missing));
-                row.updates.extend(between(run, bar, &mut failed));
-            }
-            failed.into_iter().map(|(at, error)| (at, causes(&error.context(row.name.clone())))).collect()
-        });
-        for (at, why) in failed.collect::<Vec<Vec<_>>>().concat() {
-            if self.unread.iter().all(|(known, _)| *known != at) {
-                self.unread.push((at, why));
-            }
+    /// Adds the updates from one state to the next.
+    fn add(
+        &mut self,
+        a: (usize, &Checkpoint),
+        b: (usize, &Checkpoint),
+        bar: &ProgressBar,
+    ) -> Result<(), (usize, Error)> {
+        let pair = |row: &Row| Some((a.1.get(&row.name)?, b.1.get(&row.name)?)).filter(|(a, b)| is_alike(*a, *b));
+        let found: Vec<_> = self.rows.iter().map(pair).collect();
+        let both = self.rows.iter().zip(&found).filter_map(|(row, both)| both.map(|(a, b)| (row.name.as_str(), a, b)));
+        let mut changes = changes(&both.collect::<Vec<_>>(), bar)?.into_iter();
+        for (row, both) in self.rows.iter_mut().zip(&found) {
+            let change = both.is_some().then(|| changes.next()).flatten();
+            row.updates.push(change.map_or(Update::Missing, |change| Update::of(&change)));
         }
-    }
-}
-
-/// The updates of a tensor between states in which it is alike. Those to and from a state in which it cannot be read are
-/// missing.
-fn between(run: &[(usize, Option<Found>)], bar: &ProgressBar, failed: &mut Vec<(usize, Error)>) -> Vec<Update> {
-    let missing = || vec![Update::Missing; run.len().saturating_sub(1)];
-    let found: Vec<Found> = run.iter().filter_map(|(_, found)| *found).collect();
-    let [first, _, ..] = found[..] else { return missing() };
-    let dtype = first.tensor.dtype;
-    if !dtype.is_lattice_float() {
-        return missing();
-    }
-    let sources: Vec<_> = found.iter().map(|of| InOrder::new(&of.part.file, &of.part.description)).collect();
-    let places: Vec<Place> =
-        found.iter().zip(&sources).map(|(of, file)| Place { file, extent: of.tensor.extent.clone() }).collect();
-    match changes(dtype, &places.iter().collect::<Vec<_>>(), &|bytes| bar.inc(bytes)) {
-        Ok(changes) => changes.iter().map(Update::of).collect(),
-        Err((number, error)) => {
-            failed.push((run[number].0, of_file(&found[number].part.path)(error)));
-            let mut out = between(&run[..number], bar, failed);
-            out.extend((number > 0).then_some(Update::Missing));
-            out.extend((number + 1 < run.len()).then_some(Update::Missing));
-            out.extend(between(&run[number + 1..], bar, failed));
-            out
-        }
+        self.pairs.push((a.0, b.0));
+        Ok(())
     }
 }
 
@@ -226,7 +186,7 @@ mod tests {
     use std::io;
     use std::path::Path;
 
-    use super::Update::{FromZero, Missing, NotFinite, Same, Share};
+    use super::Update::{FromZero, NotFinite, Same, Share};
     use super::*;
 
     /// Safetensors files, `step_0` and so on.
@@ -286,7 +246,7 @@ mod tests {
                 name: format!("step_{at}"),
                 files: vec![format!("step_{at}.safetensors").into()],
             };
-            updates(self, &(0..count).map(state).collect::<Vec<_>>(), 64, &ProgressBar::hidden())
+            updates(self, &(0..count).map(state).collect::<Vec<_>>(), &ProgressBar::hidden())
         }
     }
 
@@ -303,16 +263,15 @@ mod tests {
     }
 
     #[test]
-    fn a_tensor_that_cannot_be_read_costs_its_own_cells_alone() {
+    fn a_state_that_cannot_be_read_is_left_out() {
         let states = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0].map(|value| [("a.weight", [value; 2]), ("b.weight", [value; 2])]);
         let mut files = Files::of(&states.each_ref().map(|of| &of[..]));
         files.is_cut = true;
         let found = files.updates(6);
-        let shares: Vec<_> = found.rows.iter().map(|row| (row.name.as_str(), row.updates.as_slice())).collect();
-        let one = Share(1.0);
-        assert_eq!(shares, [("a.weight", &[one; 5][..]), ("b.weight", &[one, Missing, Missing, one, one])]);
+        assert_eq!(found.pairs, [(0, 1), (1, 2), (3, 4), (4, 5)]);
+        assert!(found.rows.iter().all(|row| row.updates == [Share(1.0); 4]));
         let [(2, why)] = &found.unread[..] else { panic!("{:?}", found.unread) };
-        assert!(why.starts_with("b.weight: step_2.safetensors: "), "{why}");
+        assert!(why.starts_with("step_2.safetensors: b.weight: "), "{why}");
     }
 
     #[test]

@@ -48,7 +48,7 @@ pub(super) struct Place<'a> {
 /// The size of a tensor's values, and of their differences to another tensor's. Pairs with a number that is not finite
 /// have no size. If both tensors have the same bits in one there is no difference, else an infinite one.
 pub(super) fn sizes(dtype: Dtype, a: &Place, b: &Place) -> io::Result<(Size, Size)> {
-    let mut change = change(dtype, a, b, &|_| ())?;
+    let mut change = change(dtype, a, b, &|_| ()).map_err(|(_, error)| error)?;
     if change.broken > 0 {
         change.difference.merge(&Size { squares: f64::INFINITY, count: change.broken, max: f64::INFINITY });
     }
@@ -185,34 +185,21 @@ multiversion! {
 /// How a tensor differs from another one. Calls `read` with the bytes of each after each piece of both.
 ///
 /// # Errors
-/// Those of the files.
-pub(super) fn change(dtype: Dtype, a: &Place, b: &Place, read: &dyn Fn(u64)) -> io::Result<Change> {
-    Ok(changes(dtype, &[a, b], read).map_err(|(_, error)| error)?.pop().unwrap_or_default())
-}
-
-/// The same for each of several states of a tensor and the one after it. Reads each state once.
-///
-/// # Errors
-/// The error of the first state that cannot be read, with that state's place among them.
-pub(super) fn changes(dtype: Dtype, states: &[&Place], read: &dyn Fn(u64)) -> Result<Vec<Change>, (usize, io::Error)> {
-    let mut changes = vec![Change::default(); states.len().saturating_sub(1)];
-    let (mut left, mut right) = (Vec::new(), Vec::new());
-    let (mut at, len) = (0, states.first().map_or(0, |first| first.extent.end - first.extent.start));
-    while at < len {
+/// That of a file, with its place: 0 for `a`, 1 for `b`.
+pub(super) fn change(dtype: Dtype, a: &Place, b: &Place, read: &dyn Fn(u64)) -> Result<Change, (usize, io::Error)> {
+    let (mut change, mut bytes) = (Change::default(), [Vec::new(), Vec::new()]);
+    let len = a.extent.end - a.extent.start;
+    for at in (0..len).step_by(PIECE as usize) {
         // Whole elements.
-        let count = PIECE.min(len - at) as usize;
-        for (number, state) in states.iter().enumerate() {
-            right.resize(count, 0);
-            state.file.read_exact_at(&mut right, state.extent.start + at).map_err(|error| (number, error))?;
-            if number > 0 {
-                changes[number - 1].merge(&Change::of(dtype, &left, &right));
-                read(count as u64);
-            }
-            std::mem::swap(&mut left, &mut right);
+        let count = PIECE.min(len - at);
+        for (number, (bytes, of)) in bytes.iter_mut().zip([a, b]).enumerate() {
+            bytes.resize(count as usize, 0);
+            of.file.read_exact_at(bytes, of.extent.start + at).map_err(|error| (number, error))?;
         }
-        at += count as u64;
+        change.merge(&Change::of(dtype, &bytes[0], &bytes[1]));
+        read(count);
     }
-    Ok(changes)
+    Ok(change)
 }
 
 #[cfg(test)]

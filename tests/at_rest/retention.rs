@@ -383,9 +383,9 @@ fn meddle(rest: &Rest, what: fn(&Archive, &Path, usize) -> io::Result<()>) -> Gc
     meddler.archive.set(Arc::downgrade(&archive)).unwrap();
     let ticket = archive.ask_gc();
     archive.start(meddler);
-    until(|| archive.gc_report().0.done >= ticket);
+    until(|| archive.gc_report().done >= ticket);
     archive.stop();
-    archive.gc_report().0
+    archive.gc_report()
 }
 
 fn two_directories() -> Rest {

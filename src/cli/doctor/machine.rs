@@ -3,7 +3,6 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
 
 use rustix::process::{Resource, getrlimit};
 
@@ -23,7 +22,6 @@ const DAEMON_BYTES: u64 = 256 << 20;
 const FEW_FILES: u64 = 8192;
 /// A check that has two ways to fail.
 const MOUNT: &str = "mount";
-const HELPER: &str = "/sbin/mount.stepfs";
 
 pub(super) fn findings() -> Vec<Finding> {
     let mut found = vec![kernel(), device(), privileges()];
@@ -41,7 +39,7 @@ pub(super) fn findings() -> Vec<Finding> {
     if found.iter().all(|finding| finding.level != Level::Problem) {
         found.push(mounting());
     }
-    found.extend([helper(), files(), file_size(), memory()]);
+    found.extend([files(), memory()]);
     found
 }
 
@@ -154,17 +152,6 @@ fn others() -> Finding {
     }
 }
 
-fn helper() -> Finding {
-    match fs::metadata(HELPER).is_ok() {
-        true => ok("fstab", format!("{HELPER} exists")),
-        false => {
-            let program = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("stepfs"));
-            let mend = format!("ln -s {} {HELPER}", program.display());
-            warning("fstab", format!("there is no {HELPER}, so mount(8) and /etc/fstab cannot mount a store"), mend)
-        }
-    }
-}
-
 fn files() -> Finding {
     let limit = getrlimit(Resource::Nofile).maximum;
     match limit {
@@ -175,17 +162,6 @@ fn files() -> Finding {
         ),
         Some(most) => ok("open files", format!("at most {most}")),
         None => ok("open files", "no limit"),
-    }
-}
-
-fn file_size() -> Finding {
-    match getrlimit(Resource::Fsize).maximum {
-        Some(most) => warning(
-            "file size",
-            format!("this process can write files of at most {}", size(most)),
-            "ulimit -f unlimited before the mount; LimitFSIZE=infinity in a unit",
-        ),
-        None => ok("file size", "no limit"),
     }
 }
 

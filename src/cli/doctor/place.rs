@@ -187,12 +187,9 @@ fn attributes(probe: &Path) -> Finding {
     });
     match tried {
         Ok(Some(value)) if value == b"1" => ok("attributes", "user.* can be set"),
-        Ok(_) => {
-            warning("attributes", "user.* is not kept: no pins, no profiles of single files", "mount with user_xattr")
-        }
-        Err(error) => {
-            let says = format!("user.* cannot be set ({error}): no pins, no profiles of single files");
-            warning("attributes", says, "put the store on ext4, xfs or btrfs")
+        Ok(_) | Err(_) => {
+            let says = "user.* cannot be set: no pins, no profiles of single files";
+            warning("attributes", says, "put the store on ext4, xfs or btrfs, mounted with user_xattr")
         }
     }
 }

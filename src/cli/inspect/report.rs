@@ -8,14 +8,13 @@ use serde::Serialize;
 
 use crate::cli::source::Local;
 use crate::store::object::Object;
-use crate::store::{name_bytes, open_aside};
+use crate::store::{Named, open_aside};
 use formats::{Model, Siblings, Tensor, describe_at, index_in, siblings};
 
 #[derive(Serialize)]
 pub(super) struct Report {
-    pub path: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub path_bytes: Option<String>,
+    #[serde(flatten)]
+    pub path: Named,
     pub container: &'static str,
     pub note: Option<String>,
     /// In a mount: the reason if the file stays as written.
@@ -76,8 +75,7 @@ fn of_file(path: &Path) -> Result<Report> {
     let mut kept = Kept::default();
     kept.add(object.as_ref(), &HashSet::new());
     Ok(Report {
-        path: path.display().to_string(),
-        path_bytes: name_bytes(path),
+        path: Named("path", path.to_path_buf()),
         container: description.kind.name(),
         note: description.note.clone(),
         why: word(path, "why").filter(|_| word(path, "state").as_deref() != Some("released")),
@@ -113,8 +111,7 @@ fn of_model(path: &Path) -> Result<Report> {
         kept.add(object.as_ref(), &wholes);
     }
     Ok(Report {
-        path: path.display().to_string(),
-        path_bytes: name_bytes(path),
+        path: Named("path", path.to_path_buf()),
         container: model.kind().name(),
         note: Some(match gone {
             0 => format!("whole, from {} files", files.len()),

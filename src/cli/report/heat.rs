@@ -113,7 +113,7 @@ const LEGEND: [(Update, &str); 4] = [
     (Update::NotFinite([1, 1]), "NaN or infinity before or after"),
     (Update::FromZero, "changed from zero"),
     (Update::Same, "no change"),
-    (Update::Missing, "not in both, or not read"),
+    (Update::Missing, "not in both"),
 ];
 
 impl Update {
@@ -135,7 +135,7 @@ impl Update {
 
     fn words(&self) -> String {
         match self {
-            Update::Missing => "not in both, or not read".into(),
+            Update::Missing => "not in both".into(),
             Update::NotFinite([before, after]) => format!("not finite: {before} before, {after} after"),
             Update::FromZero => "changed from zero".into(),
             Update::Same => "same".into(),

@@ -30,10 +30,6 @@ use super::source::Local;
 const COLUMNS: usize = 48;
 /// Points of a curve. A page of 700 pixels shows no more.
 const POINTS: usize = 400;
-/// Files open at once. The usual limit of a process is 1,024.
-const MOST_OPEN: usize = 256;
-/// A store's files are decoded into temporary copies: only two of them take room at a time.
-const MOST_DECODED: usize = 2;
 
 /// Write one page about a run: sizes, a timeline, updates of the weights, errors, losses, and all checkpoints.
 ///
@@ -218,13 +214,11 @@ impl<'a> Heat<'a> {
         let mut series: Vec<_> = series.into_values().collect();
         let bytes = |of: &Vec<&Checkpoint>| of.iter().map(|state| state.logical_bytes()).sum::<u64>();
         series.sort_by_key(|of| std::cmp::Reverse((of.len(), bytes(of))));
-        let most_open = if place.in_store().is_some() { MOST_DECODED } else { MOST_OPEN };
         for of in series {
             let shown: Vec<&Checkpoint> = evenly(&of, COLUMNS + 1);
             let bar = progress(0, true);
             bar.set_message("updates");
-            let updates =
-                updates(place, &shown.iter().map(|state| survey.state(state)).collect::<Vec<_>>(), most_open, &bar);
+            let updates = updates(place, &shown.iter().map(|state| survey.state(state)).collect::<Vec<_>>(), &bar);
             bar.finish_and_clear();
             if !updates.rows.is_empty() {
                 return Heat { states: shown, of: of.len(), others: whole().count() - of.len(), updates };
@@ -279,7 +273,7 @@ fn losses(place: &Place, survey: &Survey, states: &[&Checkpoint], heat: &Heat, b
     let mut logs: Vec<&Entry> = survey.entries.iter().filter(|entry| is_trainer_state(&entry.at)).collect();
     logs.sort_by_key(|entry| std::cmp::Reverse((entry.modified_ns, entry.step)));
     let log = |entry: &Entry| -> io::Result<_> {
-        let (file, _) = place.open(&survey.root.join(&entry.at))?;
+        let (file, _) = place.open(&survey.root.join(&*entry.at))?;
         if file.size() > MAX_TRAINER_STATE { Ok(Vec::new()) } else { losses_of_trainer(&file) }
     };
     let logged = logs.iter().filter(|_| matches!(by, By::Step)).filter_map(|entry| log(entry).ok());

@@ -20,8 +20,6 @@ pub(super) enum Codec {
     Zstd(u8),
     /// `zstd -N --patch-from`, each file as a patch to the one before.
     ZstdPatch(u8),
-    /// Bytes of the same weight together, each of these planes entropy-coded: the lossless codec, each file alone.
-    Planes,
 }
 
 const LEVELS: std::ops::RangeInclusive<u8> = 1..=22;
@@ -30,14 +28,13 @@ const LEVELS: std::ops::RangeInclusive<u8> = 1..=22;
 const LEVEL: u8 = 3;
 const PATCH: &str = "zstd-patch-";
 const ZSTD: &str = "zstd-";
-const PLANES: &str = "planes";
 
 impl Codec {
     /// The codecs that are compared by default.
     pub(super) fn usual() -> Vec<Codec> {
         let own = Profile::ALL.map(Codec::Profile);
         let published = SystemId::usual().map(|system| Codec::Profile(Profile::Published(system)));
-        own.into_iter().chain(published).chain([Codec::Zstd(LEVEL), Codec::ZstdPatch(LEVEL), Codec::Planes]).collect()
+        own.into_iter().chain(published).chain([Codec::Zstd(LEVEL), Codec::ZstdPatch(LEVEL)]).collect()
     }
 
     /// A line about it.
@@ -49,7 +46,6 @@ impl Codec {
             Codec::Profile(Profile::Published(system)) => system.about(),
             Codec::Zstd(_) => "zstd at this level (1 to 22), each file alone",
             Codec::ZstdPatch(_) => "zstd --patch-from at this level (1 to 22), each file as a patch to the one before",
-            Codec::Planes => "byte planes, each with an entropy code of its own; each file alone",
         }
     }
 
@@ -71,7 +67,6 @@ impl fmt::Display for Codec {
             Codec::Profile(profile) => f.write_str(&profile.name()),
             Codec::Zstd(level) => write!(f, "{ZSTD}{level}"),
             Codec::ZstdPatch(level) => write!(f, "{PATCH}{level}"),
-            Codec::Planes => f.write_str(PLANES),
         }
     }
 }
@@ -85,9 +80,7 @@ impl FromStr for Codec {
             let level = text.parse().ok().filter(|level: &u8| LEVELS.contains(level) && level.to_string() == text);
             level.ok_or_else(|| format!("{text:?} is no level of zstd; write 1 to 22"))
         };
-        if text == PLANES {
-            Ok(Codec::Planes)
-        } else if let Some(number) = text.strip_prefix(PATCH) {
+        if let Some(number) = text.strip_prefix(PATCH) {
             level(number).map(Codec::ZstdPatch)
         } else if let Some(number) = text.strip_prefix(ZSTD) {
             level(number).map(Codec::Zstd)
@@ -112,8 +105,7 @@ mod tests {
             assert!(!codec.about().is_empty());
         }
         assert_eq!("zstd-patch-19".parse(), Ok(Codec::ZstdPatch(19)));
-        for wrong in ["", "zstd", "zstd-0", "zstd-03", "zstd-23", "zstd-patch-", "Exact", "lc-9", "planes-1", " exact"]
-        {
+        for wrong in ["", "zstd", "zstd-0", "zstd-03", "zstd-23", "zstd-patch-", "Exact", "lc-9", " exact"] {
             assert!(wrong.parse::<Codec>().is_err(), "{wrong}");
         }
     }

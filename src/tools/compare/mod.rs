@@ -35,20 +35,16 @@ use report::{Measured, Report};
 ///
 /// DIR needs room for the series as one codec keeps it, and for one file. All temporary data is removed at the end, also after Ctrl-C.
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  stepfs compare run/step_*.pt\n  \
+#[command(after_help = format!("Examples:\n  stepfs compare run/step_*.pt\n  \
 stepfs compare run --codecs balanced,compact,lc-3,zstd-patch-19\n\n\
-The shell sorts step_10 before step_9: name the directory, or number with zeros.\n\
-`stepfs compare --list` lists the codecs.")]
+The shell sorts step_10 before step_9: name the directory, or number with zeros.\n\nCodecs:\n{}", listed()))]
 pub struct Args {
     /// Checkpoints, and directories of checkpoints.
-    #[arg(required_unless_present = "list", value_name = "FILES")]
+    #[arg(required = true, value_name = "FILES")]
     files: Vec<PathBuf>,
-    /// Codecs to compare, by name, separated by commas [default: all of `--list`].
+    /// Codecs to compare, by name, separated by commas [default: all that are listed below].
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     codecs: Vec<String>,
-    /// List the codecs, and exit.
-    #[arg(long, conflicts_with_all = ["codecs", "files"])]
-    list: bool,
     /// Directory for temporary files [default: TMPDIR].
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
@@ -63,10 +59,6 @@ pub struct Args {
 /// A message for the user.
 pub fn run(args: Args) -> Result<ExitCode> {
     log_to_stderr("error");
-    if args.list {
-        list(args.json)?;
-        return Ok(ExitCode::SUCCESS);
-    }
     let codecs = codecs(&args.codecs)?;
     let series = Series::open(&args.files)?;
     for (path, why) in &series.skipped {
@@ -107,16 +99,6 @@ fn listed() -> String {
     table(&rows, &[false, false]) + "Other numbers work too, if the system or zstd has them.\n"
 }
 
-fn list(json: bool) -> Result<()> {
-    if !json {
-        say_part!("{}", listed());
-        return Ok(());
-    }
-    let all =
-        Codec::usual().into_iter().map(|codec| serde_json::json!({"name": codec.to_string(), "about": codec.about()}));
-    say_json(&all.collect::<Vec<_>>())
-}
-
 /// Keeps the series by each of the codecs, and measures. All files that it writes are below `dir`, and gone when it
 /// returns. Takes room there for the series by one codec and for one decoded file.
 fn compare(series: &Series, codecs: &[Codec], dir: &Path, bar: &ProgressBar) -> Result<Report> {
@@ -130,7 +112,6 @@ fn compare(series: &Series, codecs: &[Codec], dir: &Path, bar: &ProgressBar) -> 
             Codec::Profile(profile) => kept::measure(series, profile, dir, bar),
             Codec::Zstd(level) => plain::zstd(series, level, false, dir, bar),
             Codec::ZstdPatch(level) => plain::zstd(series, level, true, dir, bar),
-            Codec::Planes => plain::planes(series, bar),
         };
         let measured = measured.with_context(|| codec.to_string())?;
         kept.push(measured.report(codec.to_string(), codec.about(), series, &scale));

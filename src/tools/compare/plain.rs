@@ -1,22 +1,20 @@
-//! A user's first ideas: zstd, zstd --patch-from, and byte planes. All are lossless, as decoding and comparing shows.
+//! A user's first ideas: zstd, and zstd --patch-from. Both are lossless, as decoding and comparing shows.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Error, Result, anyhow};
+use anyhow::{Result, bail};
 use indicatif::ProgressBar;
 
 use crate::clock::timed;
-use crate::store::object::gaps;
 use crate::tools::of_file;
 use crate::tools::series::{Series, State};
 use crate::tools::values::Size;
-use codec::{Dtype, TILE_BYTES, lossless};
 use formats::ReadAt;
 
-use super::report::{Measured, RoleKept, SKELETON};
+use super::report::Measured;
 
 /// Bytes handed over at once. An interruption waits for one such piece.
 const CHUNK: usize = 1 << 20;
@@ -26,8 +24,6 @@ const MAX_WINDOW_LOG: u32 = 31;
 pub(super) const MAX_PATCHED: u64 = (1 << MAX_WINDOW_LOG) - 1;
 /// zstd's smallest window.
 const MIN_WINDOW_LOG: u32 = 10;
-/// The length of a tile's payload, stored with it.
-const TILE_LENGTH_BYTES: u64 = 4;
 
 /// `zstd`, or with `patch` the work of `zstd --patch-from`: the file before as reference, a window over all of it,
 /// matches over long distances. The first file of a series is compressed alone. To read one file, all before it are
@@ -85,7 +81,7 @@ pub(super) fn zstd(series: &Series, level: u8, patch: bool, dir: &Path, bar: &Pr
         })?;
         drop(decoder);
         if !is_same {
-            return Err(wrong(state));
+            bail!("{} does not come back as it was", state.path.display());
         }
         on_the_way = if patch { on_the_way + spent } else { spent };
         measured.decode += on_the_way;
@@ -98,11 +94,6 @@ pub(super) fn zstd(series: &Series, level: u8, patch: bool, dir: &Path, bar: &Pr
         bar.inc(1);
     }
     Ok(measured)
-}
-
-/// A lossless codec did not return its input.
-fn wrong(state: &State) -> Error {
-    anyhow!("{} does not come back as it was", state.path.display())
 }
 
 /// A window over this many bytes.
@@ -119,72 +110,4 @@ fn each_chunk(state: &State, mut take: impl FnMut(&[u8]) -> io::Result<()>) -> R
         take(&chunk[..count]).map_err(of_file(&state.path))?;
     }
     Ok(())
-}
-
-/// Each tile of each tensor by the lossless codec without a parent, and all bytes between tensors the same way.
-pub(super) fn planes(series: &Series, bar: &ProgressBar) -> Result<Measured> {
-    let mut measured = Measured::default();
-    for state in &series.states {
-        let mut planes = Planes { state, measured: &mut measured, payload: Vec::new(), decoded: Vec::new() };
-        let mut bytes = 0;
-        let mut tile = vec![0; TILE_BYTES];
-        for tensor in &state.description.tensors {
-            let mut stored = 0;
-            for start in tensor.extent.clone().step_by(TILE_BYTES) {
-                let count = TILE_BYTES.min((tensor.extent.end - start) as usize);
-                state.file.read_exact_at(&mut tile[..count], start).map_err(of_file(&state.path))?;
-                stored += planes.tile(tensor.dtype, &tile[..count])?;
-            }
-            let len = tensor.bytes();
-            let role: &mut RoleKept = planes.measured.roles.entry(tensor.role.name()).or_default();
-            role.add(stored, len, len / tensor.dtype.size() as u64);
-            bytes += stored;
-        }
-        bar.inc(1);
-        let (mut stored, mut raw) = (0, 0);
-        let mut waiting = Vec::with_capacity(2 * TILE_BYTES);
-        for gap in gaps(state.description.tensors.iter().map(|t| t.extent.clone()), state.len) {
-            raw += gap.end - gap.start;
-            for start in gap.clone().step_by(TILE_BYTES) {
-                let count = TILE_BYTES.min((gap.end - start) as usize);
-                state.file.read_exact_at(&mut tile[..count], start).map_err(of_file(&state.path))?;
-                waiting.extend_from_slice(&tile[..count]);
-                if waiting.len() >= TILE_BYTES {
-                    stored += planes.tile(Dtype::U8, &waiting[..TILE_BYTES])?;
-                    waiting.drain(..TILE_BYTES);
-                }
-            }
-        }
-        if !waiting.is_empty() {
-            stored += planes.tile(Dtype::U8, &waiting)?;
-        }
-        measured.roles.entry(SKELETON).or_default().add(stored, raw, 0);
-        measured.add(bytes + stored, Size::default(), 1);
-        bar.inc(1);
-    }
-    Ok(measured)
-}
-
-/// Tile after tile of one file.
-struct Planes<'a> {
-    state: &'a State,
-    measured: &'a mut Measured,
-    payload: Vec<u8>,
-    decoded: Vec<u8>,
-}
-
-impl Planes<'_> {
-    /// Encodes and decodes a tile; answers the bytes it takes.
-    fn tile(&mut self, dtype: Dtype, bytes: &[u8]) -> Result<u64> {
-        let Planes { state, measured, payload, decoded } = self;
-        payload.clear();
-        decoded.clear();
-        decoded.resize(bytes.len(), 0);
-        timed(&mut measured.encode, || lossless::encode(dtype, bytes, None, payload));
-        let result = timed(&mut measured.decode, || lossless::decode(dtype, payload, None, decoded));
-        match result.is_ok() && decoded == bytes {
-            true => Ok(payload.len() as u64 + TILE_LENGTH_BYTES),
-            false => Err(wrong(state)),
-        }
-    }
 }

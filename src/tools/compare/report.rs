@@ -2,18 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::path::Path;
 use std::time::Duration;
 
 use serde::Serialize;
 
 use crate::store::names_bytes;
-use crate::terminal::format::{name, percent, size, table};
+use crate::terminal::format::{percent, size, table};
 use crate::tools::series::{Scale, Series};
 use crate::tools::values::Size;
-
-/// Codecs per table; more do not fit on a screen.
-const ACROSS: usize = 6;
 
 /// The word for all bytes of files and objects outside of tensors: names, lengths, and small tensors, which a store
 /// keeps among them.
@@ -227,27 +223,7 @@ fn words(report: &Report) -> String {
     out += &table(&rows, &[false, true, true, true, true]);
     out += "\nBits per number, by role (-: the codec has no roles)\n";
     out += &roles(report);
-    out += "\nBytes of each checkpoint\n";
-    for some in report.codecs.chunks(ACROSS) {
-        let mut rows = vec![std::iter::once("file".into()).chain(some.iter().map(|kept| kept.name.clone())).collect()];
-        for (at, file) in files_in_short(&report.files).iter().enumerate() {
-            rows.push(std::iter::once(name(file)).chain(some.iter().map(|kept| size(kept.bytes[at]))).collect());
-        }
-        let right: Vec<bool> = (0..=some.len()).map(|column| column > 0).collect();
-        out += &table(&rows, &right);
-        out.push('\n');
-    }
-    out.pop();
     out
-}
-
-/// The paths without their common directory.
-fn files_in_short(files: &[String]) -> Vec<String> {
-    let parent = |file: &String| Path::new(file).parent().map(Path::to_path_buf).unwrap_or_default();
-    let mut common = files.first().map(parent).unwrap_or_default();
-    while !files.iter().all(|file| Path::new(file).starts_with(&common)) && common.pop() {}
-    let rest = |file: &String| Path::new(file).strip_prefix(&common).map(|path| path.to_string_lossy().into_owned());
-    files.iter().map(|file| rest(file).unwrap_or_else(|_| file.clone())).collect()
 }
 
 fn roles(report: &Report) -> String {
@@ -278,18 +254,5 @@ fn number(value: f64) -> String {
         v if v < 10.0 => format!("{value:.2}"),
         v if v < 100.0 => format!("{value:.1}"),
         _ => format!("{value:.0}"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn paths_are_shown_from_where_they_differ() {
-        let short = |files: &[&str]| files_in_short(&files.iter().map(|file| file.to_string()).collect::<Vec<_>>());
-        assert_eq!(short(&["/a/b/1.pt", "/a/b/2.pt"]), ["1.pt", "2.pt"]);
-        assert_eq!(short(&["/a/v-1/x.ckpt", "/a/v-2/x.ckpt"]), ["v-1/x.ckpt", "v-2/x.ckpt"]);
-        assert_eq!(short(&["1.pt", "/a/2.pt"]), ["1.pt", "/a/2.pt"]);
     }
 }

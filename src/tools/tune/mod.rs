@@ -7,13 +7,12 @@ mod trial;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use indicatif::ProgressBar;
 
 use crate::store::durable::scratch;
-use crate::store::{Error, Profile, Store, step_pattern};
+use crate::store::{Error, Profile, Store, names_bytes, step_pattern};
 use crate::terminal::format::progress;
 use crate::terminal::interrupt::Temporary;
 use crate::terminal::{log_to_stderr, say_json};
@@ -23,7 +22,7 @@ use papers::registry::SystemId;
 
 use super::Series;
 use eval::Evaluator;
-use report::{Candidate, Report};
+use report::{Candidate, Report, smallest};
 use trial::Trial;
 
 /// Find the smallest profile that is still good enough, by a quality score of your own.
@@ -54,7 +53,8 @@ pub struct Args {
     /// directory stands for the checkpoints in it.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Command for `sh -c` that prints a score. The checkpoint's path is its last argument, or replaces $1.
+    /// Command for `sh -c` that prints a score. The checkpoint's path is its last argument, or replaces $1. timeout(1) limits
+    /// its time: 'timeout 1h python eval.py'.
     #[arg(long, value_name = "CMD")]
     eval: Option<String>,
     /// How much worse than the exact file's score a score may be, relative to it: 1% or 0.01. Without --eval: the
@@ -67,16 +67,10 @@ pub struct Args {
     /// The tolerance is in the score's own units, not relative.
     #[arg(long, requires = "eval")]
     absolute: bool,
-    /// Seconds until CMD is stopped.
-    #[arg(long, value_name = "SECONDS", default_value_t = 3600, value_parser = clap::value_parser!(u64).range(1..))]
-    timeout: u64,
     /// A configuration that was found for an earlier checkpoint of the run. Tries its neighbors that are no more
     /// aggressive, and all others only if none of them is good enough.
     #[arg(long, value_name = "NAME", value_parser = parse_near)]
     near: Option<Config>,
-    /// Choose a configuration of Inshrinkerator even if one of stepfs's own profiles is smaller.
-    #[arg(long)]
-    inshrinkerator_only: bool,
     /// Make the result the default_profile in this store's stepfs.toml. The store must not be mounted.
     #[arg(long, value_name = "STORE")]
     store: Option<PathBuf>,
@@ -128,28 +122,26 @@ pub fn run(args: Args) -> Result<ExitCode> {
     // Canonical, since CMD may change directories.
     let scratch = fs::canonicalize(&parent).and_then(|parent| Temporary::directory("stepfs-tune-", &parent));
     let (scratch, _held) = scratch.with_context(|| format!("{}", parent.display()))?;
-    let report = tune(&args, &trial, scratch.path())?;
+    let report = tune(&args, &files, &trial, scratch.path())?;
     match args.json {
-        true => say_json(&report.json(&files))?,
+        true => say_json(&report)?,
         false => say_part!("{}", report.words(trial.last())),
     }
-    let Some(chosen) = report.chosen() else {
-        bail!("no configuration is good enough; nothing was changed (try a larger --tolerance)")
-    };
+    let chosen = &report.chosen;
     let Some(path) = &args.store else {
         if !args.json {
-            say!("In stepfs.toml:\n  default_profile = \"{}\"", chosen.profile);
+            say!("In stepfs.toml:\n  default_profile = \"{chosen}\"");
         }
         return Ok(ExitCode::SUCCESS);
     };
-    let profile: Profile = chosen.profile.parse().map_err(anyhow::Error::msg)?;
+    let profile: Profile = chosen.parse().map_err(anyhow::Error::msg)?;
     let mut store = Store::open(path).map_err(|error| match error {
-        Error::Busy { .. } => anyhow::anyhow!("{}: {IN_USE}; default_profile = \"{}\"", path.display(), chosen.profile),
+        Error::Busy { .. } => anyhow::anyhow!("{}: {IN_USE}; default_profile = \"{chosen}\"", path.display()),
         error => error.into(),
     })?;
     store.set_default_profile(profile)?;
     if !args.json {
-        say!("{}: default_profile = \"{}\"", path.join("stepfs.toml").display(), chosen.profile);
+        say!("{}: default_profile = \"{chosen}\"", path.join("stepfs.toml").display());
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -241,9 +233,8 @@ impl Args {
     }
 }
 
-fn tune(args: &Args, trial: &Trial, scratch: &Path) -> Result<Report> {
-    let timeout = Duration::from_secs(args.timeout);
-    let evaluator = args.eval.as_ref().map(|command| Evaluator::new(command, timeout, scratch));
+fn tune(args: &Args, files: &[PathBuf], trial: &Trial, scratch: &Path) -> Result<Report> {
+    let evaluator = args.eval.as_ref().map(|command| Evaluator::new(command, scratch));
     let exact_score = match &evaluator {
         Some(evaluator) => Some(exact_score(args, evaluator, trial.last())?),
         None => None,
@@ -251,7 +242,7 @@ fn tune(args: &Args, trial: &Trial, scratch: &Path) -> Result<Report> {
     let bar = progress(0, false);
     let mut trials = Trials { trial, scratch, evaluator, exact_score, args, bar, tried: Vec::new() };
     let exact = trials.of(Profile::Exact)?;
-    if let Some(score) = exact.score.filter(|_| exact.degradation.abs() > args.tolerance()) {
+    if let Some(score) = exact.score.filter(|_| !exact.good || exact.degradation.abs() > args.tolerance()) {
         let before = exact_score.unwrap_or(score);
         bail!(
             "--eval gives {before}, then {score} for the same bytes, which exceeds the tolerance; fix its random seed"
@@ -274,12 +265,14 @@ fn tune(args: &Args, trial: &Trial, scratch: &Path) -> Result<Report> {
         anyhow::Ok(trials.of(Profile::Published(system))?.degradation)
     })?;
     Ok(Report {
+        files: files.iter().map(|file| file.to_string_lossy().into_owned()).collect(),
+        files_bytes: names_bytes(files.iter().map(PathBuf::as_path)),
         file_bytes: trial.last_bytes(),
         eval: args.eval.clone(),
         exact_score,
         tolerance: args.tolerance(),
         absolute: args.absolute,
-        inshrinkerator_only: args.inshrinkerator_only,
+        chosen: smallest(&trials.tried).profile.clone(),
         candidates: trials.tried,
     })
 }

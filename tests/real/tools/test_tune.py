@@ -2,12 +2,12 @@
 
 import contextlib
 import os
+import re
 import signal
 import socketserver
 import subprocess
 import sys
 import threading
-import time
 
 import gpt
 import pytest
@@ -131,9 +131,9 @@ def test_a_configuration_that_was_found_works_in_a_store(small_gpt, tmp_path):
     files, command = small_gpt
     seen = tmp_path / "seen.pt"
     found = run_json("tune", *files[:3], "--eval", f"cp \"$1\" {seen}; {command} \"$1\"", "--tolerance", "20%", "--near",
-                     "inshrinkerator-12bins-prune20", "--inshrinkerator-only", "--json", timeout=SEARCH)
+                     "inshrinkerator-12bins-prune20", "--json", timeout=SEARCH)
     tried = [candidate["profile"] for candidate in found["candidates"] if candidate["profile"].startswith("inshrinkerator")]
-    assert found["chosen"] == found["best_inshrinkerator"] and found["chosen"] in tried
+    assert tried and found["chosen"] in [candidate["profile"] for candidate in found["candidates"]]
     store = tmp_path / "store"
     run("import", store, files[0])
     (store / "stepfs.toml").write_text((store / "stepfs.toml").read_text().replace('"balanced"', f'"{tried[-1]}"', 1))
@@ -155,8 +155,8 @@ def test_without_a_score_the_error_decides(files):
     assert found["files"] == [str(file) for file in files], "in the order that their names say"
     for candidate in found["candidates"]:
         assert candidate["good"] == (candidate["error"] <= 0.75) and candidate["score"] is None
-    loose = run("tune", *files, "--tolerance", "1000%", "--inshrinkerator-only", timeout=SEARCH).stdout
-    assert 'default_profile = "inshrinkerator' in loose and "of the update" in loose
+    loose = run("tune", *files, "--tolerance", "1000%", timeout=SEARCH).stdout
+    assert re.search(r'(?s)^Use (\S+)\n.*of the update.*default_profile = "\1"\n$', loose), loose
 
 
 @pytest.mark.nightly
@@ -195,16 +195,7 @@ def test_what_is_not_a_number_is_not_good_enough(files):
     """A destroyed model may well score NaN: a valid answer, but a failed one."""
     command = f"cmp -s \"$1\" {files[-1]} && echo 1 || echo nan"
     found = run_json("tune", *files, "--eval", command, "--json", timeout=SEARCH)
-    assert found["chosen"] == "exact" and found["best_inshrinkerator"] is None
-    none = failure(*files, "--eval", command, "--inshrinkerator-only")
-    assert "nothing was changed" in none
-
-
-def test_a_command_that_hangs(files, tmp_path):
-    began = time.monotonic()
-    assert "--timeout" in failure(*files, "--eval", "sleep 1000 #", "--timeout", "1", "--tmp", tmp_path)
-    assert time.monotonic() - began < 30
-    assert sorted(tmp_path.iterdir()) == files
+    assert found["chosen"] == "exact"
 
 
 @pytest.mark.parametrize("when", ["evaluating", "searching"])
@@ -244,7 +235,7 @@ def test_wrong_files(files, tmp_path):
     os.mkfifo(pipe)
     assert "neither a file nor a directory" in failure(files[0], pipe, timeout=20)
     failure(code=USAGE)
-    for wrong in (["--tolerance", "-1"], ["--tolerance", "much"], ["--near", "lc-3"], ["--timeout", "0"], ["--higher-is-better"]):
+    for wrong in (["--tolerance", "-1"], ["--tolerance", "much"], ["--near", "lc-3"], ["--higher-is-better"]):
         failure(*files, *wrong, code=USAGE)
 
 
