@@ -305,16 +305,16 @@ def merge(
 
 
 def convert(
-    source: AnyPath, out: AnyPath, *, only: Optional[str] = None, dtype: Optional[str] = None,
+    source: AnyPath, out: AnyPath, *, to: Optional[str] = None, only: Optional[str] = None, dtype: Optional[str] = None,
     prefix: Optional[str] = None, strip_prefix: Optional[str] = None, shard: Union[int, str, None] = None,
 ) -> Path:
     """Writes the tensors of a checkpoint in another format, and gives the new path, which must not exist.
 
-    The name of ``out`` tells the format: torch's ``.pt``, or ``.safetensors``. ``only="weights"`` leaves the optimizer out.
-    ``dtype`` is ``bf16``, ``f16`` or ``f32``. ``shard`` makes ``out`` a directory of safetensors: it is the most bytes of a
-    file, or a text such as ``"5G"``. Nothing in ``source`` is executed, so values that are no tensors stay behind.
+    ``to`` is ``torch``, ``safetensors`` or ``dcp``, by default as the name of ``out`` tells. ``only="weights"`` leaves
+    the optimizer out. ``dtype`` is ``bf16``, ``f16`` or ``f32``. ``shard`` is the most bytes of a file, or a text such as
+    ``"5G"``. Nothing in ``source`` is executed, so values that are no tensors stay behind.
     """
-    chosen = given(only=only, dtype=dtype, prefix=prefix, strip_prefix=strip_prefix, shard=shard)
+    chosen = given(to=to, only=only, dtype=dtype, prefix=prefix, strip_prefix=strip_prefix, shard=shard)
     run("convert", [_out(out), *chosen], [source])
     return Path(os.fsdecode(out))
 

@@ -1,5 +1,6 @@
 //! `stepfs convert`: the tensors of a checkpoint in another format.
 
+mod dcp;
 mod pickle;
 mod safetensors;
 mod source;
@@ -29,12 +30,12 @@ use source::{Source, Sources};
 /// files count that it lists. Nothing in IN is executed, so values that are no tensors are left out.
 ///
 /// The name of OUT tells its format: .safetensors, or .pt, .pth, .bin and .ckpt for torch.save. In safetensors, keys of nested
-/// dictionaries become one name with dots. OUT appears when it is complete and durable, or not at all. Torch itself makes a DCP
-/// of a file of torch.save: `python -m torch.distributed.checkpoint.format_utils torch_to_dcp FILE DIR`.
+/// dictionaries become one name with dots. OUT appears when it is complete and durable, or not at all.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
 stepfs convert step_1000.pt -o model.safetensors --only weights --dtype bf16   to send away\n  \
 stepfs convert s3://bucket/run-7:step_1000 -o step_1000.pt                     a DCP, from a mirror\n  \
+stepfs convert step_1000.pt -o step_1000 --to dcp                              for other ranks\n  \
 stepfs convert step_1000.pt -o hf --shard 5G --only weights --strip-prefix model\n\n\
 `--only weights` to OUT of the same format is the checkpoint without its optimizer.")]
 pub struct Args {
@@ -44,6 +45,9 @@ pub struct Args {
     /// The new file or directory, which must not exist.
     #[arg(short, long, value_name = "OUT")]
     out: PathBuf,
+    /// The format, if the name of OUT does not tell it; a DCP is a directory.
+    #[arg(long, value_name = "FORMAT")]
+    to: Option<Format>,
     /// weights: leave out all tensors that belong to an optimizer.
     #[arg(long, value_name = "WHAT")]
     only: Option<Only>,
@@ -61,10 +65,11 @@ pub struct Args {
     shard: Option<u64>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Format {
     Torch,
     Safetensors,
+    Dcp,
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -82,12 +87,17 @@ enum Float {
 impl Args {
     fn format(&self) -> Result<Format> {
         let ending = self.out.extension().and_then(|ending| ending.to_str());
-        match (ending, self.shard) {
-            (Some("pt" | "pth" | "bin" | "ckpt"), Some(_)) => bail!("--shard is for safetensors alone; leave it out"),
-            (Some("pt" | "pth" | "bin" | "ckpt"), None) => Ok(Format::Torch),
-            (Some("safetensors"), _) | (_, Some(_)) => Ok(Format::Safetensors),
-            _ => bail!("{}: its name tells no format; name a file .safetensors or .pt", self.out.display()),
+        let format = match (self.to, ending) {
+            (Some(format), _) => format,
+            (None, Some("safetensors")) => Format::Safetensors,
+            (None, Some("pt" | "pth" | "bin" | "ckpt")) => Format::Torch,
+            _ if self.shard.is_some() => Format::Safetensors,
+            _ => bail!("{}: name a file .safetensors or .pt, or tell the format with --to", self.out.display()),
+        };
+        if self.shard.is_some() && format != Format::Safetensors {
+            bail!("--shard is for safetensors alone; leave it out");
         }
+        Ok(format)
     }
 
     /// The keys in the copy, and whether a prefix was cut.
@@ -152,7 +162,9 @@ pub fn run(args: Args, find: &Find) -> Result<ExitCode> {
     }
     let bytes = tensors.iter().map(Source::bytes).sum();
     let bar = progress(bytes, true);
-    Output::whole(&Io::disk(), (&args.out, args.shard.is_some()), |output| match format {
+    let is_directory = format == Format::Dcp || args.shard.is_some();
+    Output::whole(&Io::disk(), (&args.out, is_directory), |output| match format {
+        Format::Dcp => dcp::write(output, mode, &tensors, &bar),
         Format::Safetensors => safetensors::write(output, mode, &tensors, args.shard, &bar),
         Format::Torch => {
             let file = output.create(Path::new(""), mode)?;

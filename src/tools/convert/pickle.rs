@@ -6,6 +6,7 @@ use super::source::Source;
 
 /// A value of a pickle.
 pub(super) enum Value {
+    None,
     False,
     Int(i64),
     Text(String),
@@ -16,11 +17,13 @@ pub(super) enum Value {
     Dict(Vec<(Value, Value)>),
     /// The result of a call, with these arguments.
     Call(Box<Value>, Vec<Value>),
+    /// An object of a class with this state, which no constructor sees.
+    Object(Box<Value>, Box<Value>),
     /// A storage, by the tuple that names it.
     Storage(Vec<Value>),
 }
 
-use Value::{Call, Dict, False, Global, Int, List, Storage, Text, Tuple};
+use Value::{Call, Dict, False, Global, Int, List, None, Object, Storage, Text, Tuple};
 
 impl Value {
     /// The pickle of this value.
@@ -38,6 +41,7 @@ impl Value {
             out.extend(after);
         };
         match self {
+            None => out.push(b'N'),
             False => out.push(0x89),
             Int(number) => out.extend([b"\x8a\x08", &number.to_le_bytes()[..]].concat()),
             Text(text) => out.extend([&b"X"[..], &(text.len() as u32).to_le_bytes(), text.as_bytes()].concat()),
@@ -52,20 +56,30 @@ impl Value {
                 arguments.iter().for_each(|value| value.write(out));
                 out.extend(b"tR");
             }
+            Object(class, state) => {
+                class.write(out);
+                out.extend(b")\x81");
+                state.write(out);
+                out.push(b'b');
+            }
         }
     }
 }
 
-fn text(text: &str) -> Value {
+pub(super) fn text(text: &str) -> Value {
     Text(text.to_string())
 }
 
-fn call(module: &'static str, name: &'static str, arguments: Vec<Value>) -> Value {
+pub(super) fn call(module: &'static str, name: &'static str, arguments: Vec<Value>) -> Value {
     Call(Box::new(Global(module, name)), arguments)
 }
 
 fn numbers(numbers: &[u64]) -> Value {
     Tuple(numbers.iter().map(|number| Int(*number as i64)).collect())
+}
+
+pub(super) fn size(shape: &[u64]) -> Value {
+    call("torch", "Size", vec![numbers(shape)])
 }
 
 /// A tensor without gaps, which is all of the storage of this number.
@@ -74,7 +88,7 @@ pub(super) fn tensor(source: &Source, storage: usize) -> Value {
     let class = storage_class(dtype);
     let (of, count) = match class {
         Some(class) => (Global("torch", class), bytes / dtype.size() as u64),
-        None => (Global("torch.storage", "UntypedStorage"), bytes),
+        Option::None => (Global("torch.storage", "UntypedStorage"), bytes),
     };
     let strides = Elements::contiguous(dtype, source.shape.clone(), 0).strides;
     let storage = vec![text("storage"), of, Text(storage.to_string()), text("cpu"), Int(count as i64)];

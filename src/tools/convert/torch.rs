@@ -37,7 +37,7 @@ pub(super) fn write(file: &NewFile, sources: &[Source], bar: &ProgressBar) -> Re
     items.sort_by_cached_key(|(source, _)| {
         (1..=source.keys.len()).map(|len| place(&source.keys[..len])).collect::<Vec<_>>()
     });
-    Zip::new(nest(&items, 0).pickle(), &storages).write(file, bar)
+    write_zips(file, vec![Zip::new(0, nest(&items, 0).pickle(), &storages)], bar)
 }
 
 /// The dictionary, list or tensor below the first `depth` keys of these tensors.
@@ -60,8 +60,19 @@ fn nest(items: &[(&Source, usize)], depth: usize) -> Value {
     Value::Dict(groups().map(|(key, value)| (of_key(key), value)).collect())
 }
 
+/// Writes zips of torch.save into a file, each at its place.
+pub(super) fn write_zips(file: &NewFile, zips: Vec<Zip>, bar: &ProgressBar) -> Result<()> {
+    let payloads = zips.iter().flat_map(|zip| &zip.records).filter_map(|record| match record.content {
+        Content::Values(source) => Some((source, record.payload)),
+        Content::Bytes(_) => None,
+    });
+    let mut crcs = source::write(file, &payloads.collect::<Vec<_>>(), bar)?.into_iter();
+    zips.into_iter().try_for_each(|zip| zip.finish(file, &mut crcs))
+}
+
 /// A zip in the making. All sizes and places stand in the fields of Zip64, so that none is too large.
-struct Zip<'a> {
+pub(super) struct Zip<'a> {
+    start: u64,
     /// Where its directory begins.
     at: u64,
     records: Vec<Record<'a>>,
@@ -82,8 +93,9 @@ enum Content<'a> {
 }
 
 impl<'a> Zip<'a> {
-    fn new(pickle: Vec<u8>, storages: &[&'a Source]) -> Zip<'a> {
-        let mut zip = Zip { at: 0, records: Vec::new() };
+    /// A zip that begins at a place of a file.
+    pub(super) fn new(start: u64, pickle: Vec<u8>, storages: &[&'a Source]) -> Zip<'a> {
+        let mut zip = Zip { start, at: start, records: Vec::new() };
         zip.add("data.pkl".into(), pickle.len() as u64, Content::Bytes(pickle));
         zip.add("byteorder".into(), 6, Content::Bytes(b"little".to_vec()));
         for (number, source) in storages.iter().enumerate() {
@@ -100,13 +112,13 @@ impl<'a> Zip<'a> {
         self.records.push(Record { name, content, len, at, payload });
     }
 
-    /// Writes the tensors, and then all else, which has their CRC-32s.
-    fn write(self, file: &NewFile, bar: &ProgressBar) -> Result<()> {
-        let payloads = self.records.iter().filter_map(|record| match record.content {
-            Content::Values(source) => Some((source, record.payload)),
-            Content::Bytes(_) => None,
-        });
-        let mut of_tensors = source::write(file, &payloads.collect::<Vec<_>>(), bar)?.into_iter();
+    /// Where it ends.
+    pub(super) fn end(&self) -> u64 {
+        self.at + self.directory(&vec![0; self.records.len()]).len() as u64
+    }
+
+    /// Writes all but the tensors, whose CRC-32s come in their order.
+    fn finish(self, file: &NewFile, of_tensors: &mut impl Iterator<Item = u32>) -> Result<()> {
         let mut crcs = Vec::new();
         for record in &self.records {
             let crc = match &record.content {
@@ -129,11 +141,11 @@ impl<'a> Zip<'a> {
         let mut out = Vec::new();
         for (record, crc) in self.records.iter().zip(crcs) {
             // No comment, the first disk, no attributes; the place is in the field, too.
-            let fields = extra(*b"\x01\0", &[&record.sizes()[..], &record.at.to_le_bytes()].concat());
+            let fields = extra(*b"\x01\0", &[&record.sizes()[..], &(record.at - self.start).to_le_bytes()].concat());
             let rest = [28, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff];
             out.extend([b"PK\x01\x02\x2d\0", &record.about(*crc)[..], &rest, record.name.as_bytes(), &fields].concat());
         }
-        let (len, place, count) = (out.len() as u64, self.at, self.records.len() as u64);
+        let (len, place, count) = (out.len() as u64, self.at - self.start, self.records.len() as u64);
         out.extend([b"PK\x06\x06", &44u64.to_le_bytes()[..], &[45, 0, 45, 0, 0, 0, 0, 0, 0, 0, 0, 0]].concat());
         [count, count, len, place].into_iter().for_each(|number| out.extend(number.to_le_bytes()));
         out.extend([b"PK\x06\x07\0\0\0\0", &(place + len).to_le_bytes()[..], &[1, 0, 0, 0]].concat());

@@ -378,8 +378,8 @@ MISTAKES = [
             "*: *; name a whole checkpoint: `stepfs latest` finds the newest", "stepfs convert $(stepfs latest $M/run) -o x.safetensors", needs="run M"),
     Mistake("a copy inside of its original", "", "stepfs convert run -o run/x.pt", "* lies inside *; name a place outside of it",
             "stepfs convert run/step_1.pt -o x.pt", needs="run"),
-    Mistake("a copy of no known format", "", "stepfs convert run/step_1.pt -o x", "*: its name tells no format; name a file .safetensors or .pt",
-            "stepfs convert run/step_1.pt -o x.pt", needs="run"),
+    Mistake("a copy of no known format", "", "stepfs convert run/step_1.pt -o x", "*: name a file .safetensors or .pt, or tell the format with --to",
+            "stepfs convert run/step_1.pt -o x --to dcp", needs="run"),
     Mistake("shards of torch", "", "stepfs convert run/step_1.pt -o x.pt --shard 1G", "--shard is for safetensors alone; leave it out",
             "stepfs convert run/step_1.pt -o x.pt", needs="run"),
     Mistake("a prefix that no name has", "", "stepfs convert run/step_1.pt -o x.pt --strip-prefix modle",
@@ -394,8 +394,8 @@ MISTAKES = [
     Mistake("a shard is another one", "stepfs convert run/step_1.pt -o hf --shard 1K; cp hf/model-00002-* $(ls hf/model-00001-*)",
             "stepfs convert hf -o x.pt", "* has no *, which the index lists; get both again, or name one file",
             "stepfs convert run/step_1.pt -o x.pt", needs="run"),
-    Mistake("one file of a distributed checkpoint", "rm dcp/__1_0.distcp",
-            "stepfs convert dcp -o x.pt", "*: * is not whole; name a directory with all files", "stepfs convert run/step_1.pt -o x.pt", needs="run dcp"),
+    Mistake("one file of a distributed checkpoint", "stepfs convert run/step_1.pt -o d --to dcp; cp d/__0_0.distcp d/__1_0.distcp; rm d/__0_0.distcp",
+            "stepfs convert d -o x.pt", "*: * is not whole; name a directory with all files", "stepfs convert run/step_1.pt -o x.pt", needs="run"),
 
     # --- reshard
     Mistake("a version that does not exist", "", "stepfs reshard none 3 out", "*: no such file or directory; of a store write STORE:PATH, of a mirror URL:PATH",

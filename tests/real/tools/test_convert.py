@@ -16,7 +16,7 @@ import torch.distributed.checkpoint as dcp
 from harness import BIN, FAILURE, ROOT, USAGE, run
 from safetensors import safe_open
 from safetensors.torch import load_file, load_model, save_file, save_model
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save, torch_save_to_dcp
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 pytestmark = pytest.mark.stepfs
 
@@ -100,20 +100,25 @@ def test_each_format_becomes_each_other(file, state, tmp_path):
     assert zipfile.ZipFile(tmp_path / "b.pt").testzip() is None
     assert os.stat(tmp_path / "b.pt").st_mode == file.stat().st_mode
     # Keys of dictionaries are text in a distributed checkpoint, whoever writes it.
+    run("convert", file, "-o", tmp_path / "c", "--to", "dcp")
     dcp.save({key: value for key, value in state.items()}, checkpoint_id=tmp_path / "torchs")
     theirs = from_dcp(tmp_path / "torchs")
-    run("convert", tmp_path / "torchs", "-o", tmp_path / "torchs.pt")
-    same(flat(torch.load(tmp_path / "torchs.pt", weights_only=True)), flat(theirs))
-    run("convert", tmp_path / "torchs", "-o", tmp_path / "torchs.safetensors")
-    same(load_file(tmp_path / "torchs.safetensors"), dotted(state))
+    same(flat(from_dcp(tmp_path / "c")), flat(theirs))
+    empty = {"model": {name: torch.zeros_like(tensor) for name, tensor in state["model"].items()}}
+    dcp.load(empty, checkpoint_id=tmp_path / "c")
+    same(flat(empty), flat({"model": state["model"]}))
+    for source in ("torchs", "c"):
+        run("convert", tmp_path / source, "-o", tmp_path / f"{source}.pt")
+        same(flat(torch.load(tmp_path / f"{source}.pt", weights_only=True)), flat(theirs))
+        run("convert", tmp_path / source, "-o", tmp_path / f"{source}.safetensors")
+        same(load_file(tmp_path / f"{source}.safetensors"), dotted(state))
     run("convert", tmp_path / "a.safetensors", "-o", tmp_path / "d.pt")
     # The metadata tells the tied names.
     back = torch.load(tmp_path / "d.pt", weights_only=True)
     same(back, dotted(state))
     assert back["model.head.weight"].data_ptr() == back["model.embedding.weight"].data_ptr()
-    # The help names torch's own way to a distributed checkpoint.
-    torch_save_to_dcp(tmp_path / "b.pt", tmp_path / "e")
-    same(flat(from_dcp(tmp_path / "e")), flat(theirs))
+    run("convert", tmp_path / "a.safetensors", "-o", tmp_path / "e", "--to", "dcp")
+    same(from_dcp(tmp_path / "e"), dotted(state))
 
 
 def test_what_two_ranks_wrote_becomes_whole(tmp_path):
@@ -266,7 +271,7 @@ def test_what_cannot_be_converted_is_said_and_leaves_nothing(file, state, tmp_pa
     for arguments, words in [
         (["cut.pt", "-o", "x.pt"], "the file is cut short; name a whole checkpoint"),
         (["in.pt", "-o", "in.pt"], "exists; name a new file"),
-        (["in.pt", "-o", "x"], "its name tells no format"),
+        (["in.pt", "-o", "x"], "tell the format with --to"),
         (["in.pt", "-o", "x.pt", "--shard", "1G"], "--shard is for safetensors alone"),
         (["in.pt", "-o", "x.pt", "--strip-prefix", "modle"], "no name begins with"),
         (["both", "-o", "both/x.pt"], "lies inside both; name a place outside of it"),
@@ -304,14 +309,16 @@ def test_pieces_and_threads_change_nothing(tmp_path, monkeypatch):
         ("out.safetensors", [], load_file),
         ("out.pt", [], torch.load),
         ("out.safetensors", ["--dtype", "bf16"], load_file),
+        ("out", ["--to", "dcp"], from_dcp),
     ]:
         written = []
         for threads in (1, 2, 5):
             monkeypatch.setenv("RAYON_NUM_THREADS", str(threads))
             run("convert", tmp_path / "in.pt", "-o", tmp_path / out, *options)
-            written.append((tmp_path / out).read_bytes())
+            files = sorted((tmp_path / out).iterdir()) if "dcp" in options else [tmp_path / out]
+            written.append([file.read_bytes() for file in files])
             found = load(tmp_path / out)
-            (tmp_path / out).unlink()
+            shutil.rmtree(tmp_path / out) if "dcp" in options else files[0].unlink()
         assert written[1:] == written[:1] * 2, (out, options)
         for name, tensor in state.items():
             expected = tensor.bfloat16() if tensor.is_floating_point() and "--dtype" in options else tensor
@@ -321,7 +328,7 @@ def test_pieces_and_threads_change_nothing(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")
-@pytest.mark.parametrize("out", [["out.pt"], ["hf", "--shard", "1M"]], ids=lambda out: out[0])
+@pytest.mark.parametrize("out", [["out.pt"], ["hf", "--shard", "1M"], ["out", "--to", "dcp"]], ids=lambda out: out[0])
 def test_a_full_disk_is_said_and_leaves_nothing(tmp_path, out):
     torch.save({"w": torch.ones(1_000, 1_000), "v": torch.ones(1_000, 1_000)}, tmp_path / "in.pt")
     disk = tmp_path / "disk"

@@ -52,7 +52,6 @@ def ready():
     import elasticdl_files as elasticdl
 
     elasticdl.save(base / "edl", 40, next(elasticdl.train(1, rows=600)), 2)
-    shutil.copytree(ROOT / "tests/corpus/dcp", base / "dcp", ignore=shutil.ignore_patterns("tiny.pt"))
     run("mount", base / "live", base / "m")
     yield base
     run("umount", "--force", base / "m", check=False)
