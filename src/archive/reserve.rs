@@ -20,6 +20,8 @@ use super::catalog::Catalog;
 use super::retention::Retention;
 use super::shared::Shared;
 
+/// How long a daemon that only serves waits for the keeper to free room: it looks every two seconds, and files settle for three.
+const KEEPERS_TIME: Duration = Duration::from_secs(20);
 /// Pause between two looks at the lengths of all files: 20,000 of them take some milliseconds.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -175,8 +177,12 @@ impl Reserve {
         self.shared.notes.load(Ordering::Relaxed)
     }
 
-    /// Whether the archive takes a step that may free room, or can take one now. `closed_by`: see [`Reserve::hasten`].
-    pub fn is_being_freed(&self, closed_by: u64) -> bool {
+    /// Whether the archive takes a step that may free room, or can take one now. `closed_by`: see [`Reserve::hasten`], which was
+    /// called so long ago. In a shared store the keeper frees room, perhaps on another machine, and tells nobody.
+    pub fn is_being_freed(&self, closed_by: u64, ago: Duration) -> bool {
+        if self.shared.store.seat().is_some() {
+            return ago < KEEPERS_TIME;
+        }
         let has_garbage = self.shared.objects.frozen().is_none() && self.shared.garbage.load(Ordering::Relaxed);
         let mut catalog = self.shared.catalog();
         let mut steps = catalog.steps();

@@ -294,7 +294,10 @@ impl Room {
         }
         let changes = self.reserve().changes();
         // Nobody is refused before the demand for its sake.
-        let is_being_freed = is_new && !is_due || self.reserve().is_being_freed(demand.1);
+        let is_being_freed = is_new && !is_due || {
+            let ago = demand.0.map_or(Duration::MAX, |at| at.elapsed());
+            self.reserve().is_being_freed(demand.1, ago)
+        };
         let (spare, now) = (self.spare(), Instant::now());
         let calls = {
             let mut state = self.state();

@@ -1,5 +1,6 @@
 """Daemons of one machine serve one store: three kernels' worth of caches, one file system."""
 
+import errno
 import fcntl
 import os
 import shlex
@@ -200,6 +201,28 @@ def test_no_daemon_keeps_the_room_of_files_that_went(nodes):
     is_stub = lambda name: (nodes.store / "tree" / name).stat().st_blocks < 100
     wait_until(lambda: is_stub(names[0]) and is_stub(names[1]), 60, "older states are released")
     wait_until(lambda: not kept(), 10, "their room is free")
+
+
+@of_one_machine
+def test_a_full_disk_is_told_once_the_keeper_had_time(tmp_path):
+    image, disk = tmp_path / "image", tmp_path / "disk"
+    disk.mkdir()
+    with open(image, "wb") as f:
+        f.truncate(32 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-m", "0", "-J", "size=4", image], check=True)
+    subprocess.run(["mount", "-o", "loop", image, disk], check=True)
+    nodes = Nodes(tmp_path, 2, passthrough=False)
+    for node in nodes:
+        node.store = disk / "store"
+    try:
+        nodes.mount()
+        began = time.monotonic()
+        with pytest.raises(OSError) as error, open(nodes[1] / "large", "wb") as f:
+            f.write(bytes(48 << 20))
+        assert error.value.errno == errno.ENOSPC and time.monotonic() - began < 120
+    finally:
+        nodes.close()
+        subprocess.run(["umount", disk], check=True)
 
 
 def test_a_file_that_is_open_anywhere_stays(nodes):
