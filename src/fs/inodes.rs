@@ -86,7 +86,7 @@ impl Table {
         let file = FileId::of(&tree.metadata()?);
         let mut root = Node::new(FileType::Directory, file, None);
         root.lookups = 1;
-        root.held = shared.then(|| sys::open_path(tree).map(Arc::new)).transpose()?;
+        root.held = Some(Arc::new(sys::open_path(tree)?));
         let engine = if shared { Engine::of(tree)? } else { Engine::Coherent };
         Ok(Self {
             shared,
@@ -161,7 +161,8 @@ impl Table {
 
     /// How to reach a node's file.
     pub(super) fn place(&self, ino: u64) -> Result<Place> {
-        if let Some(path) = self.path(ino).filter(|_| !self.shared) {
+        // The root by its descriptor: commands ask there where a store went that was moved.
+        if let Some(path) = self.path(ino).filter(|_| !self.shared && ino != ROOT) {
             return Ok(Place::named(self.reach(&path)?));
         }
         let node = self.node(ino)?;

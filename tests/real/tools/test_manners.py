@@ -160,6 +160,8 @@ def test_a_store_that_was_moved_or_removed_is_named(mount):
     mount.sync()
     moved = mount.base / "moved"
     os.rename(mount.store, moved)
+    # The kernel does not believe its attributes of the mount any longer.
+    time.sleep(1.2)
     code, words = said("status", "--check", mount.dir)
     assert code == FAILURE and words.startswith("1 problem") and f"no longer at {mount.store}" in words, words
     assert f"it is at {moved}" in words
