@@ -279,7 +279,7 @@ pub fn encode_tile(
         return encode_difference(a, None, fill, exceptions, out);
     }
     let fill = |start: usize, block: &mut [i32]| block.copy_from_slice(&a[start..][..block.len()]);
-    varint::put_bytes(out, |out| ints::encode_blocks(a.len(), out, fill));
+    varint::put_bytes(out, |out| ints::encode_blocks(a.len(), out, |_, _| false, fill));
     put_exceptions(exceptions, out);
     Ok(())
 }
@@ -304,7 +304,7 @@ pub fn encode_difference(
             let range = start..start + classes.len();
             narrow.is_some_and(|before| small_differences(level, &a[range.clone()], &before[range], classes))
         };
-        ints::encode_blocks_or(a.len(), out, classes, |start, symbols| {
+        ints::encode_blocks(a.len(), out, classes, |start, symbols| {
             fits &= parent(start, symbols) && subtract_from(level, &a[start..][..symbols.len()], symbols);
         });
     });

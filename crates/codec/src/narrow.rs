@@ -2,6 +2,7 @@
 //! a vector has twice as many. Nearly all blocks stay there.
 
 use super::Integers;
+use super::integers::to_wide;
 use super::log::From;
 use crate::entropy::ints::{BLOCK, Symbol, Symbols, add};
 use crate::entropy::simd::{Level, multiversion};
@@ -96,12 +97,9 @@ impl Sums {
     /// integers have 32 bits, it changes nothing and returns false.
     pub(super) fn add_within(&mut self, classes: &[u8], end: i16, largest: i16) -> bool {
         let narrow = &mut self.narrow[..self.length];
-        if !self.is_narrow {
-            return false;
-        }
-        let sound = add_sound(self.level, classes, end, largest, narrow);
-        if !sound {
-            subtract_narrow(self.level, classes, narrow);
+        let sound = self.is_narrow && is_within(self.level, classes, end, largest, narrow);
+        if sound {
+            add_narrow(self.level, classes, narrow);
         }
         sound
     }
@@ -136,14 +134,6 @@ multiversion! {
 }
 
 multiversion! {
-    fn to_wide(narrow: &[i16], wide: &mut [i32]) {
-        for (wide, &narrow) in wide.iter_mut().zip(narrow) {
-            *wide = narrow.into();
-        }
-    }
-}
-
-multiversion! {
     fn add_narrow(classes: &[u8], sums: &mut [i16]) {
         for (sum, class) in sums.iter_mut().zip(classes) {
             *sum = sum.wrapping_add(class.value() as i16);
@@ -152,22 +142,13 @@ multiversion! {
 }
 
 multiversion! {
-    /// Undoes an addition.
-    fn subtract_narrow(classes: &[u8], sums: &mut [i16]) {
-        for (sum, class) in sums.iter_mut().zip(classes) {
-            *sum = sum.wrapping_sub(class.value() as i16);
-        }
-    }
-}
-
-multiversion! {
-    /// Adds; false if a symbol is not below `end`, or the magnitude of a sum is above `largest`.
-    fn add_sound(classes: &[u8], end: i16, largest: i16, sums: &mut [i16]) -> bool {
+    /// True if all symbols are below `end`, and the magnitudes of all sums are at most `largest`.
+    fn is_within(classes: &[u8], end: i16, largest: i16, sums: &[i16]) -> bool {
         let mut sound = true;
-        for (sum, class) in sums.iter_mut().zip(classes) {
+        for (sum, class) in sums.iter().zip(classes) {
             let symbol = class.value() as i16;
-            *sum = sum.wrapping_add(symbol);
-            sound &= (symbol < end) & (*sum <= largest) & (*sum >= -largest);
+            let sum = sum.wrapping_add(symbol);
+            sound &= (symbol < end) & (sum <= largest) & (sum >= -largest);
         }
         sound
     }
