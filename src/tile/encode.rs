@@ -3,7 +3,7 @@
 
 use codec::entropy::scratch;
 use codec::log::{From, Grid};
-use codec::{Corrupt, Dtype, TILE_BYTES, lattice, log, lossless, rows};
+use codec::{Corrupt, lattice, log, lossless, rows};
 
 use super::{Codec, State, TileSpec};
 
@@ -85,24 +85,6 @@ pub fn encode(spec: TileSpec, state: &State, parent: Option<&State>, out: &mut V
         _ => false,
     };
     Ok(fits)
-}
-
-/// Estimated bits of a state in this coding; `None` if the coding cannot express it.
-pub fn estimate(spec: TileSpec, state: &State, parent: Option<&State>) -> Result<Option<f64>, Corrupt> {
-    let Some(bytes) = state.plain_bytes() else {
-        let mut out = Vec::with_capacity(TILE_BYTES / 8);
-        return Ok(encode(spec, state, parent, &mut out)?.then_some(8.0 * out.len() as f64));
-    };
-    let bins = match state {
-        State::External { bins, .. } => {
-            let bins: Vec<u8> = bins.iter().flat_map(|bin| bin.to_le_bytes()).collect();
-            lossless::estimate(Dtype::U16, &bins, None)
-        }
-        _ => 0.0,
-    };
-    let parent = parent.map(|parent| parent.bytes(spec.dtype)).transpose()?;
-    let parent = parent.as_ref().map(|parent| parent.as_slice());
-    Ok(Some(bins + lossless::estimate(spec.dtype, bytes, parent)))
 }
 
 /// The parent's accumulators in the step of `state`; the inner option is `None` if the parent is the keyframe, so that
