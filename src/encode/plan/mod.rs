@@ -28,7 +28,7 @@ use formats::{Description, ReadAt, Role, Tensor, Use};
 use papers::registry::SystemId;
 
 pub(super) use lattice::{read, sample, short_sample};
-pub(super) use moments::has_factors;
+pub(super) use moments::factors;
 pub(super) use subject::{Material, rows, spec, tiles};
 pub(crate) use subject::{read_tile, without_edges};
 
