@@ -97,9 +97,12 @@ impl Sums {
     /// integers have 32 bits, it changes nothing and returns false.
     pub(super) fn add_within(&mut self, classes: &[u8], end: i16, largest: i16) -> bool {
         let narrow = &mut self.narrow[..self.length];
-        let sound = self.is_narrow && is_within(self.level, classes, end, largest, narrow);
-        if sound {
-            add_narrow(self.level, classes, narrow);
+        if !self.is_narrow {
+            return false;
+        }
+        let sound = add_sound(self.level, classes, end, largest, narrow);
+        if !sound {
+            subtract_narrow(self.level, classes, narrow);
         }
         sound
     }
@@ -142,13 +145,22 @@ multiversion! {
 }
 
 multiversion! {
-    /// True if all symbols are below `end`, and the magnitudes of all sums are at most `largest`.
-    fn is_within(classes: &[u8], end: i16, largest: i16, sums: &[i16]) -> bool {
+    /// Undoes an addition.
+    fn subtract_narrow(classes: &[u8], sums: &mut [i16]) {
+        for (sum, class) in sums.iter_mut().zip(classes) {
+            *sum = sum.wrapping_sub(class.value() as i16);
+        }
+    }
+}
+
+multiversion! {
+    /// Adds; false if a symbol is not below `end`, or the magnitude of a sum is above `largest`.
+    fn add_sound(classes: &[u8], end: i16, largest: i16, sums: &mut [i16]) -> bool {
         let mut sound = true;
-        for (sum, class) in sums.iter().zip(classes) {
+        for (sum, class) in sums.iter_mut().zip(classes) {
             let symbol = class.value() as i16;
-            let sum = sum.wrapping_add(symbol);
-            sound &= (symbol < end) & (sum <= largest) & (sum >= -largest);
+            *sum = sum.wrapping_add(symbol);
+            sound &= (symbol < end) & (*sum <= largest) & (*sum >= -largest);
         }
         sound
     }

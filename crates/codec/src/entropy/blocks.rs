@@ -136,7 +136,7 @@ pub(super) fn encode(symbols: &[u8], shape: Shape, out: &mut Vec<u8>) -> Vec<u8>
     if !shape.escapes {
         return Vec::new();
     }
-    shape.outside(symbols).places().map(|place| symbols[place]).collect()
+    shape.outside(symbols).places().into_iter().map(|place| symbols[place as usize]).collect()
 }
 
 fn to_words<const K: usize>(symbols: &[u8], shape: Shape) -> Scratch {
@@ -198,6 +198,6 @@ pub(super) fn decode(
     let outside = shape.outside(out);
     let mut literals = Scratch::new(outside.count());
     nested(payload, &mut literals)?;
-    outside.places().zip(literals.iter()).for_each(|(place, literal)| out[place] = *literal);
+    outside.places().into_iter().zip(literals.iter()).for_each(|(place, literal)| out[place as usize] = *literal);
     Ok(())
 }

@@ -19,6 +19,7 @@ pub(super) fn encode(symbols: &[u8], common: u8, out: &mut Vec<u8>, nested: impl
     let mut literals = Vec::new();
     let mut next = 0;
     for place in Outside::new(Level::detect(), symbols, common, 1).places() {
+        let place = place as usize;
         let mut gap = place - next;
         while gap >= SKIP {
             let skip = ((gap / SKIP).ilog2() as usize).min(255 - SKIP);
