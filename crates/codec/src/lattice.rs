@@ -12,10 +12,9 @@
 //! This must never happen: two machines, or two versions of this code, compute a different R. So the computation is two
 //! IEEE operations in f64 (multiply, then add: never fused), then one rounding, and nothing else.
 //!
-//! Encoding a tile: [`quantize`], then [`encode_tile`]. Decoding: [`rescale`] and [`decode_tile_add`] along the chain,
-//! then [`reconstruct`], then [`apply_exceptions`]. [`choose_g`] picks the step.
+//! Encoding a tile: [`quantize`], then [`encode_tile`]. Decoding: [`super::fused_decode::lattice`]. [`choose_g`] picks the step.
 
-use super::exception::{put_exceptions, take_exceptions};
+use super::exception::put_exceptions;
 use super::float::{Float, Real, for_float};
 use super::{Dtype, Unfit, lossless};
 use crate::entropy::ints::{LARGE, SMALL, Symbol};
@@ -314,18 +313,6 @@ pub fn encode_difference(
     }
     put_exceptions(exceptions, out);
     Ok(())
-}
-
-/// Decodes a payload of [`encode_tile`]. `acc` holds the parent's A in this tile's step (zeros for a keyframe) and
-/// becomes this tile's. Appends the exceptions. After an error `acc` is useless.
-pub fn decode_tile_add(
-    mut payload: &[u8],
-    acc: &mut [i32],
-    exceptions_out: &mut Vec<Exception>,
-) -> Result<(), Corrupt> {
-    let symbols = varint::take_bytes(&mut payload)?;
-    ints::decode_add(symbols, acc)?;
-    take_exceptions(payload, acc.len(), exceptions_out)
 }
 
 /// Appends the keyframe tile K of a state without a parent, or that it is 0, before the state's [`encode_tile`].

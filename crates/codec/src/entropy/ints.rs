@@ -151,14 +151,6 @@ pub fn decode(payload: &[u8], out: &mut [i32]) -> Result<(), Corrupt> {
     })
 }
 
-/// Adds the values of a payload to `acc`. A sum beyond 32 bits is an error; `acc` is useless then.
-pub fn decode_add(payload: &[u8], acc: &mut [i32]) -> Result<(), Corrupt> {
-    decode_blocks(payload, acc.len(), |start, values| {
-        let in_range = add(Level::detect(), values, &mut acc[start..][..values.len()]);
-        if in_range { Ok(()) } else { Err(Corrupt("sum beyond 32 bits")) }
-    })
-}
-
 multiversion! {
     /// Adds the symbols; false if a sum is beyond 32 bits.
     pub(crate) fn add<S: Symbol>(symbols: &[S], sums: &mut [i32]) -> bool {

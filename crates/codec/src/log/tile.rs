@@ -70,19 +70,6 @@ pub fn encode_tile(q: &[i32], parent: From<'_>, out: &mut Vec<u8>) -> Result<(),
     Err(Unfit("steps beyond all octaves"))
 }
 
-/// Decodes a payload of [`encode_tile`]. `q` holds the parent's and becomes this tile's. `alone` is for a tile without
-/// a parent; `q` is not read then. After an error `q` is useless.
-pub fn decode_tile(payload: &[u8], alone: Option<Grid<'_>>, q: &mut [i32]) -> Result<(), Corrupt> {
-    if let Some(grid) = alone {
-        Corrupt::when(!grid.holds(q.len()), "elements beyond the factors")?;
-        grid.initial(0, q);
-    }
-    let level = Level::detect();
-    ints::decode_blocks(payload, q.len(), |start, symbols| {
-        apply_symbols(level, symbols, &mut q[start..][..symbols.len()])
-    })
-}
-
 /// Turns the parent's q into the q of these symbols, or of these classes of small symbols.
 pub(crate) fn apply_symbols<S: ints::Symbol>(level: Level, symbols: &[S], q: &mut [i32]) -> Result<(), Corrupt> {
     if from_symbols(level, symbols, q) { Ok(()) } else { Err(Corrupt("steps beyond all octaves")) }
