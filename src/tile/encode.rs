@@ -48,16 +48,14 @@ pub fn encode(spec: TileSpec, state: &State, parent: Option<&State>, out: &mut V
                 Some(_) => false,
             }
         }
-        (Codec::Rows { .. }, State::Lattice { keyframe, accumulators, exceptions, .. }) => {
-            let before = match parent {
+        (Codec::Rows { .. }, State::Lattice { keyframe, accumulators, step, exceptions }) => {
+            let before = match parent.map(|parent| parent.by_rows(*step)) {
                 None => {
                     lattice::put_keyframe(dtype, keyframe.as_ref().map(|keyframe| keyframe.as_slice()), out);
                     None
                 }
-                Some(parent) => match restated(state, parent) {
-                    Some(before) => before,
-                    None => return Ok(false),
-                },
+                Some(Ok((other, before))) if other == keyframe.as_ref() => before,
+                Some(_) => return Ok(false),
             };
             let fits = rows::encode_tile(&accumulators.wide(), before.as_deref(), rows, exceptions, out);
             before.into_iter().for_each(scratch::give_integers);
@@ -85,13 +83,4 @@ pub fn encode(spec: TileSpec, state: &State, parent: Option<&State>, out: &mut V
         _ => false,
     };
     Ok(fits)
-}
-
-/// The parent's accumulators in the step of `state`; the inner option is `None` if the parent is the keyframe, so that
-/// all are 0. The outer one is `None` if the parent is no lattice, has another keyframe, or does not fit 32 bits in
-/// that step.
-fn restated(state: &State, parent: &State) -> Option<Option<Vec<i32>>> {
-    let State::Lattice { keyframe, step, .. } = state else { return None };
-    let (other, accumulators) = parent.by_rows(*step).ok()?;
-    (keyframe.as_ref() == other).then_some(accumulators)
 }
