@@ -1,4 +1,4 @@
-//! Decoders in plain terms, one payload after the other: what [`crate::fused_decode`] must equal.
+//! Decoders in plain terms, one payload after the other, for comparison with [`crate::fused_decode`].
 
 use crate::Corrupt;
 use crate::entropy::simd::Level;

@@ -61,7 +61,7 @@ fn in_pieces(source: &dyn ReadAt, tensor: &Tensor, piece: u64, mut see: impl FnM
     Ok(())
 }
 
-/// What one pass over a tensor gathers.
+/// The findings of one pass over a tensor.
 struct Seen {
     dtype: Dtype,
     width: usize,

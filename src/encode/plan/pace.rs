@@ -135,7 +135,7 @@ pub(in super::super) fn trainer_step(description: &Description) -> Option<f64> {
     found.map(|(_, count)| *count as f64)
 }
 
-/// What the optimizer counts.
+/// The optimizer's count.
 pub(in super::super) fn optimizer_step(source: &dyn ReadAt, description: &Description) -> io::Result<Option<f64>> {
     let Some(tensor) = description.step() else {
         return Ok(description.progress.optimizer_step.map(|step| step as f64));
