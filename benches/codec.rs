@@ -9,7 +9,8 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use codec::Rows;
-use codec::log::{Factors, FactorsBuilder, From, Grid};
+use codec::fused_decode::{self, From, LatticeRun, LogRun};
+use codec::log::{Factors, FactorsBuilder, Grid};
 use codec::moment::Rule;
 use codec::rows::Base;
 use codec::{Dtype, Integers, TILE_BYTES, lattice, log, lossless, moment, rows};
@@ -41,6 +42,7 @@ struct Tile {
     keyframe: Vec<u8>,
     g: f64,
     parent: Vec<i32>,
+    parent_integers: Integers,
     a: Vec<i32>,
     payload: Vec<u8>,
     with_parent: Vec<u8>,
@@ -80,6 +82,7 @@ impl Tile {
             keyframe,
             g,
             parent: vec![0; N],
+            parent_integers: Integers::Wide(Vec::new()),
             a: vec![0; N],
             payload: Vec::new(),
             with_parent: Vec::new(),
@@ -89,6 +92,7 @@ impl Tile {
         let keyframe = Some(tile.keyframe.as_slice());
         lattice::quantize(Dtype::F32, &tile.old, keyframe, g, &mut tile.parent, &mut r, &mut Vec::new())
             .expect("finite");
+        tile.parent_integers = Integers::of(&tile.parent);
         tile.payload = Work::default().lattice_encode(&tile).to_vec();
         lattice::quantize(Dtype::F32, &tile.new, keyframe, g, &mut tile.a, &mut r, &mut Vec::new()).expect("finite");
         lossless::encode(Dtype::F32, &tile.new, Some(&tile.old), &mut tile.with_parent);
@@ -181,7 +185,7 @@ impl Special {
         let mut out = vec![0; TILE_BYTES];
         let grid = Grid { factors: &it.factors, first: 0 };
         log::quantize(Dtype::F32, &old, grid, OCTAVE, None, &mut it.parent_q, &mut out).expect("moments");
-        it.parent_integers = Integers::Wide(it.parent_q.clone());
+        it.parent_integers = Integers::of(&it.parent_q);
         let mut work = Work::default();
         it.factors_only = work.log_encode(&it, COARSE, false).to_vec();
         it.v_alone = work.log_encode(&it, OCTAVE, false).to_vec();
@@ -243,17 +247,11 @@ impl Work {
         black_box(&self.bytes);
     }
 
-    fn add(&mut self, tile: &Tile) {
-        self.clear();
-        self.a.copy_from_slice(&tile.parent);
-        lattice::decode_tile_add(&tile.payload, &mut self.a, &mut self.exceptions).expect("own payload");
-        black_box(&self.a);
-    }
-
     fn lattice_decode(&mut self, tile: &Tile) {
-        self.add(tile);
-        lattice::reconstruct(Dtype::F32, Some(&tile.keyframe), tile.g, &self.a, &mut self.bytes).expect("lengths");
-        lattice::apply_exceptions(Dtype::F32, &self.exceptions, &mut self.bytes).expect("own exceptions");
+        self.clear();
+        let (k, from) = (Some(tile.keyframe.as_slice()), From::Integers(&tile.parent_integers));
+        let run = LatticeRun { dtype: Dtype::F32, k, from, step: tile.g, payloads: &[(&tile.payload, tile.g)] };
+        fused_decode::lattice(run, &mut self.bytes, &mut self.exceptions, None).expect("own payload");
         black_box(&self.bytes);
     }
 
@@ -274,11 +272,9 @@ impl Work {
             (false, OCTAVE) => &tile.v_alone,
             _ => &tile.factors_only,
         };
-        if parent {
-            self.a.copy_from_slice(&tile.parent_q);
-        }
-        log::decode_tile(payload, (!parent).then_some(tile.grid()), &mut self.a).expect("own payload");
-        log::reconstruct(Dtype::F32, tile.grid(), unit, &self.a, &mut self.bytes).expect("lengths");
+        let from = if parent { From::Integers(&tile.parent_integers) } else { From::Factors(tile.grid()) };
+        let run = LogRun { dtype: Dtype::F32, grid: tile.grid(), unit, from, payloads: &[payload] };
+        fused_decode::log(run, &mut self.bytes, None).expect("own payload");
         black_box(&self.bytes);
     }
 
@@ -299,10 +295,8 @@ impl Work {
 
     fn moment_decode(&mut self, tile: &Special) {
         self.clear();
-        self.a.fill(0);
-        lattice::decode_tile_add(&tile.m_payload, &mut self.a, &mut self.exceptions).expect("own payload");
-        moment::reconstruct((Rule::Root, Dtype::F32), &tile.v, tile.u_step, &self.a, &mut self.bytes).expect("lengths");
-        lattice::apply_exceptions(Dtype::F32, &self.exceptions, &mut self.bytes).expect("own exceptions");
+        fused_decode::moment((Rule::Root, Dtype::F32), &tile.v, tile.u_step, &tile.m_payload, &mut self.bytes)
+            .expect("own payload");
         black_box(&self.bytes);
     }
 
@@ -361,13 +355,12 @@ const SPECIAL: [Measured; 10] = [
     (("rows, decode", Work::rows_decode), |t| t.table_payload.len()),
 ];
 
-const LATTICE: [Job; 5] = [
+const LATTICE: [Job; 4] = [
     ("encode", |work, tile| {
         work.lattice_encode(tile);
     }),
     ("decode", Work::lattice_decode),
     ("quantize", Work::quantize),
-    ("decode and add", Work::add),
     ("reconstruct", Work::reconstruct),
 ];
 

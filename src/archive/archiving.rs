@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::encode::{Base, Difference, StepError, StepResult, Workers, Written, succession, yield_to_others};
+use crate::encode::{Base, Difference, Material, StepError, StepResult, Workers, Written, succession, yield_to_others};
 use crate::store::durable::DeviceFile;
 use crate::store::object::Id;
 use crate::store::{Newest, Profile, Profiles, is_pinned, step_pattern};
@@ -328,13 +328,16 @@ impl Encoder {
             path,
             refusal: after.refusal,
             facts: sealed.facts(),
-            own: (&source, &description),
-            newer: (&newer, &of_newer),
-            ahead: after.ahead,
-            apart: step_pattern::iterations(path, after.state.1),
+            material: Material {
+                source: &source,
+                description: &description,
+                newer: (&newer, &of_newer),
+                ahead: after.ahead,
+                base: &base,
+                apart: step_pattern::iterations(path, after.state.1),
+                profiles: &profiles,
+            },
             written,
-            base: &base,
-            profiles: &profiles,
             generations: &|| self.restores.generations_at(sealed.lineage, sealed.modified_ns),
             tmp: (self.shared.io(), &self.shared.store.tmp()),
             memory: self.shared.recall.memory(),
@@ -356,10 +359,11 @@ impl Encoder {
     /// Encodes a file as difference to its base, or as keyframe, and adds the object.
     pub(super) fn commit(&self, difference: &Difference) -> StepResult<Option<Id>> {
         let written = match difference.write() {
-            Err(error @ StepError::Object(_)) if difference.base.chain.is_some() => {
+            Err(error @ StepError::Object(_)) if difference.material.base.chain.is_some() => {
                 log::error!("{error}; {} begins a new chain", difference.path.display());
                 let note = "keyframe: the state before is damaged";
-                Difference { base: &Base { note, ..Base::default() }, ..*difference }.write()
+                let material = Material { base: &Base { note, ..Base::default() }, ..difference.material };
+                Difference { material, ..*difference }.write()
             }
             written => written,
         };
@@ -369,7 +373,7 @@ impl Encoder {
             .objects
             .add(writer, header, chain.leaf().stored())
             .inspect_err(|_| self.shared.recall.forget(id))?;
-        self.remember(id, difference.base);
+        self.remember(id, difference.material.base);
         Ok(Some(id))
     }
 

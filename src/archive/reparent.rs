@@ -167,7 +167,9 @@ impl<'a> Move<'a> {
             _ => None,
         };
         let bits = |coding, twin: Option<&State>| -> io::Result<Option<f64>> {
-            Ok(tile::estimate(TileSpec { coding, ..entry.spec(middle) }, &state, twin)?)
+            let mut out = Vec::new();
+            let fits = tile::encode(TileSpec { coding, ..entry.spec(middle) }, &state, twin, &mut out)?;
+            Ok(fits.then_some(8.0 * out.len() as f64))
         };
         let coding = entry.coding.again(&state, None);
         let alone = Choice { coding, bits: bits(coding, None)?.unwrap_or(f64::MAX) };

@@ -4,14 +4,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::recall::{Chain, Memory};
-use crate::store::Profiles;
 use crate::store::durable::Io;
 use crate::store::object::{Header, ObjectWriter};
-use formats::{Description, Order, ReadAt};
+use formats::{Order, ReadAt};
 
-use super::base::Base;
 use super::error::StepResult;
-use super::plan::Job;
+use super::plan::{Job, Material};
 use super::runs::{self, Runs};
 use super::workers::Workers;
 use super::{STAGES, original, plan, tensors, verify};
@@ -39,20 +37,11 @@ pub(crate) struct Facts {
 pub(crate) struct Difference<'a> {
     pub(crate) path: &'a Path,
     pub(crate) facts: Facts,
-    /// The file, with its tables in order.
-    pub(crate) own: (&'a (dyn ReadAt + Sync), &'a Description),
-    /// The state after it, or with `ahead` the one before it.
-    pub(crate) newer: (&'a (dyn ReadAt + Sync), &'a Description),
-    /// The state after it is not known yet.
-    pub(crate) ahead: bool,
+    pub(crate) material: Material<'a>,
     /// Why the other state is not proven to be one of the same run, for people. Then nothing is lost.
     pub(crate) refusal: Option<&'a str>,
-    /// Iterations between the two, as their names count them.
-    pub(crate) apart: Option<f64>,
     /// The file as it was written.
     pub(crate) written: &'a (dyn ReadAt + Sync),
-    pub(crate) base: &'a Base,
-    pub(crate) profiles: &'a Profiles,
     /// Restores that are behind the file; asked when all is encoded.
     pub(crate) generations: &'a (dyn Fn() -> u32 + Sync),
     /// Where the object is written.
@@ -79,24 +68,9 @@ impl Difference<'_> {
         original::beside(self.written, self.facts.len, self.cancelled, |original| self.write_with(original))
     }
 
-    fn material(&self) -> plan::Material<'_> {
-        plan::Material {
-            source: self.own.0,
-            description: self.own.1,
-            newer: self.newer,
-            ahead: self.ahead,
-            apart: self.apart,
-            base: self.base.chain.as_ref(),
-            previous: self.base.previous.as_ref(),
-            super_step: self.base.super_step,
-            profiles: self.profiles,
-        }
-    }
-
     /// `original` gives the hash of the file as it was written.
     fn write_with(&self, original: original::Pending<'_>) -> StepResult<Option<Written>> {
-        let Difference { facts, base, .. } = *self;
-        let (source, description) = self.own;
+        let (facts, Material { source, description, base, profiles, .. }) = (self.facts, self.material);
         log::trace!(target: STAGES, "begin");
         let (plans, forecast, runs);
         let description = if runs::are_in(description) {
@@ -104,11 +78,11 @@ impl Difference<'_> {
             Runs { description: runs, planned: plan::Planned { plans, forecast } } = self.workers.install(find)?;
             &runs
         } else {
-            plan::Planned { plans, forecast } = self.workers.install(|| plan::plan(&self.material()))?;
+            plan::Planned { plans, forecast } = self.workers.install(|| plan::plan(&self.material))?;
             description
         };
         log::trace!(target: STAGES, "plan");
-        let chain = base.chain.as_ref().filter(|_| plans.iter().any(|plan| plan.needs_base()));
+        let chain = base.chain.as_ref().filter(|_| plans.iter().any(|plan| plan.parent.is_some()));
         let position = chain.map_or(0, |_| base.position);
         let note = match self.refusal {
             Some(why) => format!("not proven to be a step of one run: {why}"),
@@ -122,7 +96,7 @@ impl Difference<'_> {
             source,
             len: facts.len,
             origin: self.path,
-            profile: &self.profiles.words(),
+            profile: &profiles.words(),
             description,
             base: chain,
             plans: &plans,

@@ -25,6 +25,7 @@ mod workers;
 pub(crate) use base::{Base, LONGEST_READ, Place};
 pub(crate) use difference::{Difference, Facts, Written};
 pub(crate) use error::{StepError, StepResult};
+pub(crate) use plan::Material;
 pub use series::{SeriesFile, SeriesObject, encode_series};
 pub(crate) use workers::Workers;
 

@@ -13,7 +13,7 @@ use crate::store::{MIN_RELEASE_BYTES, Profile, Profiles};
 use formats::{Description, InOrder};
 use papers::check_n_run;
 
-use super::{Base, Difference, Facts, Place, Workers, Written};
+use super::{Base, Difference, Facts, Material, Place, Workers, Written};
 
 /// A file of a series, which no program writes to.
 pub struct SeriesFile<'a> {
@@ -71,14 +71,17 @@ pub fn encode_series(
         let difference = Difference {
             path: state.path,
             facts: Facts { len: state.len, modified_ns: number as i64, sample: 0, signature: 0, lineage: 0 },
-            own: (&source, state.description),
-            newer: (&after, &of_newer),
-            ahead: false,
+            material: Material {
+                source: &source,
+                description: state.description,
+                newer: (&after, &of_newer),
+                ahead: false,
+                base: &previous.as_ref().map_or_else(Base::default, after_it),
+                apart: iterations(state.path, newer.path).or_else(|| iterations(newer.path, state.path)),
+                profiles: &profiles,
+            },
             refusal: None,
-            apart: iterations(state.path, newer.path).or_else(|| iterations(newer.path, state.path)),
             written: state.file,
-            base: &previous.as_ref().map_or_else(Base::default, after_it),
-            profiles: &profiles,
             generations: &|| 0,
             tmp: (&Io::disk(), dir),
             memory: &memory,

@@ -100,7 +100,7 @@ pub(crate) fn not_finite(source: &(dyn ReadAt + Sync), description: &Description
     Ok(found?.into_iter().flatten().collect())
 }
 
-/// What Adam's arithmetic tells.
+/// The verdict of Adam's arithmetic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Adam {
     Proves,

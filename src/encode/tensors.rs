@@ -12,13 +12,12 @@ use rayon::prelude::*;
 use crate::store::object::{Index, ObjectWriter, TensorEntry, gaps};
 use crate::tile::{Codec, Coding};
 use codec::TILE_BYTES;
-use codec::entropy::scratch;
-use codec::log::{self as log_codec, Factors, FactorsBuilder};
+use codec::log::{self as log_codec, Factors};
 use formats::{Patch, ReadAt, Tensor};
 
 use super::STAGES;
 use super::error::{StepError, StepResult};
-use super::plan::{self, Job, Plan, has_factors, read, read_tile, short_sample, tiles};
+use super::plan::{self, Job, Plan, read, short_sample, tiles};
 use super::published::Fits;
 use super::skeleton;
 use super::tensor_writer::{Done, EncodedFactors, EncodedTile, TensorWriter};
@@ -266,25 +265,10 @@ fn first_moments(job: &Job) -> HashMap<usize, usize> {
     job.plans.iter().enumerate().filter_map(|(at, first)| Some((second(first)?, at))).collect()
 }
 
-/// The rank-1 prediction of a tensor, or of the size of its elements.
+/// The factors of a tensor.
 fn factors(source: &dyn ReadAt, tensor: &Tensor, coding: Coding) -> io::Result<Factors> {
     let unit = coding.unit().unwrap_or(0);
-    let of_sizes = matches!(coding.codec, Codec::Sized { .. });
-    let middle = || read_tile(source, tensor, tiles(tensor) / 2);
-    let found = match has_factors(&tensor.shape) {
-        None if of_sizes => Factors::size_of(tensor.dtype, &middle()?),
-        None => Factors::flat_of(tensor.dtype, &middle()?),
-        Some((rows, width)) => {
-            let builder = if of_sizes { FactorsBuilder::of_sizes } else { FactorsBuilder::new };
-            let mut builder = builder(rows, width);
-            for number in 0..tiles(tensor) {
-                let data = read_tile(source, tensor, number)?;
-                builder.add(tensor.dtype, plan::rows(tensor, number).first, &data);
-                scratch::give_bytes(data.into());
-            }
-            builder.finish(unit)
-        }
-    };
+    let found = plan::factors(source, tensor, coding, 0..tiles(tensor))?;
     // Shorter steps leave nothing to correct.
     if unit < log_codec::LONG {
         return Ok(found);

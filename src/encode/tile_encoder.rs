@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use crate::recall::walk;
 use crate::tile::{self, Around, Check, Checked, Coding, Companion, State};
 use codec::entropy::scratch;
+use codec::floor::Keep;
 use codec::log::Factors;
 use codec::{Dtype, TILE_BYTES};
 use formats::Tensor;
@@ -129,7 +130,8 @@ impl Encoder<'_> {
             }
             None => companion,
         };
-        let (factors, row_step, outward, keep) = (way.factors, plan.row_step, plan.outward, plan.keep());
+        let (factors, row_step, outward, keep) =
+            (way.factors, plan.row_step, plan.outward, plan.limits.map_or(Keep::Nothing, Keep::Within));
         let around = Around { parent, factors, companion, row_step, outward, keep };
         let mut check = self.check(way, around, number);
         let quantized = tile::quantize(plan::spec(&plan.tensor, way.coding, number), data, around, Some(&mut check));

@@ -175,9 +175,8 @@ impl Memory {
     }
 
     /// Keeps the state of a tile, if there is room.
-    pub(super) fn put(&self, object: &Object, tensor: usize, tile: usize, kept: State) {
+    pub(super) fn put(&self, object: &Object, tensor: usize, tile: usize, kept: &Arc<State>) {
         let (id, place) = (object.header().id, (tensor as u32, tile as u32));
-        let kept = Arc::new(kept);
         let mut inside = self.lock();
         // An upper bound: its size if no other state had its keyframe.
         let most = kept.own_bytes() as u64 + kept.shared_bytes().map_or(0, |bytes| bytes.len() as u64);
@@ -192,7 +191,7 @@ impl Memory {
             let is_first = *holders == 1;
             inside.used += if is_first { bytes.len() as u64 } else { 0 };
         }
-        inside.entries.get_or_insert_mut(id, HashMap::new).insert(place, kept);
+        inside.entries.get_or_insert_mut(id, HashMap::new).insert(place, Arc::clone(kept));
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::store::Damage;
 use crate::store::object::{Object, TensorEntry};
-use crate::tile::{self, Bytes, Coding, Inputs, Link, State};
+use crate::tile::{self, Bytes, Coding, Decoded, Link, State};
 use codec::hash::xxh3_64;
 use codec::{Dtype, TILE_BYTES};
 
@@ -28,18 +28,8 @@ pub fn decode(chain: &Chain, tensor: usize, tile: usize) -> Result<Bytes, ReadEr
 
 /// Decodes tile `tile` of the leaf's tensor `tensor` to its [`State`]. Starts at the nearest ancestor in memory.
 pub fn state(chain: &Chain, tensor: usize, tile: usize) -> Result<Arc<State>, ReadError> {
-    let path = chain.path_from(0, tensor)?;
-    let (mut state, steps) = begin(chain, &path, tile);
-    for step in steps {
-        state = Some(forward(chain, state, step, tile)?);
-    }
-    let state = state.ok_or_else(|| ReadError::object(chain.leaf().header().id, NO_BASE))?;
-    if let Some(memory) = chain.keeps(0)
-        && let Some(kept) = state.packed()
-    {
-        memory.put(chain.leaf(), tensor, tile, kept);
-    }
-    Ok(state)
+    let (_, state) = walk(chain, 0, tensor, tile, true)?;
+    state.ok_or_else(|| ReadError::object(chain.leaf().header().id, NO_BASE))
 }
 
 const NO_BASE: Damage = Damage("a tensor has no base");
@@ -52,21 +42,6 @@ fn begin<'a, 'b>(chain: &Chain, path: &'b [Step<'a>], tile: usize) -> (Option<Ar
     let (first, state) = known.map_or((0, None), |(first, state)| (first, Some(state)));
     memory.count(state.is_some(), path.len() - first);
     (state, &path[first..])
-}
-
-/// One step of the chain: the parent's state and this object's payload give this object's state.
-fn forward(chain: &Chain, parent: Option<Arc<State>>, step: &Step, tile: usize) -> Result<Arc<State>, ReadError> {
-    let fail = |error: io::Error| failed(step, error);
-    let companion = companion(chain, step, tile)?;
-    let factors = match step.entry.coding.has_factors() {
-        true => Some(step.object.factors(step.tensor).map_err(fail)?),
-        false => None,
-    };
-    let mut payload = Vec::new();
-    step.object.payload(&step.entry.tiles[tile], &mut payload).map_err(fail)?;
-    let inputs = Inputs { parent, companion, factors };
-    let state = tile::decode(step.entry.spec(tile), &payload, inputs).map_err(|corrupt| fail(corrupt.into()))?;
-    Ok(Arc::new(state))
 }
 
 fn failed(step: &Step, error: io::Error) -> ReadError {
@@ -111,67 +86,60 @@ fn bytes(chain: &Chain, place: usize, tensor: usize, tile: usize) -> Result<Byte
     if let Some(bytes) = kept.and_then(|kept| kept.take(tensor, tile)) {
         return Ok(bytes);
     }
-    let bytes = bytes_from(chain, place, tensor, tile)?;
+    let bytes = match walk(chain, place, tensor, tile, false)? {
+        (Some(bytes), _) => bytes,
+        (None, state) => {
+            let entry = &chain.objects()[place].index().tensors[tensor];
+            let bytes = state.map_or(Err(NO_BASE.into()), |state| state.bytes(entry.dtype).map_err(io::Error::from));
+            bytes.map_err(|error| ReadError::tensor(chain.objects()[place].header().id, &entry.path, error))?
+        }
+    };
     if let Some(kept) = kept {
         kept.put(tensor, tile, &bytes);
     }
     Ok(bytes)
 }
 
-/// Starts at the nearest state in memory, or at the keyframe, and takes the last steps in one pass over their payloads.
-fn bytes_from(chain: &Chain, place: usize, tensor: usize, tile: usize) -> Result<Bytes, ReadError> {
+/// A tile's bytes, unless memory has its state, and that state if it `keeps` it. Starts at the nearest state in memory, or
+/// at the keyframe, and takes as many steps as possible in one pass over their payloads.
+fn walk(
+    chain: &Chain,
+    place: usize,
+    tensor: usize,
+    tile: usize,
+    keeps: bool,
+) -> Result<(Option<Bytes>, Option<Arc<State>>), ReadError> {
     let path = chain.path_from(place, tensor)?;
     let (mut state, mut steps) = begin(chain, &path, tile);
-    let last = path.last().ok_or_else(|| ReadError::object(chain.leaf().header().id, NO_BASE))?;
-    let keeps = chain.keeps(place).filter(|_| may_be_a_base(last));
-    while let Some((step, rest)) = steps.split_first() {
-        if tile::is_run(state.as_deref(), steps.iter().map(|step| step.entry.coding)) {
-            break;
+    let memory = chain.keeps(place).filter(|_| path.last().is_some_and(may_be_a_base));
+    let mut bytes = None;
+    while !steps.is_empty() {
+        let (now, rest) = steps.split_at(tile::run_length(steps.iter().map(|step| step.entry.coding)));
+        let keeps = keeps || memory.is_some() || !rest.is_empty();
+        let (decoded, kept) = run(chain, state.as_deref(), now, tile, keeps)?;
+        (bytes, state, steps) = (Some(decoded), kept.map(Arc::new), rest);
+        if let (Some(memory), Some(kept), []) = (memory, &state, steps) {
+            memory.put(&chain.objects()[place], tensor, tile, kept);
         }
-        (state, steps) = (Some(forward(chain, state, step, tile)?), rest);
     }
-    let corrupt = |corrupt: codec::Corrupt| failed(last, corrupt.into());
-    let (bytes, kept) = match state.as_deref() {
-        Some(state) if steps.is_empty() && matches!(state, State::Moment { .. }) => {
-            (state.bytes(last.entry.dtype).map_err(corrupt)?, None)
-        }
-        base => run(chain, base, steps, last, tile, keeps.is_some())?,
-    };
-    if let (Some(memory), Some(kept)) = (keeps, kept) {
-        memory.put(last.object, tensor, tile, kept);
-    }
-    Ok(bytes)
+    Ok((bytes, state))
 }
 
-/// Whether the next state of a tensor may be a difference to this one. None is to a moment's ratios. A lossless tensor
+/// Whether the next state of a tensor may be a difference to this one. A lossless tensor
 /// that is stored alone beside a base found that base no help, so its next state hardly wants it.
 fn may_be_a_base(step: &Step) -> bool {
     let has_base = step.object.header().parent.is_some();
     let coding = step.entry.coding;
-    coding.companion().is_none() && !(has_base && coding == Coding::LOSSLESS)
+    coding.codec.has_differences() && !(has_base && coding == Coding::LOSSLESS)
 }
 
-/// Takes the last steps together: a tile's bytes, and its state if memory should keep it.
-fn run(
-    chain: &Chain,
-    base: Option<&State>,
-    steps: &[Step],
-    last: &Step,
-    tile: usize,
-    keep: bool,
-) -> Result<(Bytes, Option<State>), ReadError> {
+/// Takes steps together that make a run.
+fn run(chain: &Chain, base: Option<&State>, steps: &[Step], tile: usize, keep: bool) -> Result<Decoded, ReadError> {
     let mut payloads: Vec<Vec<u8>> = Vec::with_capacity(steps.len());
     for step in steps {
         let mut payload = Vec::new();
         step.object.payload(&step.entry.tiles[tile], &mut payload).map_err(|error| failed(step, error))?;
         payloads.push(payload);
-    }
-    let unit = match base {
-        Some(State::Log { unit, .. }) => Some(*unit),
-        _ => steps.first().and_then(|step| step.entry.coding.unit()),
-    };
-    if let Some(step) = steps.iter().find(|step| unit.is_some() && step.entry.coding.unit() != unit) {
-        return Err(failed(step, Damage("a difference in another unit than its base").into()));
     }
     let factors = |step: Option<&Step>| {
         let step = step.filter(|step| step.entry.coding.has_factors());
@@ -186,10 +154,14 @@ fn run(
         spec: step.entry.spec(tile),
         payload,
         factors: if at + 1 == steps.len() { of_last.as_ref() } else { of_first.as_ref().filter(|_| at == 0) },
-        companion: companion.as_ref().map(|(_, bytes)| bytes),
+        companion: companion.as_ref(),
     });
     let links: Vec<Link> = links.collect();
-    tile::decode_run(base, last.entry.spec(tile), &links, keep).map_err(|corrupt| failed(last, corrupt.into()))
+    let error = |corrupt: codec::Corrupt| match steps.last() {
+        Some(last) => failed(last, corrupt.into()),
+        None => ReadError::object(chain.leaf().header().id, NO_BASE),
+    };
+    tile::decode(base, &links, keep).map_err(error)
 }
 
 /// Decodes chunk `chunk` of the skeleton.

@@ -39,8 +39,7 @@ pub struct Checked {
     pub hash: u64,
     /// The checksums of a container: as written and as decoded, if requested.
     pub crc: Option<[Checksum; 2]>,
-    /// The largest error in the units of the codec. For first moments it is an upper bound, at least the rule's share of a
-    /// step.
+    /// The largest error in the units of the codec.
     pub error: f64,
     /// The largest |R - W|; infinite if it cannot be stated.
     pub max_abs_error: f64,
@@ -127,7 +126,7 @@ impl<'a> Check<'a> {
     fn error_of(&self, start: usize, written: &[u8], decoded: &[u8]) -> Result<Option<f64>, Corrupt> {
         let TileSpec { dtype, coding, mut rows, .. } = self.spec;
         let ratios = |rule, step, (before, after): Divisors| {
-            moment::error_at_most((rule, dtype), written, before, decoded, after, step)
+            moment::largest_error((rule, dtype), written, before, decoded, after, step)
         };
         Ok(match coding.codec {
             Codec::Log { .. } => log::largest_error(dtype, written, decoded),

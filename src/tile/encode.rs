@@ -3,7 +3,7 @@
 
 use codec::entropy::scratch;
 use codec::log::{From, Grid};
-use codec::{Corrupt, Dtype, TILE_BYTES, lattice, log, lossless, rows};
+use codec::{Corrupt, lattice, log, lossless, rows};
 
 use super::{Codec, State, TileSpec};
 
@@ -48,16 +48,14 @@ pub fn encode(spec: TileSpec, state: &State, parent: Option<&State>, out: &mut V
                 Some(_) => false,
             }
         }
-        (Codec::Rows { .. }, State::Lattice { keyframe, accumulators, exceptions, .. }) => {
-            let before = match parent {
+        (Codec::Rows { .. }, State::Lattice { keyframe, accumulators, step, exceptions }) => {
+            let before = match parent.map(|parent| parent.by_rows(*step)) {
                 None => {
                     lattice::put_keyframe(dtype, keyframe.as_ref().map(|keyframe| keyframe.as_slice()), out);
                     None
                 }
-                Some(parent) => match restated(state, parent) {
-                    Some(before) => before,
-                    None => return Ok(false),
-                },
+                Some(Ok((other, before))) if other == keyframe.as_ref() => before,
+                Some(_) => return Ok(false),
             };
             let fits = rows::encode_tile(&accumulators.wide(), before.as_deref(), rows, exceptions, out);
             before.into_iter().for_each(scratch::give_integers);
@@ -85,31 +83,4 @@ pub fn encode(spec: TileSpec, state: &State, parent: Option<&State>, out: &mut V
         _ => false,
     };
     Ok(fits)
-}
-
-/// Estimated bits of a state in this coding; `None` if the coding cannot express it.
-pub fn estimate(spec: TileSpec, state: &State, parent: Option<&State>) -> Result<Option<f64>, Corrupt> {
-    let Some(bytes) = state.plain_bytes() else {
-        let mut out = Vec::with_capacity(TILE_BYTES / 8);
-        return Ok(encode(spec, state, parent, &mut out)?.then_some(8.0 * out.len() as f64));
-    };
-    let bins = match state {
-        State::External { bins, .. } => {
-            let bins: Vec<u8> = bins.iter().flat_map(|bin| bin.to_le_bytes()).collect();
-            lossless::estimate(Dtype::U16, &bins, None)
-        }
-        _ => 0.0,
-    };
-    let parent = parent.map(|parent| parent.bytes(spec.dtype)).transpose()?;
-    let parent = parent.as_ref().map(|parent| parent.as_slice());
-    Ok(Some(bins + lossless::estimate(spec.dtype, bytes, parent)))
-}
-
-/// The parent's accumulators in the step of `state`; the inner option is `None` if the parent is the keyframe, so that
-/// all are 0. The outer one is `None` if the parent is no lattice, has another keyframe, or does not fit 32 bits in
-/// that step.
-fn restated(state: &State, parent: &State) -> Option<Option<Vec<i32>>> {
-    let State::Lattice { keyframe, step, .. } = state else { return None };
-    let (other, accumulators) = parent.by_rows(*step).ok()?;
-    (keyframe.as_ref() == other).then_some(accumulators)
 }

@@ -9,7 +9,6 @@
 //! - [`Coding`]: a [`Codec`] and the tensor that it is relative to; an object stores one for each tensor.
 //! - [`State`]: the decoded form of a tile, and the parent of the next one.
 //! - [`quantize`], [`encode`], [`decode`]: the three steps; each has one arm per codec.
-//! - [`decode_run`]: bytes from several payloads at once, without the states between them.
 //! - [`Check`]: compares a tile with the bytes that it decodes to; [`Coding::bound`]: the limit of its error.
 //!
 //! The arithmetic is in [`codec`]. A new codec is a row in [`Codec`], its arithmetic there, and an arm in each
@@ -20,7 +19,6 @@ mod coding;
 mod decode;
 mod encode;
 mod quantize;
-mod run;
 mod state;
 
 use std::sync::Arc;
@@ -31,10 +29,9 @@ use codec::{Corrupt, Dtype};
 
 pub use check::{Check, Checked};
 pub use coding::{Codec, Coding};
-pub use decode::{Inputs, decode};
-pub use encode::{encode, estimate};
+pub use decode::{Decoded, Link, decode, run_length};
+pub use encode::encode;
 pub use quantize::{Around, Companion, Quantized, quantize};
-pub use run::{Link, decode_run, is_run};
 pub use state::State;
 
 /// The bytes of a tile: all states over one keyframe share its bytes.

@@ -49,17 +49,14 @@ pub fn quantize(spec: TileSpec, data: &Bytes, around: Around, mut check: Option<
             if k.is_some_and(|k| k.len() != data.len()) {
                 return None;
             }
-            let mut exceptions = Vec::new();
-            let (integers, decoded) = in_blocks(spec, data, check, |start, block, w, r| {
-                let (first, mut found) = (start * dtype.size(), Vec::new());
-                let k = k.map(|k| &k[first..first + w.len()]);
-                lattice::quantize(dtype, w, k, step, block, r, &mut found).ok()?;
-                floor::keep(dtype, around.keep, w, r, &mut found);
-                exceptions.extend(found.into_iter().map(|e| Exception { index: e.index + start as u32, ..e }));
+            let (accumulators, decoded, exceptions) = in_blocks(spec, data, check, |start, a, w, r, exceptions| {
+                let k = k.map(|k| &k[start * dtype.size()..][..w.len()]);
+                lattice::quantize(dtype, w, k, step, a, r, exceptions).ok()?;
+                floor::keep(dtype, around.keep, w, r, exceptions);
                 Some(())
             })?;
             are_few(around.keep, &exceptions, elements).then_some(())?;
-            return Some((State::Lattice { keyframe, accumulators: integers, step, exceptions }, decoded));
+            return Some((State::Lattice { keyframe, accumulators, step, exceptions }, decoded));
         }
         Codec::Rows { step } => {
             let keyframe = keyframe(coding, around.parent);
@@ -91,7 +88,7 @@ pub fn quantize(spec: TileSpec, data: &Bytes, around: Around, mut check: Option<
             }
             let (factors, first) = (around.factors?, spec.rows.first);
             let mut before = [0; BLOCK];
-            let (q, decoded) = in_blocks(spec, data, check, |start, q, v, out| {
+            let (q, decoded, _) = in_blocks(spec, data, check, |start, q, v, out, _| {
                 let before = &mut before[..q.len()];
                 let keep = keep.map(|keep| {
                     keep.fill(start, before);
@@ -128,24 +125,27 @@ pub fn quantize(spec: TileSpec, data: &Bytes, around: Around, mut check: Option<
 }
 
 /// Quantizes a tile block by block. `quantize` gets the index of a block's first element, room for the block's
-/// integers, the block, and room for its decoded bytes.
+/// integers, the block, room for its decoded bytes, and for its exceptions. Returns all of these.
 fn in_blocks(
     spec: TileSpec,
     data: &[u8],
     mut check: Option<&mut Check>,
-    mut quantize: impl FnMut(usize, &mut [i32], &[u8], &mut [u8]) -> Option<()>,
-) -> Option<(Integers, Bytes)> {
+    mut quantize: impl FnMut(usize, &mut [i32], &[u8], &mut [u8], &mut Vec<Exception>) -> Option<()>,
+) -> Option<(Integers, Bytes, Vec<Exception>)> {
     (data.len() == spec.elements() * spec.dtype.size()).then_some(())?;
     let bytes = BLOCK * spec.dtype.size();
     let (mut integers, mut decoded) = (scratch::integers(spec.elements()), scratch::bytes(data.len()));
     let blocks = integers.chunks_mut(BLOCK).zip(data.chunks(bytes)).zip(decoded.chunks_mut(bytes));
+    let (mut found, mut exceptions) = (Vec::new(), Vec::new());
     for (number, ((integers, written), decoded)) in blocks.enumerate() {
-        quantize(number * BLOCK, integers, written, decoded)?;
+        quantize(number * BLOCK, integers, written, decoded, &mut found)?;
+        let of_tile = |e: Exception| Exception { index: e.index + (number * BLOCK) as u32, ..e };
+        exceptions.extend(found.drain(..).map(of_tile));
         if let Some(check) = &mut check {
             check.add(number * bytes, written, decoded).ok()?;
         }
     }
-    Some((Integers::Wide(integers), Arc::new(decoded)))
+    Some((Integers::Wide(integers), Arc::new(decoded), exceptions))
 }
 
 /// A tile in steps of its ratio to a size. `written` gave the size when it was written, and `second` gives it when it
@@ -162,18 +162,13 @@ fn ratios(
     if written.len() != data.len() || second.len() != data.len() {
         return None;
     }
-    let mut exceptions = Vec::new();
-    let (accumulators, decoded) = in_blocks(spec, data, check, |start, a, m, out| {
-        let first = start * dtype.size();
-        let range = first..first + m.len();
-        let mut found = Vec::new();
-        moment::quantize((rule, dtype), m, &written[range.clone()], (step, outward), a, &mut found).ok()?;
+    let (accumulators, decoded, exceptions) = in_blocks(spec, data, check, |start, a, m, out, exceptions| {
+        let range = start * dtype.size()..start * dtype.size() + m.len();
+        moment::quantize((rule, dtype), m, &written[range.clone()], (step, outward), a, exceptions).ok()?;
         moment::reconstruct((rule, dtype), &second[range], step, a, out).ok()?;
-        lattice::apply_exceptions(dtype, &found, out).ok()?;
-        exceptions.extend(found.into_iter().map(|e| Exception { index: e.index + start as u32, ..e }));
-        Some(())
+        lattice::apply_exceptions(dtype, exceptions, out).ok()
     })?;
-    Some((State::Moment { rule, second: Arc::clone(second), accumulators, step, exceptions }, decoded))
+    Some((State::Moment { accumulators, exceptions }, decoded))
 }
 
 /// False if so many elements are kept exactly that the tensor must stay lossless.

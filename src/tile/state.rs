@@ -6,8 +6,7 @@ use codec::entropy::scratch;
 use codec::hash::{Xxh3, xxh3_64};
 use codec::lattice::Exception;
 use codec::log::{Factors, Grid};
-use codec::moment::Rule;
-use codec::{Corrupt, Dtype, Integers, lattice, log, moment, rows};
+use codec::{Corrupt, Dtype, Integers, lattice, log, rows};
 use papers::tile::{Before, Decoded};
 
 use super::Bytes;
@@ -41,16 +40,11 @@ pub enum State {
         /// The steps from P, or [`log::ZERO`].
         q: Integers,
     },
-    /// m = fl(g*A*d).
+    /// The ratios of a first moment to another tile, of which the encoder makes a payload. It is never decoded: no state
+    /// is a difference to it.
     Moment {
-        /// The relation of d to the tensor.
-        rule: Rule,
-        /// The bytes that give d: the second moment's tile, v, or the sizes that the tensor's factors predict.
-        second: Bytes,
-        /// The ratios A, in units of `step`.
+        /// In units of the coding's step.
         accumulators: Integers,
-        /// The step g.
-        step: f64,
         /// Elements that are stored exactly.
         exceptions: Vec<Exception>,
     },
@@ -130,11 +124,7 @@ impl State {
                 out = scratch::bytes(q.len() * dtype.size());
                 log::reconstruct(dtype, Grid { factors, first: *first }, *unit, &q.wide(), &mut out)?;
             }
-            State::Moment { rule, second, accumulators, step, exceptions } => {
-                out = scratch::bytes(accumulators.len() * dtype.size());
-                moment::reconstruct((*rule, dtype), second, *step, &accumulators.wide(), &mut out)?;
-                lattice::apply_exceptions(dtype, exceptions, &mut out)?;
-            }
+            State::Moment { .. } => return Err(super::NO_BASE),
         }
         Ok(Arc::new(out))
     }
@@ -147,31 +137,20 @@ impl State {
         }
     }
 
-    /// A copy with these integers instead of its own.
-    fn with(&self, integers: impl FnOnce(&Integers) -> Integers) -> State {
+    /// The state in the form for memory.
+    pub fn packed(&self) -> State {
         match self {
             State::Lattice { keyframe, accumulators, step, exceptions } => State::Lattice {
                 keyframe: keyframe.clone(),
-                accumulators: integers(accumulators),
+                accumulators: accumulators.packed(),
                 step: *step,
                 exceptions: exceptions.clone(),
             },
             State::Log { factors, first, unit, q } => {
-                State::Log { factors: Arc::clone(factors), first: *first, unit: *unit, q: integers(q) }
+                State::Log { factors: Arc::clone(factors), first: *first, unit: *unit, q: q.packed() }
             }
             other => other.clone(),
         }
-    }
-
-    /// The state in the form for memory. `None` for a state that no other needs: nothing is a difference to a moment's
-    /// ratios.
-    pub fn packed(&self) -> Option<State> {
-        (!matches!(self, State::Moment { .. })).then(|| self.with(Integers::packed))
-    }
-
-    /// The state itself, or a copy if memory holds it too, so that its integers can be modified.
-    pub(super) fn into_owned(self: Arc<State>) -> State {
-        Arc::try_unwrap(self).unwrap_or_else(|shared| shared.with(|integers| Integers::Wide(integers.values())))
     }
 
     /// Bytes that other states may share: all states of a chain have one keyframe. (Factors are a thousandth of their
@@ -230,12 +209,8 @@ impl State {
                 hash.update(&unit.to_le_bytes());
                 integers(&mut hash, q);
             }
-            State::Moment { second, accumulators, step, exceptions: kept, .. } => {
-                hash.update(&xxh3_64(second).to_le_bytes());
-                hash.update(&step.to_le_bytes());
-                integers(&mut hash, accumulators);
-                exceptions(&mut hash, kept);
-            }
+            // Nobody is a successor of it.
+            State::Moment { .. } => {}
             State::External { bytes, bins } => {
                 hash.update(&xxh3_64(bytes).to_le_bytes());
                 bins.iter().for_each(|bin| hash.update(&bin.to_le_bytes()));

@@ -34,12 +34,10 @@ pub(super) fn put_exceptions(exceptions: &[Exception], out: &mut Vec<u8>) {
     let Some(widest) = exceptions.iter().map(|e| e.raw).max() else {
         return;
     };
-    let width = if widest <= u16::MAX.into() {
-        2
-    } else if widest <= u32::MAX.into() {
-        4
-    } else {
-        8
+    let width = match widest {
+        0..=0xffff => 2,
+        0x1_0000..=0xffff_ffff => 4,
+        _ => 8,
     };
     out.push(width);
     let mut next = 0;

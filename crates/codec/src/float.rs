@@ -16,8 +16,6 @@ pub trait Float {
     type Work: Real;
     /// True if f32 holds every element exactly.
     const IN_F32: bool;
-    /// True for f32 itself.
-    const IS_F32: bool = Self::IN_F32 && size_of::<Self::Bytes>() == 4;
     /// The bytes as whole elements; a remainder is left out.
     fn elements(data: &[u8]) -> &[Self::Bytes];
     /// The bytes as whole elements, mutable.

@@ -1,7 +1,7 @@
 //! Decodes a tile's bytes straight from the payloads of a run of states, block by block. Its integers are never in
 //! memory as a whole, which would take several passes over data larger than the first-level cache. The bits equal those
-//! of [`lattice::decode_tile_add`], [`lattice::rescale`] and [`lattice::reconstruct`] in sequence (and their siblings
-//! of [`log`] and [`moment`]).
+//! of one payload after the other: its symbols added, [`lattice::rescale`] before the next, and
+//! [`lattice::reconstruct`] at the end (and their siblings of [`log`] and [`moment`]).
 
 use super::exception::{Exception, apply_exceptions, take_exceptions};
 use super::float::{Float, Real, for_float};

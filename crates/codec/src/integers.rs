@@ -77,14 +77,6 @@ impl Integers {
         }
     }
 
-    /// All integers in 32 bits each, without a copy if they already are.
-    pub fn into_wide(self) -> Vec<i32> {
-        match self {
-            Integers::Narrow(_) => self.values(),
-            Integers::Wide(wide) => wide,
-        }
-    }
-
     /// A copy in as few bits as possible.
     #[must_use]
     pub fn packed(&self) -> Integers {
@@ -143,7 +135,7 @@ multiversion! {
 }
 
 multiversion! {
-    fn to_wide(values: &[i16], out: &mut [i32]) {
+    pub(super) fn to_wide(values: &[i16], out: &mut [i32]) {
         for (out, &value) in out.iter_mut().zip(values) {
             *out = if value == i16::MIN { i32::MIN } else { value.into() };
         }

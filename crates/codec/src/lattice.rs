@@ -12,10 +12,9 @@
 //! This must never happen: two machines, or two versions of this code, compute a different R. So the computation is two
 //! IEEE operations in f64 (multiply, then add: never fused), then one rounding, and nothing else.
 //!
-//! Encoding a tile: [`quantize`], then [`encode_tile`]. Decoding: [`rescale`] and [`decode_tile_add`] along the chain,
-//! then [`reconstruct`], then [`apply_exceptions`]. [`choose_g`] picks the step.
+//! Encoding a tile: [`quantize`], then [`encode_tile`]. Decoding: [`super::fused_decode::lattice`]. [`choose_g`] picks the step.
 
-use super::exception::{put_exceptions, take_exceptions};
+use super::exception::put_exceptions;
 use super::float::{Float, Real, for_float};
 use super::{Dtype, Unfit, lossless};
 use crate::entropy::ints::{LARGE, SMALL, Symbol};
@@ -279,7 +278,7 @@ pub fn encode_tile(
         return encode_difference(a, None, fill, exceptions, out);
     }
     let fill = |start: usize, block: &mut [i32]| block.copy_from_slice(&a[start..][..block.len()]);
-    varint::put_bytes(out, |out| ints::encode_blocks(a.len(), out, fill));
+    varint::put_bytes(out, |out| ints::encode_blocks(a.len(), out, |_, _| false, fill));
     put_exceptions(exceptions, out);
     Ok(())
 }
@@ -304,7 +303,7 @@ pub fn encode_difference(
             let range = start..start + classes.len();
             narrow.is_some_and(|before| small_differences(level, &a[range.clone()], &before[range], classes))
         };
-        ints::encode_blocks_or(a.len(), out, classes, |start, symbols| {
+        ints::encode_blocks(a.len(), out, classes, |start, symbols| {
             fits &= parent(start, symbols) && subtract_from(level, &a[start..][..symbols.len()], symbols);
         });
     });
@@ -314,18 +313,6 @@ pub fn encode_difference(
     }
     put_exceptions(exceptions, out);
     Ok(())
-}
-
-/// Decodes a payload of [`encode_tile`]. `acc` holds the parent's A in this tile's step (zeros for a keyframe) and
-/// becomes this tile's. Appends the exceptions. After an error `acc` is useless.
-pub fn decode_tile_add(
-    mut payload: &[u8],
-    acc: &mut [i32],
-    exceptions_out: &mut Vec<Exception>,
-) -> Result<(), Corrupt> {
-    let symbols = varint::take_bytes(&mut payload)?;
-    ints::decode_add(symbols, acc)?;
-    take_exceptions(payload, acc.len(), exceptions_out)
 }
 
 /// Appends the keyframe tile K of a state without a parent, or that it is 0, before the state's [`encode_tile`].

@@ -32,6 +32,8 @@ pub mod lossless;
 pub mod moment;
 mod narrow;
 mod ordered;
+#[cfg(test)]
+mod plain;
 mod planes;
 pub mod rows;
 

@@ -13,9 +13,9 @@
 //! This must never happen: a decoded v is 0 although v was not (its Adam update would divide by it), negative, or not
 //! finite. It cannot: v_q is 0 if and only if q is [`ZERO`], which an encoder writes only for 0.
 //!
-//! Encoding a tensor: [`FactorsBuilder`]; each tile: [`quantize`], then [`encode_tile`]. Decoding: [`Grid`] and
-//! [`decode_tile`] along the chain, whose states all have one unit, then [`reconstruct`]. Each state has its own
-//! factors. Factors kept over a chain would lag behind a growing second moment, and decoded values would be too small.
+//! Encoding a tensor: [`FactorsBuilder`]; each tile: [`quantize`], then [`encode_tile`]. Decoding:
+//! [`super::fused_decode::log`] along the chain, whose states all have one unit. Each state has its own factors.
+//! Factors kept over a chain would lag behind a growing second moment, and decoded values would be too small.
 
 mod centre;
 mod factors;
@@ -23,7 +23,7 @@ mod tile;
 
 pub use centre::{Piece, centred};
 pub use factors::{ALL_ZERO, Factors, FactorsBuilder, Grid, LONG};
-pub use tile::{From, decode_tile, encode_tile};
+pub use tile::{From, encode_tile};
 pub(super) use tile::{GONE, apply_symbols};
 
 use super::float::{Float, Real, for_float};
@@ -91,12 +91,6 @@ impl Steps {
     fn log(self, p: i32, q: i32) -> i32 {
         let reach = (1 << 28) >> self.shift;
         (p + (q.clamp(-reach, reach) << self.shift)).clamp(self.least, self.largest)
-    }
-
-    /// v_q of an element that is not 0, as f64.
-    #[inline(always)]
-    fn value(self, p: i32, q: i32) -> f64 {
-        f64::from_bits((self.log(p, q) as u64) << DROPPED)
     }
 }
 
@@ -172,7 +166,7 @@ fn mend<F: Float>(v: F::Bytes, p: i32, steps: Steps, bound: i32, q: &mut i32, ou
     let log = pseudo_log(F::widen(v));
     let nearest = (log - p + (1 << steps.shift >> 1)) >> steps.shift;
     for candidate in [*q, nearest, nearest - 1, nearest + 1] {
-        let rounded = F::round(steps.value(p, candidate));
+        let rounded = F::round(f64::from_bits((steps.log(p, candidate) as u64) << DROPPED));
         let error = (pseudo_log(F::widen(rounded)) - log).abs();
         if error <= bound {
             (*q, *out) = (candidate, rounded);

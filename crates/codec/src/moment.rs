@@ -9,8 +9,8 @@
 //! ([`largest_error`] defines "well"). A sign flips. A value is not finite. Where v is 0 there is no quotient: m is 0
 //! there, or an exception.
 //!
-//! A, exceptions and payload are the lattice's: [`super::lattice::encode_tile`], [`super::lattice::decode_tile_add`].
-//! Before, [`super::lattice::predict`] restates a parent's A. Decoding is sqrt, which IEEE defines to the last bit, two
+//! A, exceptions and payload are the lattice's: [`super::lattice::encode_tile`]. Decoding
+//! ([`super::fused_decode::moment`]) is sqrt, which IEEE defines to the last bit, two
 //! multiplications in f64, and one rounding.
 
 mod rule;
@@ -208,63 +208,6 @@ pub fn largest_error((rule, dtype): (Rule, Dtype), m: &[u8], v: &[u8], m_q: &[u8
         for_rule!(rule, R => compare::<F, R>(level, m, v, m_q, v_q, g))
     }, else (0.0, false));
     sound.then_some(largest)
-}
-
-/// An upper bound of [`largest_error`], and `None` where that is `None`: the rule's share of a step if no error is
-/// larger. Most tiles are, and products show that faster than quotients.
-pub fn error_at_most(of: (Rule, Dtype), m: &[u8], v: &[u8], m_q: &[u8], v_q: &[u8], g: f64) -> Option<f64> {
-    let (rule, dtype) = of;
-    let alike = [v, m_q, v_q].iter().all(|of| of.len() == m.len());
-    if alike && is_quotient_step(g) && matches!(rule, Rule::Root | Rule::Norm) {
-        let (most, level) = (g * rule.steps(), Level::detect());
-        let within = for_float!(dtype, F => {
-            let [m, v, m_q, v_q] = [m, v, m_q, v_q].map(F::elements);
-            // The rounding of narrower types alone is often more than what a step leaves.
-            F::IS_F32 && for_rule!(rule, R => are_within::<F, R>(level, m, v, m_q, v_q, most))
-        }, else false);
-        if within {
-            return Some(most);
-        }
-    }
-    largest_error(of, m, v, m_q, v_q, g)
-}
-
-multiversion! {
-    /// True if no quotient is off by more than `most`, all elements are finite, no sign flips, and no v is 0. With
-    /// products instead of quotients, this takes half as long as [`compare`].
-    fn are_within<F: Float, R: Divide>(
-        m: &[F::Bytes],
-        v: &[F::Bytes],
-        m_q: &[F::Bytes],
-        v_q: &[F::Bytes],
-        most: f64,
-    ) -> bool {
-        let mut sound = true;
-        let chunks = m.chunks(PASS).zip(v.chunks(PASS)).zip(m_q.chunks(PASS).zip(v_q.chunks(PASS)));
-        // Outside of the loop, which would clear them each time.
-        let (mut before, mut after) = ([0f32; PASS], [0f32; PASS]);
-        for ((m, v), (m_q, v_q)) in chunks {
-            let n = m.len().min(v.len()).min(m_q.len()).min(v_q.len()).min(PASS);
-            let (m, v, m_q, v_q) = (&m[..n], &v[..n], &m_q[..n], &v_q[..n]);
-            #[allow(clippy::needless_range_loop)]
-            for at in 0..n {
-                let (v, v_q) = (F::single(v[at]), F::single(v_q[at]));
-                sound &= (v > 0.0) & (v <= f32::MAX) & (v_q > 0.0) & (v_q <= f32::MAX);
-                before[at] = R::divisor(v);
-                after[at] = R::divisor(v_q);
-                let (m, m_q) = (F::single(m[at]), F::single(m_q[at]));
-                let flipped = (m_q != 0.0) & ((m > 0.0) != (m_q > 0.0));
-                sound &= (m.abs() <= f32::MAX) & (m_q.abs() <= f32::MAX) & !flipped;
-            }
-            for at in 0..n {
-                // The products of two f32 are exact.
-                let (d, d_q) = (f64::from(before[at]), f64::from(after[at]));
-                let (m, m_q) = (f64::from(F::single(m[at])), f64::from(F::single(m_q[at])));
-                sound &= (m_q * d - m * d_q).abs() <= most * (d * d_q);
-            }
-        }
-        sound
-    }
 }
 
 multiversion! {

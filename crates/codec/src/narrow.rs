@@ -2,6 +2,7 @@
 //! a vector has twice as many. Nearly all blocks stay there.
 
 use super::Integers;
+use super::integers::to_wide;
 use super::log::From;
 use crate::entropy::ints::{BLOCK, Symbol, Symbols, add};
 use crate::entropy::simd::{Level, multiversion};
@@ -132,14 +133,6 @@ multiversion! {
             *to = from;
         }
         small
-    }
-}
-
-multiversion! {
-    fn to_wide(narrow: &[i16], wide: &mut [i32]) {
-        for (wide, &narrow) in wide.iter_mut().zip(narrow) {
-            *wide = narrow.into();
-        }
     }
 }
 

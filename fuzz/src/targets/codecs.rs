@@ -65,17 +65,17 @@ pub(crate) fn lattice_decode(data: &[u8]) {
     }
     let k = own.as_deref().or(k.as_deref());
     let one_by_one = || -> Option<Vec<u8>> {
-        let mut a = start.clone().unwrap_or_else(|| vec![0; n]);
+        let mut a = Integers::Wide(start.clone().unwrap_or_else(|| vec![0; n]));
         let (mut before, mut exceptions) = (first, Vec::new());
         for (payload, step) in &runs {
-            // Integers of 0 are 0 in every step.
-            lattice::rescale(&mut a, before, *step).ok()?;
-            exceptions.clear();
-            lattice::decode_tile_add(payload, &mut a, &mut exceptions).ok()?;
-            before = *step;
+            let (mut kept, from) = (Integers::with_capacity(n), From::Integers(&a));
+            // A state between two others has no bytes, and f64 holds every exception.
+            let run = LatticeRun { dtype: Dtype::F64, k: None, from, step: before, payloads: &[(payload, *step)] };
+            fused_decode::lattice(run, &mut vec![0; 8 * n], &mut exceptions, Some(&mut kept)).ok()?;
+            (a, before) = (kept, *step);
         }
         let mut out = vec![0; n * dtype.size()];
-        lattice::reconstruct(dtype, k, before, &a, &mut out).ok()?;
+        lattice::reconstruct(dtype, k, before, &a.values(), &mut out).ok()?;
         lattice::apply_exceptions(dtype, &exceptions, &mut out).ok()?;
         Some(out)
     };
@@ -142,13 +142,15 @@ pub(crate) fn log_decode(data: &[u8]) {
         })
         .collect();
     let one_by_one = || -> Option<(Vec<u8>, Vec<i32>)> {
-        let mut q = vec![0x55; n];
-        for (at, payload) in payloads.iter().enumerate() {
-            log::decode_tile(payload, (at == 0).then_some(grid), &mut q).ok()?;
-        }
+        let mut q: Option<Integers> = None;
         let mut out = vec![0; n * dtype.size()];
-        log::reconstruct(dtype, grid, unit, &q, &mut out).ok()?;
-        Some((out, q))
+        for payload in &payloads {
+            let (mut kept, from) = (Integers::with_capacity(n), q.as_ref().map_or(From::Factors(grid), From::Integers));
+            fused_decode::log(LogRun { dtype, grid, unit, from, payloads: &[payload] }, &mut out, Some(&mut kept))
+                .ok()?;
+            q = Some(kept);
+        }
+        Some((out, q?.values()))
     };
     let runs: Vec<&[u8]> = payloads.iter().map(Vec::as_slice).collect();
     let (mut out, mut kept) = (vec![0x55; n * dtype.size()], Integers::with_capacity(n));
@@ -162,9 +164,10 @@ pub(crate) fn log_decode(data: &[u8]) {
         assert!(values(dtype, &bytes).iter().all(|value| value.is_finite() && !value.is_sign_negative()));
         let mut out = Vec::new();
         log::encode_tile(&q, From::Factors(grid), &mut out).expect("each is a q");
-        let mut again = vec![0; n];
-        log::decode_tile(&out, Some(grid), &mut again).expect("written bytes can be read");
-        assert_eq!(again, q);
+        let (mut again, mut back) = (Integers::with_capacity(n), bytes.clone());
+        let run = LogRun { dtype, grid, unit, from: From::Factors(grid), payloads: &[&out] };
+        fused_decode::log(run, &mut back, Some(&mut again)).expect("written bytes can be read");
+        assert_eq!((again.values(), back), (q, bytes));
     }
 }
 
@@ -180,10 +183,11 @@ pub(crate) fn moment_decode(data: &[u8]) {
     let (step, rule) = (input.step(), input.pick(&Rule::ALL));
     let payload = payload(&mut input, n);
     let one_by_one = || -> Option<Vec<u8>> {
-        let (mut a, mut exceptions) = (vec![0; n], Vec::new());
-        lattice::decode_tile_add(&payload, &mut a, &mut exceptions).ok()?;
+        let (mut a, mut exceptions) = (Integers::with_capacity(n), Vec::new());
+        let run = LatticeRun { dtype: Dtype::F64, k: None, from: From::Zeros, step: 1.0, payloads: &[(&payload, 1.0)] };
+        fused_decode::lattice(run, &mut vec![0; 8 * n], &mut exceptions, Some(&mut a)).ok()?;
         let mut out = vec![0; n * dtype.size()];
-        moment::reconstruct((rule, dtype), &second, step, &a, &mut out).ok()?;
+        moment::reconstruct((rule, dtype), &second, step, &a.values(), &mut out).ok()?;
         lattice::apply_exceptions(dtype, &exceptions, &mut out).ok()?;
         Some(out)
     };
@@ -235,11 +239,11 @@ pub(crate) fn round_trip(data: &[u8]) {
         let prior: Option<Vec<i32>> = input.flag().then(|| a.iter().map(|a| a / 2).collect());
         let mut out = Vec::new();
         if lattice::encode_tile(&a, prior.as_deref(), &kept, &mut out).is_ok() {
-            let (mut sums, mut exceptions) = (prior.unwrap_or_else(|| vec![0; n]), Vec::new());
-            lattice::decode_tile_add(&out, &mut sums, &mut exceptions).expect("written bytes can be read");
+            let base = prior.map(Integers::Wide);
+            let from = base.as_ref().map_or(From::Zeros, From::Integers);
             let mut back = vec![0; w.len()];
-            lattice::reconstruct(dtype, k, step, &sums, &mut back).expect("the same step and keyframe");
-            lattice::apply_exceptions(dtype, &exceptions, &mut back).expect("they are of this tile");
+            let run = LatticeRun { dtype, k, from, step, payloads: &[(&out, step)] };
+            fused_decode::lattice(run, &mut back, &mut Vec::new(), None).expect("written bytes can be read");
             assert!(back == r, "the tile decodes as promised");
         }
     }
@@ -292,9 +296,10 @@ fn moments(input: &mut Input, dtype: Dtype, n: usize, v: &[u8], m: &[u8]) {
     }
     let mut out = Vec::new();
     log::encode_tile(&q, From::Factors(grid), &mut out).expect("each is a q");
-    let mut back = vec![0; n];
-    log::decode_tile(&out, Some(grid), &mut back).expect("written bytes can be read");
-    assert_eq!(back, q);
+    let (mut back, mut kept) = (vec![0; v.len()], Integers::with_capacity(n));
+    let run = LogRun { dtype, grid, unit, from: From::Factors(grid), payloads: &[&out] };
+    fused_decode::log(run, &mut back, Some(&mut kept)).expect("written bytes can be read");
+    assert!(kept.values() == q && back == decoded);
     let (step, rule, outward) = (input.step(), input.pick(&Rule::ALL), input.pick(&[0.0, moment::OUTWARD]));
     let (mut a, mut kept) = (vec![0; n], Vec::new());
     if moment::quantize((rule, dtype), m, v, (step, outward), &mut a, &mut kept).is_err() {

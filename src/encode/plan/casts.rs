@@ -4,10 +4,13 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::slice::from_ref;
 
 use codec::hash::xxh3_64;
 use codec::{Dtype, cast};
 use formats::{ReadAt, Tensor, Use};
+
+use super::lattice::read;
 
 /// Elements compared in the middle of a tensor. The encoder compares all.
 const LOOKED_AT: u64 = 256;
@@ -71,8 +74,6 @@ pub(super) fn matching(copy: &Tensor, original: &Tensor, planned: &Tensor) -> st
 fn middle(source: &dyn ReadAt, tensor: &Tensor) -> io::Result<Vec<u8>> {
     let size = tensor.dtype.size() as u64;
     let count = LOOKED_AT.min(tensor.elements());
-    let mut bytes = vec![0; (count * size) as usize];
     let first = (tensor.elements() - count) / 2;
-    source.read_exact_at(&mut bytes, tensor.extent.start + first * size)?;
-    Ok(bytes)
+    read(source, tensor, from_ref(&(first * size..(first + count) * size)))
 }

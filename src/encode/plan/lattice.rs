@@ -71,7 +71,7 @@ pub(super) fn weight(subject: &Subject) -> io::Result<Option<Choice>> {
         Some(table) if coding.is_by_rows() => table.row_step(subject)?,
         _ => 0.0,
     };
-    let bits = if subject.material.super_step { bits(subject, coding, alone, row_step)? } else { None };
+    let bits = if subject.material.base.super_step { bits(subject, coding, alone, row_step)? } else { None };
     Ok(Some(Choice { coding, alone, bits: bits.unwrap_or((0.0, 0.0)), row_step }))
 }
 
@@ -244,7 +244,7 @@ impl Table {
 
 /// Bits of the middle tile, as a difference to the base and without it.
 fn bits(subject: &Subject, coding: Coding, alone: Coding, row_step: f64) -> io::Result<Option<(f64, f64)>> {
-    let (Some(parent), Some(chain)) = (coding.parent, subject.material.base) else {
+    let (Some(parent), Some(chain)) = (coding.parent, &subject.material.base.chain) else {
         return Ok(None);
     };
     let middle = tiles(subject.tensor) / 2;

@@ -4,6 +4,7 @@
 //! a logarithm NaN, a point beyond the unit ball has no distance. Rounding keeps limits, but no norm and no sum. So a
 //! tensor that shows a constraint stays lossless. One pass over its bytes tells; it is read anyway.
 
+use std::cmp::Ordering;
 use std::io;
 
 use crate::store::object::rows_and_width;
@@ -60,7 +61,7 @@ fn in_pieces(source: &dyn ReadAt, tensor: &Tensor, piece: u64, mut see: impl FnM
     Ok(())
 }
 
-/// What one pass over a tensor gathers.
+/// The findings of one pass over a tensor.
 struct Seen {
     dtype: Dtype,
     width: usize,
@@ -100,19 +101,15 @@ impl Seen {
         let mut limits = Limits::OF_NONE;
         limits.add(self.dtype, piece);
         // Most pieces have no element at the limits of those before.
-        if limits.least <= self.limits.least || limits.most >= self.limits.most {
-            let values = values(self.dtype, piece);
-            let count = |of: f64| values.iter().filter(|value| **value == of).count() as u64;
-            if limits.least <= self.limits.least {
-                let before = if limits.least == self.limits.least { self.at_limits[0] } else { 0 };
-                self.at_limits[0] = before + count(limits.least);
+        let least = (limits.least, limits.least.partial_cmp(&self.limits.least));
+        let most = (limits.most, self.limits.most.partial_cmp(&limits.most));
+        for ((limit, order), count) in [least, most].into_iter().zip(&mut self.at_limits) {
+            if order.is_some_and(Ordering::is_le) {
+                let before = if order == Some(Ordering::Equal) { *count } else { 0 };
+                *count = before + values(self.dtype, piece).iter().filter(|value| **value == limit).count() as u64;
             }
-            if limits.most >= self.limits.most {
-                let before = if limits.most == self.limits.most { self.at_limits[1] } else { 0 };
-                self.at_limits[1] = before + count(limits.most);
-            }
-            self.limits.join(limits);
         }
+        self.limits.join(limits);
         let size = self.dtype.size();
         for row in piece.chunks(self.width * size) {
             let is_taken = self.row.is_multiple_of(self.every);

@@ -22,15 +22,15 @@ use rayon::prelude::*;
 
 use crate::recall::{Chain, walk};
 use crate::tile::{Codec, Coding};
-use codec::floor::{Keep, Limits};
+use codec::floor::Limits;
 use codec::{TILE_BYTES, lossless};
 use formats::{Description, ReadAt, Role, Tensor, Use};
 use papers::registry::SystemId;
 
 pub(super) use lattice::{read, sample, short_sample};
-pub(super) use moments::has_factors;
-pub(super) use subject::{Material, rows, spec, tiles};
-pub(crate) use subject::{read_tile, without_edges};
+pub(super) use moments::factors;
+pub(crate) use subject::{Material, read_tile, without_edges};
+pub(super) use subject::{rows, spec, tiles};
 
 use rates::{Kind, Rates};
 use subject::{Choice, Subject, Tensors};
@@ -51,7 +51,7 @@ pub(super) struct Plan {
     /// The coding without the base.
     alone: Coding,
     /// The tensor in the base for which this one is, or may become, a difference ([`Plan::lossless`]).
-    parent: Option<u32>,
+    pub(super) parent: Option<u32>,
     /// For the lattice by rows: a row's step in root mean squares of its difference.
     pub(super) row_step: f64,
     /// For first moments: the share of a step that is added before rounding.
@@ -85,16 +85,6 @@ impl Plan {
     fn begin_anew(&mut self) {
         self.parent = None;
         self.coding = self.alone;
-    }
-
-    /// Which elements are kept exactly.
-    pub(super) fn keep(&self) -> Keep {
-        self.limits.map_or(Keep::Nothing, Keep::Within)
-    }
-
-    /// Whether the tensor is, or may become, a difference to the base.
-    pub(super) fn needs_base(&self) -> bool {
-        self.parent.is_some()
     }
 
     /// The lossless coding of a tensor, chosen only if the tensor does not fit its codec.
@@ -160,7 +150,7 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
     let written = &material.description.tensors;
     let mut all: Vec<Tensor> = written.iter().map(without_edges).collect();
     let newer: HashMap<&str, &Tensor> = material.newer.1.tensors.iter().map(|t| (t.path.as_str(), t)).collect();
-    let (base, previous) = (Tensors::of(material.base), Tensors::of(material.previous));
+    let (base, previous) = (Tensors::of(material.base.chain.as_ref()), Tensors::of(material.base.previous.as_ref()));
     let twin_of = |tensor: &Tensor| {
         let twin = newer.get(tensor.path.as_str()).filter(|t| t.dtype == tensor.dtype && t.shape == tensor.shape);
         twin.map(|twin| without_edges(twin))
@@ -244,7 +234,11 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
             lossy = match kind {
                 Kind::Weight => lattice::weight(&subject)?,
                 Kind::FirstMoment => moments::first(&subject)?,
-                Kind::SecondMoment if is_of_adam(tensor) => moments::second_of_adam(&subject)?,
+                // With its first in units of it, the update keeps its size whatever the error. Other optimizers divide a
+                // value by it that is not stored.
+                Kind::SecondMoment if tensor.used == Use::ByRole && tensor.partner.is_some() => {
+                    moments::second_of_adam(&subject)?
+                }
                 Kind::SecondMoment => moments::second(&subject, rates.square_sum)?,
                 Kind::SquareSum => moments::second(&subject, rates.square_sum)?,
                 Kind::Norm => moments::second(&subject, rates.square_sum / 2)?,
@@ -285,7 +279,7 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
         plans.push(plan);
     }
     keep_together(&all, &mut plans);
-    let forecast = Some(forecast).filter(|_| material.super_step && material.base.is_some());
+    let forecast = Some(forecast).filter(|_| material.base.super_step && material.base.chain.is_some());
     if forecast.is_some_and(|forecast| forecast.wants_keyframe()) {
         plans.iter_mut().for_each(Plan::begin_anew);
     }
@@ -315,12 +309,6 @@ fn lossy_kind(material: &Material, tensor: &Tensor) -> Option<(Kind, Rates)> {
     let kind = rates::kind(tensor.role, tensor.used, tensor.partner.is_some(), tensor.lossless)?;
     let rates = material.rates(tensor.role)?;
     (tensor.dtype.is_lattice_float() && !tensor.shape.is_empty()).then_some((kind, rates))
-}
-
-/// Whether a second moment has its first in units of it. Then the update keeps its size whatever the second's error.
-/// Other optimizers divide a value by it that is not stored.
-fn is_of_adam(tensor: &Tensor) -> bool {
-    tensor.used == Use::ByRole && tensor.partner.is_some()
 }
 
 /// The published system for a tensor. The systems quantize models. No paper covers the optimizer's state and

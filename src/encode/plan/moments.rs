@@ -12,16 +12,18 @@
 //! Half the step for all its tensors saves as little more, for five times the bytes.
 
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::recall::walk;
 use crate::store::object::rows_and_width;
-use crate::tile::{Around, Codec, State};
+use crate::tile::{Around, Codec, Coding, State};
+use codec::entropy::scratch;
 use codec::lattice::values;
 use codec::log::{Factors, FactorsBuilder};
 use codec::moment::{Rule, Sample};
 use codec::{lattice, moment};
-use formats::{Tensor, Use};
+use formats::{ReadAt, Tensor, Use};
 
 use super::lattice::{mean_square, read, root_mean_square, sample, short_sample};
 use super::rates::{Rates, VECTOR};
@@ -191,7 +193,8 @@ pub(super) fn second(subject: &Subject, unit: u32) -> io::Result<Option<Choice>>
     let middle = tiles(tensor) / 2;
     let data = Arc::new(read_tile(subject.material.source, tensor, middle)?);
     let alone = Codec::Log { unit }.alone();
-    let factors = Arc::new(factors_of_tile(subject, middle, &data, unit));
+    // One tile suffices to weigh them.
+    let factors = Arc::new(factors(subject.material.source, tensor, alone, middle..middle + 1)?);
     let (rows, width) = rows_and_width(&tensor.shape);
     let share = data.len() as f64 / tensor.bytes() as f64;
     let factor_bits = if factors.is_flat() { 0.0 } else { FACTOR_BITS * (rows + width) as f64 * share };
@@ -212,21 +215,30 @@ pub(super) fn second(subject: &Subject, unit: u32) -> io::Result<Option<Choice>>
     }))
 }
 
-/// Factors from one tile only, which suffices to weigh them.
-fn factors_of_tile(subject: &Subject, number: usize, data: &[u8], unit: u32) -> Factors {
-    let tensor = subject.tensor;
-    match has_factors(&tensor.shape) {
-        Some((rows, width)) => {
-            let mut builder = FactorsBuilder::new(rows, width);
-            builder.add(tensor.dtype, super::subject::rows(tensor, number).first, data);
-            builder.finish(unit)
-        }
-        None => Factors::flat_of(tensor.dtype, data),
+/// The rank-1 prediction of a tensor, or of the size of its elements, from these of its tiles.
+pub(in super::super) fn factors(
+    source: &dyn ReadAt,
+    tensor: &Tensor,
+    coding: Coding,
+    tiles: Range<usize>,
+) -> io::Result<Factors> {
+    let of_sizes = matches!(coding.codec, Codec::Sized { .. });
+    let Some((rows, width)) = has_factors(&tensor.shape) else {
+        let middle = read_tile(source, tensor, super::tiles(tensor) / 2)?;
+        let flat = if of_sizes { Factors::size_of } else { Factors::flat_of };
+        return Ok(flat(tensor.dtype, &middle));
+    };
+    let mut builder = if of_sizes { FactorsBuilder::of_sizes } else { FactorsBuilder::new }(rows, width);
+    for number in tiles {
+        let data = read_tile(source, tensor, number)?;
+        builder.add(tensor.dtype, super::rows(tensor, number).first, &data);
+        scratch::give_bytes(data.into());
     }
+    Ok(builder.finish(coding.unit().unwrap_or(0)))
 }
 
 /// The number of rows and their length, if a rank-1 prediction is possible: two rows and columns at least.
-pub(in super::super) fn has_factors(shape: &[u64]) -> Option<(usize, usize)> {
+fn has_factors(shape: &[u64]) -> Option<(usize, usize)> {
     let (rows, width) = rows_and_width(shape);
     (rows > 1 && width > 1).then_some(())?;
     Some((usize::try_from(rows).ok()?, usize::try_from(width).ok()?))

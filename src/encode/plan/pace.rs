@@ -74,20 +74,10 @@ impl Pace {
         let weight = (rates.weight * relief).min(most).max(LEAST * rates.weight);
         // A row's update is its own, and most rows rest: a short interval gives them nothing.
         let row = rates.row * (weight / rates.weight).min(1.0);
-        let Rates { iterations: promised, share, first_moment_relief, momentum, square_sum, .. } = rates;
         let moments = if self.iterations.is_some_and(|iterations| iterations >= FAR) { rates } else { BALANCED };
-        let first_moment = moments.first_moment / relief.powf(first_moment_relief);
-        Rates {
-            iterations: promised,
-            share,
-            weight,
-            row,
-            first_moment,
-            first_moment_relief,
-            momentum,
-            square_sum,
-            ..moments
-        }
+        let Rates { outward, least_kept, second_moment, full_change, .. } = moments;
+        let first_moment = moments.first_moment / relief.powf(rates.first_moment_relief);
+        Rates { weight, row, first_moment, outward, least_kept, second_moment, full_change, ..rates }
     }
 }
 
@@ -145,7 +135,7 @@ pub(in super::super) fn trainer_step(description: &Description) -> Option<f64> {
     found.map(|(_, count)| *count as f64)
 }
 
-/// What the optimizer counts.
+/// The optimizer's count.
 pub(in super::super) fn optimizer_step(source: &dyn ReadAt, description: &Description) -> io::Result<Option<f64>> {
     let Some(tensor) = description.step() else {
         return Ok(description.progress.optimizer_step.map(|step| step as f64));

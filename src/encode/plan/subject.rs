@@ -13,28 +13,27 @@ use codec::entropy::scratch;
 use codec::{Rows, TILE_BYTES};
 use formats::{Description, ReadAt, Role, Tensor};
 
+use super::super::base::Base;
 use super::rates::{Rates, rates};
 
 /// Tensors of at least this many bytes have edges in the skeleton: 12 KiB are 0.15% of them.
 const MIN_EDGES_BYTES: u64 = 8 << 20;
 
-/// The input of a plan.
-pub(in super::super) struct Material<'a> {
-    pub(in super::super) source: &'a (dyn ReadAt + Sync),
-    pub(in super::super) description: &'a Description,
+/// A file between its states, which decides how each tensor of it is encoded.
+#[derive(Clone, Copy)]
+pub(crate) struct Material<'a> {
+    /// The file, with its tables in order.
+    pub(crate) source: &'a (dyn ReadAt + Sync),
+    pub(crate) description: &'a Description,
     /// The state after this one, as written, with its tensors. With `ahead`, the state before it, as written.
-    pub(in super::super) newer: (&'a (dyn ReadAt + Sync), &'a Description),
+    pub(crate) newer: (&'a (dyn ReadAt + Sync), &'a Description),
     /// No state after this one is known. The proofs of the state before hold, and the plan expects its update again.
-    pub(in super::super) ahead: bool,
-    /// The archived state that this one becomes a difference to.
-    pub(in super::super) base: Option<&'a Chain>,
-    /// The archived state before this one: the base, or for a super-step a state between it and its base.
-    pub(in super::super) previous: Option<&'a Chain>,
-    /// The base is the super-step before this one. Only here a keyframe may win.
-    pub(in super::super) super_step: bool,
+    pub(crate) ahead: bool,
+    /// The archived states before this one. Only as a super-step may a keyframe win.
+    pub(crate) base: &'a Base,
     /// Iterations to the state after it, as the two names count them: for files that count none.
-    pub(in super::super) apart: Option<f64>,
-    pub(in super::super) profiles: &'a Profiles,
+    pub(crate) apart: Option<f64>,
+    pub(crate) profiles: &'a Profiles,
 }
 
 impl Material<'_> {
@@ -138,13 +137,10 @@ pub(in super::super) fn tiles(tensor: &Tensor) -> usize {
     tensor.bytes().div_ceil(TILE_BYTES as u64) as usize
 }
 
-fn first_element(tensor: &Tensor, tile: usize) -> u64 {
-    object::first_element(&tensor.shape, tensor.dtype, tensor.bytes(), tile)
-}
-
 /// Where a tile's elements lie in the rows of its tensor.
 pub(in super::super) fn rows(tensor: &Tensor, tile: usize) -> Rows {
-    Rows { width: rows_and_width(&tensor.shape).1, first: first_element(tensor, tile) }
+    let first = object::first_element(&tensor.shape, tensor.dtype, tensor.bytes(), tile);
+    Rows { width: rows_and_width(&tensor.shape).1, first }
 }
 
 /// A tile of a tensor, and how it is to be encoded.

@@ -5,6 +5,7 @@
 
 use codec::Dtype;
 use codec::hash::xxh3_64;
+use codec::lattice::values;
 
 /// Bytes of a sample: enough for the frequencies of each byte place, and few beside a block.
 pub(super) const SAMPLE_BYTES: usize = 4096;
@@ -74,20 +75,9 @@ fn elements(sample: &[u8], places: &Places, width: usize) -> (Dtype, usize) {
 
 /// The share of the elements that are 0 or of a usual magnitude.
 fn plausible(dtype: Dtype, bytes: &[u8]) -> f64 {
-    let size = dtype.size();
-    let bits = |element: &[u8]| element.iter().rev().fold(0u64, |bits, &byte| bits << 8 | u64::from(byte));
-    let is_usual = |element: &[u8]| {
-        let bits = bits(element);
-        let exponent = match dtype {
-            Dtype::F64 => (bits >> 52 & 0x7ff) as i32 - 1023,
-            Dtype::F32 => (bits >> 23 & 0xff) as i32 - 127,
-            _ => (bits >> 7 & 0xff) as i32 - 127,
-        };
-        bits << (64 - 8 * size) << 1 == 0 || EXPONENTS.contains(&exponent)
-    };
-    let elements = bytes.chunks_exact(size);
-    let count = elements.len().max(1);
-    elements.filter(|element| is_usual(element)).count() as f64 / count as f64
+    let is_usual = |x: &&f64| **x == 0.0 || EXPONENTS.contains(&((x.to_bits() >> 52 & 0x7ff) as i32 - 1023));
+    let values = values(dtype, bytes);
+    values.iter().filter(is_usual).count() as f64 / values.len().max(1) as f64
 }
 
 /// How often each byte occurs at each place of a widest element.

@@ -35,69 +35,43 @@ impl<'a> BitWriter<'a> {
 
 /// Reads bit fields from a payload.
 pub(super) struct BitReader<'a> {
-    whole: &'a [u8],
+    /// From the byte with the next bit on.
     payload: &'a [u8],
-    acc: u64,
-    held: u32,
+    /// Bits of that byte that were read, at most 7.
+    taken: u32,
 }
 
 impl<'a> BitReader<'a> {
     pub(super) fn new(payload: &'a [u8]) -> Self {
-        BitReader { whole: payload, payload, acc: 0, held: 0 }
+        BitReader { payload, taken: 0 }
     }
 
-    #[inline]
-    fn refill(&mut self) {
-        if let Some((word, rest)) = self.payload.split_first_chunk::<4>() {
-            self.acc |= u64::from(u32::from_le_bytes(*word)) << self.held;
-            self.held += 32;
-            self.payload = rest;
-            return;
-        }
-        while self.held <= 56
-            && let Some((&byte, rest)) = self.payload.split_first()
-        {
-            self.acc |= u64::from(byte) << self.held;
-            self.held += 8;
-            self.payload = rest;
-        }
-    }
-
-    /// The next `width` bits, at most 32.
-    #[inline]
-    pub(super) fn take(&mut self, width: u32) -> Result<u32, Corrupt> {
-        if self.held < width {
-            self.refill();
-            Corrupt::when(self.held < width, "truncated bit field")?;
-        }
-        let value = (self.acc & ((1 << width) - 1)) as u32;
-        self.acc >>= width;
-        self.held -= width;
-        Ok(value)
-    }
-
-    /// The unread bytes, from the byte with the next bit on, and the number of bits of that byte that are already read.
+    /// The unread bytes, from the one with the next bit on, and the number of bits of that byte that are already read.
     #[inline]
     pub(super) fn ahead(&self) -> (&'a [u8], u32) {
-        let place = 8 * (self.whole.len() - self.payload.len()) - self.held as usize;
-        (&self.whole[place / 8..], (place % 8) as u32)
+        (self.payload, self.taken)
     }
 
-    /// Skips bits that [`BitReader::ahead`] returned.
+    /// The next 32 bits, with zeros after the last.
     #[inline]
-    pub(super) fn skip(&mut self, bits: u32) {
-        let (ahead, taken) = self.ahead();
-        let place = (taken + bits) as usize;
-        (self.payload, self.acc, self.held) = (&ahead[(place / 8).min(ahead.len())..], 0, 0);
-        let taken = (place % 8) as u32;
-        if let Some((&byte, rest)) = self.payload.split_first().filter(|_| taken > 0) {
-            (self.payload, self.acc, self.held) = (rest, u64::from(byte) >> taken, 8 - taken);
-        }
+    pub(super) fn peek(&self) -> u32 {
+        let mut word = [0; 8];
+        let ahead = self.payload.len().min(word.len());
+        word[..ahead].copy_from_slice(&self.payload[..ahead]);
+        (u64::from_le_bytes(word) >> self.taken) as u32
+    }
+
+    /// Skips bits, which must be there.
+    #[inline]
+    pub(super) fn skip(&mut self, bits: u32) -> Result<(), Corrupt> {
+        let end = (self.taken + bits) as usize;
+        Corrupt::when(end > 8 * self.payload.len(), "truncated bit field")?;
+        (self.payload, self.taken) = (&self.payload[end / 8..], (end % 8) as u32);
+        Ok(())
     }
 
     /// The bytes after the one with the last bit read.
     pub(super) fn rest(self) -> &'a [u8] {
-        let read = self.whole.len() - self.payload.len();
-        &self.whole[read - (self.held / 8) as usize..]
+        &self.payload[usize::from(self.taken > 0)..]
     }
 }

@@ -8,15 +8,13 @@
 //! Layout: `first`, `digits` | 0x80 if there is an escape, `k`; the length of the Huffman body, the body; the literals
 //! as a payload of [`super::bytes`].
 
+use super::outside::Outside;
 use super::scratch::Scratch;
-use super::simd::{Level, multiversion, places_outside};
+use super::simd::{Level, multiversion};
 use super::{Corrupt, huffman, varint};
 
 /// Maximum words of a block code: a word is a byte.
 const WORDS: usize = 256;
-
-/// Symbols examined together when searching for escapes: one bit each in a `u64`.
-const CHUNK: usize = 64;
 
 const ESCAPES: u8 = 0x80;
 
@@ -83,6 +81,11 @@ impl Shape {
         literals
     }
 
+    /// The escapes among encoded or decoded symbols.
+    fn outside(self, symbols: &[u8]) -> Outside {
+        Outside::new(Level::detect(), symbols, self.first, self.window())
+    }
+
     fn put(self, out: &mut Vec<u8>) {
         out.extend_from_slice(&[self.first, self.digits | if self.escapes { ESCAPES } else { 0 }, self.k]);
     }
@@ -133,8 +136,7 @@ pub(super) fn encode(symbols: &[u8], shape: Shape, out: &mut Vec<u8>) -> Vec<u8>
     if !shape.escapes {
         return Vec::new();
     }
-    let places = places_outside(Level::detect(), symbols, shape.first, shape.window());
-    places.into_iter().map(|place| symbols[place as usize]).collect()
+    shape.outside(symbols).places().into_iter().map(|place| symbols[place as usize]).collect()
 }
 
 fn to_words<const K: usize>(symbols: &[u8], shape: Shape) -> Scratch {
@@ -193,130 +195,9 @@ pub(super) fn decode(
     if !shape.escapes {
         return Ok(());
     }
-    let level = Level::detect();
-    let masks = masks_outside(level, out, shape.first, shape.window());
-    let mut literals = Scratch::new(masks.iter().map(|mask| mask.count_ones() as usize).sum());
+    let outside = shape.outside(out);
+    let mut literals = Scratch::new(outside.count());
     nested(payload, &mut literals)?;
-    put_literals(level, &masks, &literals, out);
+    outside.places().into_iter().zip(literals.iter()).for_each(|(place, literal)| out[place as usize] = *literal);
     Ok(())
-}
-
-multiversion! {
-    /// For each chunk: one bit for each symbol, set if it is outside the window.
-    fn masks_outside(symbols: &[u8], first: u8, window: u8) -> Vec<u64> {
-        let (chunks, tail) = symbols.as_chunks::<CHUNK>();
-        let mut masks = Vec::with_capacity(chunks.len() + 1);
-        masks.extend(chunks.iter().map(|chunk| mask_outside(chunk, first, window)));
-        let mut last = [first; CHUNK];
-        last[..tail.len()].copy_from_slice(tail);
-        masks.push(mask_outside(&last, first, window));
-        masks
-    }
-}
-
-/// Places found together before literals go there.
-const PLACES: usize = 1024;
-/// Places of a chunk that are found without a branch, which the processor would often guess wrong.
-const USUAL: u32 = 4;
-
-multiversion! {
-    /// Writes the literals to the symbols whose bit is set, one to each.
-    fn put_literals(masks: &[u64], literals: &[u8], symbols: &mut [u8]) {
-        let (mut places, mut found) = ([0u32; PLACES], 0);
-        let mut literals = literals.iter();
-        let mut put = |places: &[u32]| {
-            for (&place, &literal) in places.iter().zip(literals.by_ref()) {
-                if let Some(symbol) = symbols.get_mut(place as usize) {
-                    *symbol = literal;
-                }
-            }
-        };
-        for (number, &mask) in masks.iter().enumerate() {
-            let Some(room) = places.get_mut(found..found + CHUNK) else { break };
-            let (mut left, start) = (mask, (number * CHUNK) as u32);
-            let next = |left: &mut u64| {
-                let place = start + left.trailing_zeros();
-                *left &= left.wrapping_sub(1);
-                place
-            };
-            room[..USUAL as usize].iter_mut().for_each(|place| *place = next(&mut left));
-            let count = mask.count_ones();
-            if count > USUAL {
-                room[USUAL as usize..count as usize].iter_mut().for_each(|place| *place = next(&mut left));
-            }
-            found += count as usize;
-            if found > PLACES - CHUNK {
-                put(&places[..found]);
-                found = 0;
-            }
-        }
-        put(&places[..found]);
-    }
-}
-
-/// One bit for each symbol of a chunk, set if it is outside the window, which is not empty.
-#[cfg(target_arch = "x86_64")]
-#[inline(always)]
-fn mask_outside(chunk: &[u8; CHUNK], first: u8, window: u8) -> u64 {
-    use std::arch::x86_64::{
-        __m128i, _mm_cmpeq_epi8, _mm_loadu_si128, _mm_max_epu8, _mm_movemask_epi8, _mm_set1_epi8, _mm_sub_epi8,
-    };
-    let mut mask = 0;
-    for (at, sixteen) in chunk.as_chunks::<16>().0.iter().enumerate() {
-        // SAFETY: every x86-64 has these instructions. The pointer is to sixteen bytes, and the load needs no alignment.
-        let bits = unsafe {
-            let symbols = _mm_loadu_si128(sixteen.as_ptr().cast::<__m128i>());
-            let digits = _mm_sub_epi8(symbols, _mm_set1_epi8(first as i8));
-            _mm_movemask_epi8(_mm_cmpeq_epi8(_mm_max_epu8(digits, _mm_set1_epi8(window as i8)), digits))
-        };
-        mask |= u64::from(bits as u32) << (16 * at);
-    }
-    mask
-}
-
-/// One bit for each symbol of a chunk, set if it is outside the window.
-#[cfg(not(target_arch = "x86_64"))]
-#[inline(always)]
-fn mask_outside(chunk: &[u8; CHUNK], first: u8, window: u8) -> u64 {
-    mask_one_by_one(chunk, first, window)
-}
-
-/// The same on any machine.
-#[cfg(any(test, not(target_arch = "x86_64")))]
-fn mask_one_by_one(chunk: &[u8; CHUNK], first: u8, window: u8) -> u64 {
-    let bits = chunk.iter().enumerate().map(|(at, s)| u64::from(s.wrapping_sub(first) >= window) << at);
-    bits.fold(0, |mask, bit| mask | bit)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        #[test]
-        fn masks_and_literals_are_as_one_by_one(
-            symbols in prop::collection::vec(prop_oneof![9 => 0..5u8, 1 => any::<u8>()], 0..3000),
-            first in 0..5u8,
-            window in 1..200u8,
-        ) {
-            let masks = masks_outside(Level::PORTABLE, &symbols, first, window);
-            let is_outside = |s: u8| s.wrapping_sub(first) >= window;
-            let mut literals = symbols.iter().enumerate().filter(|(_, s)| is_outside(**s)).map(|(at, _)| at as u8);
-            let wanted: Vec<u8> =
-                symbols.iter().map(|&s| if is_outside(s) { literals.next().unwrap() } else { s }).collect();
-            let literals: Vec<u8> =
-                (0..symbols.len()).filter(|&at| is_outside(symbols[at])).map(|at| at as u8).collect();
-            prop_assert_eq!(masks.iter().map(|mask| mask.count_ones() as usize).sum::<usize>(), literals.len());
-            for (chunk, &mask) in symbols.as_chunks().0.iter().zip(&masks) {
-                prop_assert_eq!(mask_one_by_one(chunk, first, window), mask);
-            }
-            for level in Level::available() {
-                prop_assert_eq!(&masks_outside(level, &symbols, first, window), &masks);
-                let mut out = symbols.clone();
-                put_literals(level, &masks, &literals, &mut out);
-                prop_assert_eq!(&out, &wanted);
-            }
-        }
-    }
 }

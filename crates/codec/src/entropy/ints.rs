@@ -39,42 +39,26 @@ fn classify(value: i32) -> (u8, u32, u32) {
     (class as u8, magnitude & ((1 << width) - 1), width)
 }
 
-/// The value of a class at or above [`LARGE`].
-#[inline]
-fn large(class: u8, extra: &mut BitReader<'_>) -> Result<i32, Corrupt> {
-    let index = u32::from(class - LARGE);
-    let (exponent, fraction, negative) = (index / 8 + LARGE_EXPONENT, index / 2 % 4, index % 2 == 1);
-    let width = exponent - 2;
-    let magnitude = i64::from(4 + fraction) << width | i64::from(extra.take(width)?);
-    let value = if negative { -magnitude } else { magnitude };
-    i32::try_from(value).map_err(|_| Corrupt("value beyond 32 bits"))
-}
-
 /// Appends the smallest payload of `values` in this format.
 pub fn encode(values: &[i32], out: &mut Vec<u8>) {
     let fill = |start: usize, block: &mut [i32]| block.copy_from_slice(&values[start..][..block.len()]);
-    encode_halved(values.len(), 0, out, fill);
+    encode_halved(values.len(), 0, out, |_, _| false, fill);
 }
 
 /// Values made and classified together, in the first-level cache.
 pub(crate) const BLOCK: usize = 2048;
 
 /// Appends the payload of `n` values, which `fill` makes block by block. `fill` gets the index of a block's first value
-/// and the block; it may be called more than once for a block.
-pub(crate) fn encode_blocks(n: usize, out: &mut Vec<u8>, fill: impl FnMut(usize, &mut [i32])) {
-    encode_blocks_or(n, out, |_, _| false, fill);
-}
-
-/// The same, where `small` may be able to write the classes of a block at once. It returns false for a block with a
-/// large value, and whenever it likes; then `fill` makes the values.
-pub(crate) fn encode_blocks_or(
+/// and the block; it may be called more than once for a block. `small` may be able to write the classes of a block at
+/// once. It returns false for a block with a large value, and whenever it likes.
+pub(crate) fn encode_blocks(
     n: usize,
     out: &mut Vec<u8>,
     small: impl FnMut(usize, &mut [u8]) -> bool,
     mut fill: impl FnMut(usize, &mut [i32]),
 ) {
     let width = width_to_pack(n, &mut fill);
-    encode_halved_or(n, width, out, small, fill);
+    encode_halved(n, width, out, small, fill);
 }
 
 /// From this many values on, speed matters more than the last bytes: a whole tile of f32.
@@ -107,12 +91,8 @@ fn width_to_pack(n: usize, fill: &mut impl FnMut(usize, &mut [i32])) -> u32 {
     if after <= before * PACKED_MAY_COST { width as u32 } else { 0 }
 }
 
-/// Appends the payload of values whose `width` low bits are packed separately, unless that is 0.
-pub(super) fn encode_halved(n: usize, width: u32, out: &mut Vec<u8>, fill: impl FnMut(usize, &mut [i32])) {
-    encode_halved_or(n, width, out, |_, _| false, fill);
-}
-
-fn encode_halved_or(
+/// The same for values whose `width` low bits are packed separately, unless that is 0.
+pub(super) fn encode_halved(
     n: usize,
     width: u32,
     out: &mut Vec<u8>,
@@ -165,27 +145,10 @@ multiversion! {
 
 /// Fills `out` from the payload of exactly that many values.
 pub fn decode(payload: &[u8], out: &mut [i32]) -> Result<(), Corrupt> {
-    let mut blocks = Blocks::new(payload, out.len())?;
-    for values in out.chunks_mut(BLOCK) {
-        if let Some(classes) = blocks.write(values)? {
-            small_values(Level::detect(), classes, values);
-        }
-    }
-    Ok(())
-}
-
-/// Adds the values of a payload to `acc`. A sum beyond 32 bits is an error; `acc` is useless then.
-pub fn decode_add(payload: &[u8], acc: &mut [i32]) -> Result<(), Corrupt> {
-    let mut blocks = Blocks::new(payload, acc.len())?;
-    let (level, mut values) = (Level::detect(), [0; BLOCK]);
-    for acc in acc.chunks_mut(BLOCK) {
-        let in_range = match blocks.next(&mut values[..acc.len()])? {
-            Symbols::Small(classes) => add(level, classes, acc),
-            Symbols::Any(values) => add(level, values, acc),
-        };
-        Corrupt::when(!in_range, "sum beyond 32 bits")?;
-    }
-    Ok(())
+    decode_blocks(payload, out.len(), |start, values| {
+        out[start..][..values.len()].copy_from_slice(values);
+        Ok(())
+    })
 }
 
 multiversion! {
@@ -295,14 +258,6 @@ impl<'a> Blocks<'a> {
     /// The next values: [`BLOCK`], or fewer at the end, as many as `values` has room for. If some are large, they are
     /// written there; otherwise `values` stays unchanged.
     pub(crate) fn next<'b>(&'b mut self, values: &'b mut [i32]) -> Result<Symbols<'b>, Corrupt> {
-        Ok(match self.write(values)? {
-            Some(classes) => Symbols::Small(classes),
-            None => Symbols::Any(values),
-        })
-    }
-
-    /// Writes the next values, or returns their classes and writes nothing if that tells all.
-    fn write(&mut self, values: &mut [i32]) -> Result<Option<&[u8]>, Corrupt> {
         let classes = self.classes.get(self.done..self.done + values.len()).ok_or(Corrupt("values after the last"))?;
         self.done += values.len();
         if !are_small(self.level, classes) {
@@ -313,7 +268,7 @@ impl<'a> Blocks<'a> {
                 }
             }
         } else if self.width == 0 {
-            return Ok(Some(classes));
+            return Ok(Symbols::Small(classes));
         } else {
             small_values(self.level, classes, values);
         }
@@ -322,74 +277,68 @@ impl<'a> Blocks<'a> {
             packed::join(values, self.width, low)?;
             self.low = rest;
         }
-        Ok(None)
+        Ok(Symbols::Any(values))
     }
 }
 
 /// Writes the values of a chunk with some large ones.
 fn large_values(classes: &[u8], values: &mut [i32], extra: &mut BitReader<'_>) -> Result<(), Corrupt> {
-    if classes.iter().fold(0, |most, &class| class.max(most)) as usize >= TABLE.len() {
-        for (value, &class) in values.iter_mut().zip(classes) {
-            *value = if class < LARGE { i32::from(class) - SMALL } else { large(class, extra)? };
-        }
-        return Ok(());
-    }
     let (bytes, offset) = extra.ahead();
-    let taken = fields(Level::detect(), classes, values, bytes, offset).ok_or(Corrupt("truncated bit field"))?;
-    extra.skip(taken);
-    Ok(())
+    let (end, sound) = fields(Level::detect(), classes, values, bytes, offset);
+    extra.skip(end - offset)?;
+    if sound { Ok(()) } else { Err(Corrupt("value beyond 32 bits")) }
 }
 
-/// Maximum extra bits of a class in [`TABLE`]: four bytes hold them, at any bit offset.
-const MOST_EXTRA: usize = 21;
-
-/// Bytes that a chunk's extra bits touch, plus the bytes that the read of the last of them may touch.
-const MOST_TOUCHED: usize = (CHUNK * MOST_EXTRA).div_ceil(8) + 1 + 4;
+/// Bytes that a chunk's extra bits touch, and those that the read of the last of them may touch.
+const MOST_TOUCHED: usize = (CHUNK * MOST_EXTRA).div_ceil(8) + 1 + 8;
 
 multiversion! {
-    /// Writes the values of a chunk whose classes are all in [`TABLE`]. Their extra bits begin in the first of these
-    /// bytes, after `offset` bits. Returns the number of extra bits, or `None` if they end early. It locates all bits
-    /// first, then reads the values: one by one, each would wait for the one before.
-    fn fields(classes: &[u8], values: &mut [i32], bytes: &[u8], offset: u32) -> Option<u32> {
+    /// Writes the values of a chunk. Their extra bits begin in the first of these bytes, after `offset` bits. Returns
+    /// where they end, which may be beyond the bytes, and whether all values fit 32 bits. It locates all bits first, then
+    /// reads the values: one by one, each would wait for the one before.
+    fn fields(classes: &[u8], values: &mut [i32], bytes: &[u8], offset: u32) -> (u32, bool) {
         let mut places = [0; CHUNK];
         let mut end = offset;
         for (place, &class) in places.iter_mut().zip(classes) {
             *place = end;
-            end += u32::from(TABLE[usize::from(class).min(TABLE.len() - 1)].2);
-        }
-        let touched = end.div_ceil(8) as usize;
-        if touched > bytes.len() {
-            return None;
+            end += u32::from(TABLE[usize::from(class)].2);
         }
         let mut last = [0; MOST_TOUCHED];
-        let bytes = if bytes.len() < touched + 4 {
+        let bytes = if bytes.len() < MOST_TOUCHED {
             last[..bytes.len()].copy_from_slice(bytes);
             &last
         } else {
             bytes
         };
+        let mut sound = true;
         for ((value, &class), &place) in values.iter_mut().zip(classes).zip(&places) {
-            let (least, sign, width) = TABLE[usize::from(class).min(TABLE.len() - 1)];
-            let word = bytes[place as usize / 8..].first_chunk().map_or(0, |word| u32::from_le_bytes(*word));
-            let magnitude = least | (word >> (place % 8) & ((1 << width) - 1)) as i32;
-            *value = (magnitude ^ sign) - sign;
+            let (least, sign, width) = TABLE[usize::from(class)];
+            let word = bytes[place as usize / 8..].first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
+            let magnitude = least | (word >> (place % 8)) as u32 & ((1 << width) - 1);
+            *value = (magnitude as i32 ^ sign).wrapping_sub(sign);
+            // The sign of a large value is that of its class.
+            sound &= (*value ^ sign) >= 0;
         }
-        Some(end - offset)
+        (end, sound)
     }
 }
 
-/// For each class below 2^24: its smallest magnitude, -1 if it is negative, and the number of its extra bits.
-static TABLE: [(i32, i32, u8); LARGE as usize + 8 * 20] = {
-    let mut table = [(0, 0, 0); LARGE as usize + 8 * 20];
+/// Maximum extra bits of a class.
+const MOST_EXTRA: usize = 29;
+
+/// For each class: its smallest magnitude, -1 if it is negative, and the number of its extra bits. No value has the last
+/// class, 255.
+static TABLE: [(u32, i32, u8); 256] = {
+    let mut table = [(1 << 31, 0, 0); 256];
     let mut class = 0;
-    while class < table.len() {
+    while class < u8::MAX as usize {
         let small = class as i32 - SMALL;
         table[class] = if class < LARGE as usize {
-            if small < 0 { (-small, -1, 0) } else { (small, 0, 0) }
+            (small.unsigned_abs(), if small < 0 { -1 } else { 0 }, 0)
         } else {
             let index = class as u32 - LARGE as u32;
             let width = index / 8 + LARGE_EXPONENT - 2;
-            (((4 + index / 2 % 4) << width) as i32, -((index % 2) as i32), width as u8)
+            ((4 + index / 2 % 4) << width, -((index % 2) as i32), width as u8)
         };
         class += 1;
     }

@@ -18,6 +18,7 @@ mod blocks;
 pub(crate) mod cost;
 mod huffman;
 pub mod ints;
+mod outside;
 mod packed;
 pub mod scratch;
 pub mod simd;

@@ -31,14 +31,9 @@ impl<T> Default for Idle<T> {
 }
 
 impl<T: Copy + Default> Shelf<T> {
-    /// A shelf for a number of buffers per core, each of at most `largest` elements. Further or larger ones go back to
-    /// the allocator.
-    pub(crate) fn new(per_core: usize, largest: usize) -> Shelf<T> {
-        Shelf::with_least(0, per_core, largest)
-    }
-
-    /// The same, but for at least so many buffers.
-    fn with_least(least: usize, per_core: usize, largest: usize) -> Shelf<T> {
+    /// A shelf for a number of buffers per core and at least so many, each of at most `largest` elements. Further or
+    /// larger ones go back to the allocator.
+    fn new(least: usize, per_core: usize, largest: usize) -> Shelf<T> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Shelf { idle: Mutex::default(), kept: least.max(per_core * cores), largest }
     }
@@ -52,20 +47,15 @@ impl<T: Copy + Default> Shelf<T> {
 
     /// The same, but the buffer may be longer. It clears nothing that was in use before.
     fn take_longer(&self, length: usize) -> Vec<T> {
-        let mut buffer = self.pop();
+        let mut idle = self.idle();
+        let mut buffer = idle.buffers.pop().unwrap_or_default();
+        idle.untouched = idle.untouched.min(idle.buffers.len());
+        drop(idle);
         if buffer.len() < length {
             buffer.reserve_exact(length - buffer.len());
             buffer.resize(length, T::default());
         }
         buffer
-    }
-
-    /// The buffer returned last, or an empty one.
-    fn pop(&self) -> Vec<T> {
-        let mut idle = self.idle();
-        let buffer = idle.buffers.pop();
-        idle.untouched = idle.untouched.min(idle.buffers.len());
-        buffer.unwrap_or_default()
     }
 
     /// Takes back a buffer. Dropping one instead only costs time.
@@ -96,12 +86,12 @@ impl<T: Copy + Default> Shelf<T> {
 
 /// Byte buffers. A tile uses at most ten at once (eight planes and the buffers that code one of them), each at most of
 /// its size.
-static BYTES: LazyLock<Shelf<u8>> = LazyLock::new(|| Shelf::new(10, 1 << 20));
+static BYTES: LazyLock<Shelf<u8>> = LazyLock::new(|| Shelf::new(0, 10, 1 << 20));
 
 /// The bytes and the integers of whole tiles while they are encoded. Those of a tile and of its companion are in use at
 /// once. A read decodes 32 tiles ahead, and keeps 64 second moments until it has their first ones.
-static TILES: LazyLock<Shelf<u8>> = LazyLock::new(|| Shelf::with_least(32 + 64, 16, 1 << 20));
-static INTEGERS: LazyLock<Shelf<i32>> = LazyLock::new(|| Shelf::new(6, 1 << 18));
+static TILES: LazyLock<Shelf<u8>> = LazyLock::new(|| Shelf::new(32 + 64, 16, 1 << 20));
+static INTEGERS: LazyLock<Shelf<i32>> = LazyLock::new(|| Shelf::new(0, 6, 1 << 18));
 
 /// Tiles with fewer bytes or integers get buffers of their own. An owner of many small ones must not hold large
 /// buffers.
@@ -187,7 +177,7 @@ mod tests {
     /// For any number of threads, the shelf keeps no more than its limit, and nothing too large.
     #[test]
     fn a_shelf_keeps_no_more_than_its_limit() {
-        let shelf = Shelf::<u8>::new(2, 100);
+        let shelf = Shelf::<u8>::new(0, 2, 100);
         let kept = shelf.kept;
         std::thread::scope(|scope| {
             for _ in 0..8 {
@@ -205,7 +195,7 @@ mod tests {
 
     #[test]
     fn what_was_not_taken_for_a_while_goes() {
-        let shelf = Shelf::<u8>::new(5, 100);
+        let shelf = Shelf::<u8>::new(0, 5, 100);
         let use_at_once = |count: usize| {
             let taken: Vec<_> = (0..count).map(|_| shelf.take(100)).collect();
             taken.into_iter().for_each(|buffer| shelf.give(buffer));

@@ -5,8 +5,9 @@
 //!
 //! Layout: the common symbol, the number of gap bytes, the length of their payload, the payload; the literals' payload.
 
+use super::outside::Outside;
 use super::scratch::Scratch;
-use super::simd::{Level, multiversion, places_outside};
+use super::simd::{Level, multiversion};
 use super::{Corrupt, varint};
 
 /// First gap byte that only skips. The 16 skips reach 7.8 Mi symbols at once: a tile's gap takes at most ten bytes.
@@ -17,16 +18,17 @@ pub(super) fn encode(symbols: &[u8], common: u8, out: &mut Vec<u8>, nested: impl
     let mut gaps = Vec::new();
     let mut literals = Vec::new();
     let mut next = 0;
-    for place in places_outside(Level::detect(), symbols, common, 1) {
-        let mut gap = place as usize - next;
+    for place in Outside::new(Level::detect(), symbols, common, 1).places() {
+        let place = place as usize;
+        let mut gap = place - next;
         while gap >= SKIP {
             let skip = ((gap / SKIP).ilog2() as usize).min(255 - SKIP);
             gaps.push((SKIP + skip) as u8);
             gap -= SKIP << skip;
         }
         gaps.push(gap as u8);
-        literals.push(symbols[place as usize]);
-        next = place as usize + 1;
+        literals.push(symbols[place]);
+        next = place + 1;
     }
     out.push(common);
     varint::put(gaps.len() as u64, out);

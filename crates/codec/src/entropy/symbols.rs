@@ -17,35 +17,20 @@ const SPARSE: u8 = 4;
 /// With a smaller saving, symbols stay raw: copying is several times as fast as decoding.
 const WORTH_CODING: f64 = 0.98;
 
-/// The permitted modes of a payload. Nested payloads may use fewer, which ends the recursion.
-#[derive(Clone, Copy)]
-struct Modes {
-    blocks: bool,
-    sparse: bool,
-}
-
-impl Modes {
-    const ALL: Modes = Modes { blocks: true, sparse: true };
-    /// Gaps and literals of zero runs.
-    const WITHIN_SPARSE: Modes = Modes { blocks: true, sparse: false };
-    /// Literals of blocks.
-    const WITHIN_BLOCKS: Modes = Modes { blocks: false, sparse: false };
-}
-
 /// Appends the payload of `symbols`.
 pub fn encode(symbols: &[u8], out: &mut Vec<u8>) {
-    encode_within(symbols, Modes::ALL, out);
+    encode_within(symbols, SPARSE, out);
 }
 
 /// Appends the payload of `symbols` in a Huffman code over single symbols, or raw if that is shorter: the published
 /// systems have only that. [`decode`] reads it.
 pub fn encode_huffman(symbols: &[u8], out: &mut Vec<u8>) {
-    encode_within(symbols, Modes::WITHIN_BLOCKS, out);
+    encode_within(symbols, HUFFMAN, out);
 }
 
 /// Fills `out` from the payload of exactly that many symbols.
 pub fn decode(payload: &[u8], out: &mut [u8]) -> Result<(), Corrupt> {
-    decode_within(payload, Modes::ALL, out)
+    decode_within(payload, SPARSE, out)
 }
 
 /// The number of occurrences of each byte, for [`super::cost::entropy_bits`]; `symbols` is shorter than 4 Gi.
@@ -69,7 +54,8 @@ pub(crate) fn decode_borrowed<'a>(
     }
 }
 
-fn encode_within(symbols: &[u8], modes: Modes, out: &mut Vec<u8>) {
+/// With modes up to `most`. Nested payloads may use fewer, which ends the recursion.
+fn encode_within(symbols: &[u8], most: u8, out: &mut Vec<u8>) {
     let Some(&first) = symbols.first() else {
         return;
     };
@@ -79,22 +65,22 @@ fn encode_within(symbols: &[u8], modes: Modes, out: &mut Vec<u8>) {
     }
     let start = out.len();
     let range = range(Level::detect(), symbols);
-    let sampled = sample(symbols, range);
-    match cheapest(symbols.len(), &sampled, range, modes) {
+    let sampled = sample(symbols);
+    match cheapest(symbols.len(), &sampled, range, most) {
         Plan::Raw => put_raw(symbols, out),
         Plan::Constant => out.extend_from_slice(&[CONSTANT, first]),
         Plan::Huffman => {
             out.push(HUFFMAN);
-            huffman::encode(symbols, &huffman::histogram_between(symbols, range), out);
+            huffman::encode(symbols, &histogram(symbols), out);
         }
         Plan::Blocks(shape) => {
             out.push(BLOCKS);
             let literals = blocks::encode(symbols, shape, out);
-            encode_within(&literals, Modes::WITHIN_BLOCKS, out);
+            encode_within(&literals, HUFFMAN, out);
         }
         Plan::Sparse(common) => {
             out.push(SPARSE);
-            sparse::encode(symbols, common, out, |nested, out| encode_within(nested, Modes::WITHIN_SPARSE, out));
+            sparse::encode(symbols, common, out, |nested, out| encode_within(nested, BLOCKS, out));
         }
     }
     // Estimates err on short input.
@@ -104,7 +90,7 @@ fn encode_within(symbols: &[u8], modes: Modes, out: &mut Vec<u8>) {
     }
 }
 
-fn decode_within(payload: &[u8], modes: Modes, out: &mut [u8]) -> Result<(), Corrupt> {
+fn decode_within(payload: &[u8], most: u8, out: &mut [u8]) -> Result<(), Corrupt> {
     if out.is_empty() {
         return if payload.is_empty() { Ok(()) } else { Err(Corrupt("unexpected symbols")) };
     }
@@ -113,12 +99,8 @@ fn decode_within(payload: &[u8], modes: Modes, out: &mut [u8]) -> Result<(), Cor
         RAW if body.len() == out.len() => out.copy_from_slice(body),
         CONSTANT if body.len() == 1 => out.fill(body[0]),
         HUFFMAN => huffman::decode(body, &huffman::Expansion::identity(), out)?,
-        BLOCKS if modes.blocks => {
-            blocks::decode(body, out, |nested, out| decode_within(nested, Modes::WITHIN_BLOCKS, out))?;
-        }
-        SPARSE if modes.sparse => {
-            sparse::decode(body, out, |nested, out| decode_within(nested, Modes::WITHIN_SPARSE, out))?;
-        }
+        BLOCKS if most >= BLOCKS => blocks::decode(body, out, |nested, out| decode_within(nested, HUFFMAN, out))?,
+        SPARSE if most >= SPARSE => sparse::decode(body, out, |nested, out| decode_within(nested, BLOCKS, out))?,
         _ => return Err(Corrupt("mode of a symbol payload")),
     }
     Ok(())
@@ -150,25 +132,25 @@ const SAMPLE: usize = 16 * 1024;
 const SAMPLE_RUN: usize = 128;
 
 /// Counts of all symbols if they are few, else of a sample spread over them.
-fn sample(symbols: &[u8], range: (u8, u8)) -> [u32; 256] {
+fn sample(symbols: &[u8]) -> [u32; 256] {
     let stride = symbols.len() / (SAMPLE / SAMPLE_RUN);
     if stride < 2 * SAMPLE_RUN {
-        return huffman::histogram_between(symbols, range);
+        return histogram(symbols);
     }
     let mut runs = Scratch::new(symbols.len() / stride * SAMPLE_RUN);
     for (run, chunk) in runs.chunks_exact_mut(SAMPLE_RUN).zip(symbols.chunks_exact(stride)) {
         run.copy_from_slice(&chunk[..SAMPLE_RUN]);
     }
     let (n, sampled) = (symbols.len() as u64, runs.len() as u64);
-    huffman::histogram_between(&runs, range).map(|count| (u64::from(count) * n / sampled) as u32)
+    histogram(&runs).map(|count| (u64::from(count) * n / sampled) as u32)
 }
 
 /// The plan with the fewest bits for `n` symbols of this range, judged by the counts of a sample.
-fn cheapest(n: usize, counts: &[u32; 256], range: (u8, u8), modes: Modes) -> Plan {
+fn cheapest(n: usize, counts: &[u32; 256], range: (u8, u8), most: u8) -> Plan {
     if range.0 == range.1 {
         return Plan::Constant;
     }
-    let (common, &most) = counts.iter().enumerate().max_by_key(|&(_, &count)| count).unwrap_or((0, &0));
+    let (common, &occurs) = counts.iter().enumerate().max_by_key(|&(_, &count)| count).unwrap_or((0, &0));
     let total = n as f64;
     let mut best = (total * 8.0 * WORTH_CODING, Plan::Raw);
     let mut consider = |bits: f64, plan: Plan| {
@@ -181,7 +163,7 @@ fn cheapest(n: usize, counts: &[u32; 256], range: (u8, u8), modes: Modes) -> Pla
     let entropy = entropy_bits(counts) / total;
 
     // Blocks help if whole bits are too coarse.
-    if modes.blocks {
+    if most >= BLOCKS {
         for (k, digits) in blocks::SHAPES {
             if !BLOCK_BITS.contains(&(f64::from(k) * entropy)) {
                 continue;
@@ -194,10 +176,10 @@ fn cheapest(n: usize, counts: &[u32; 256], range: (u8, u8), modes: Modes) -> Pla
             consider(bits, Plan::Blocks(shape));
         }
     }
-    if modes.sparse {
-        let p = f64::from(most) / total;
+    if most >= SPARSE {
+        let p = f64::from(occurs) / total;
         if p > 0.5 {
-            let others = total - f64::from(most);
+            let others = total - f64::from(occurs);
             let mut literals = *counts;
             literals[common] = 0;
             // Gaps beyond one byte, including skips, take about a bit more each.

@@ -1,6 +1,7 @@
 use super::*;
 use crate::float::{Bf16, F32};
 use crate::log::{Factors, FactorsBuilder, ZERO};
+use crate::plain::decode_tile_add;
 use proptest::prelude::*;
 
 /// A pseudo-random number of 64 bits for each seed and place.
@@ -134,7 +135,7 @@ proptest! {
             exceptions.clear();
             sound = sound
                 && lattice::rescale(&mut a, steps[state], steps[state + 1]).is_ok()
-                && lattice::decode_tile_add(&payload, &mut a, &mut exceptions).is_ok();
+                && decode_tile_add(&payload, &mut a, &mut exceptions).is_ok();
             payloads.push((payload, steps[state + 1]));
         }
         let payloads: Vec<(&[u8], f64)> = payloads.iter().map(|(payload, step)| (payload.as_slice(), *step)).collect();

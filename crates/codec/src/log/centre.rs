@@ -9,7 +9,7 @@
 use super::factors::{Factors, Grid, SHIFT};
 use super::{FRACTION_BITS, quantize};
 use crate::Dtype;
-use crate::float::{Float, for_float};
+use crate::lattice::values;
 
 /// A move of the prediction changes some q, which calls for another move. Two turns come within a sixteenth of an
 /// octave.
@@ -38,15 +38,12 @@ fn speed(factors: &Factors, dtype: Dtype, pieces: &[Piece], unit: u32) -> Option
         q.resize(v.len() / dtype.size(), 0);
         decoded.resize(v.len(), 0);
         quantize(dtype, v, Grid { factors, first: *first }, unit, None, &mut q, &mut decoded).ok()?;
-        for_float!(dtype, F => {
-            for (v, v_q) in F::elements(v).iter().zip(F::elements(&decoded)) {
-                let (v, v_q) = (F::widen(*v), F::widen(*v_q));
-                if v > 0.0 && v_q > 0.0 {
-                    gained += v / v_q.sqrt();
-                    before += v.sqrt();
-                }
+        for (v, v_q) in values(dtype, v).into_iter().zip(values(dtype, &decoded)) {
+            if v > 0.0 && v_q > 0.0 {
+                gained += v / v_q.sqrt();
+                before += v.sqrt();
             }
-        }, else ());
+        }
     }
     let speed = gained / before;
     (speed.is_finite() && speed > 0.0).then_some(speed)

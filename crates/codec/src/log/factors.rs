@@ -7,6 +7,7 @@ use super::{FRACTION_BITS, ZERO, bias, is_normal, pseudo_log};
 use crate::entropy::simd::{Level, multiversion};
 use crate::entropy::{ints, varint};
 use crate::float::{F32, Float, Real, for_float};
+use crate::lattice::values;
 use crate::{Corrupt, Dtype};
 
 /// The factor of a row or column of only zeros. Its elements are 0 unless the tile says otherwise, and the prediction
@@ -66,26 +67,16 @@ impl Factors {
     /// The flat prediction for these elements: the mean of their pseudo-logarithms, without zeros and values that
     /// cannot be stored.
     pub fn flat_of(dtype: Dtype, sample: &[u8]) -> Factors {
-        fn mean<F: Float>(sample: &[F::Bytes]) -> i32 {
-            let logs = sample.iter().map(|&v| F::widen(v)).filter(|v| *v > 0.0 && v.is_finite()).map(pseudo_log);
-            let (sum, count) = logs.fold((0i64, 0i64), |(sum, count), log| (sum + i64::from(log), count + 1));
-            ((sum / count.max(1)) >> SHIFT) as i32
-        }
-        Factors::flat(for_float!(dtype, F => mean::<F>(F::elements(sample)), else 0))
-    }
-
-    /// Prediction of the whole tensor, in sixteenths of an octave of the pseudo-logarithm.
-    pub fn base(&self) -> i32 {
-        self.base
+        let logs = values(dtype, sample).into_iter().filter(|v| *v > 0.0 && v.is_finite()).map(pseudo_log);
+        let (sum, count) = logs.fold((0i64, 0i64), |(sum, count), log| (sum + i64::from(log), count + 1));
+        Factors::flat(((sum / count.max(1)) >> SHIFT) as i32)
     }
 
     /// The flat prediction of these elements' size: the root mean square of the finite ones.
     pub fn size_of(dtype: Dtype, sample: &[u8]) -> Factors {
-        fn mean_square<F: Float>(sample: &[F::Bytes]) -> f64 {
-            let squares = sample.iter().map(|&m| F::widen(m) * F::widen(m)).filter(|square| square.is_finite());
-            squares.sum::<f64>() / sample.len().max(1) as f64
-        }
-        let mean = for_float!(dtype, F => mean_square::<F>(F::elements(sample)), else 0.0);
+        let values = values(dtype, sample);
+        let squares = values.iter().map(|m| m * m).filter(|square| square.is_finite());
+        let mean = squares.sum::<f64>() / values.len().max(1) as f64;
         Factors::flat(if mean > 0.0 { sixteenths(pseudo_log(mean.sqrt()).into()) } else { 0 })
     }
 

@@ -1,6 +1,7 @@
 use super::*;
 use crate::Integers;
 use crate::float::{Bf16, F16, F32, F64};
+use crate::plain::decode_tile;
 use proptest::prelude::*;
 
 const FLOATS: [Dtype; 4] = [Dtype::F16, Dtype::Bf16, Dtype::F32, Dtype::F64];

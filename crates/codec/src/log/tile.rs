@@ -59,7 +59,7 @@ pub fn encode_tile(q: &[i32], parent: From<'_>, out: &mut Vec<u8>) -> Result<(),
         let range = start..start + classes.len();
         narrow.is_some_and(|before| small_steps(level, &q[range.clone()], &before[range], classes))
     };
-    ints::encode_blocks_or(q.len(), out, classes, |start, symbols| {
+    ints::encode_blocks(q.len(), out, classes, |start, symbols| {
         parent.fill(start, symbols);
         sound &= to_symbols(level, &q[start..][..symbols.len()], symbols);
     });
@@ -70,27 +70,9 @@ pub fn encode_tile(q: &[i32], parent: From<'_>, out: &mut Vec<u8>) -> Result<(),
     Err(Unfit("steps beyond all octaves"))
 }
 
-/// Decodes a payload of [`encode_tile`]. `q` holds the parent's and becomes this tile's. `alone` is for a tile without
-/// a parent; `q` is not read then. After an error `q` is useless.
-pub fn decode_tile(payload: &[u8], alone: Option<Grid<'_>>, q: &mut [i32]) -> Result<(), Corrupt> {
-    if let Some(grid) = alone {
-        Corrupt::when(!grid.holds(q.len()), "elements beyond the factors")?;
-        grid.initial(0, q);
-    }
-    let level = Level::detect();
-    ints::decode_blocks(payload, q.len(), |start, symbols| {
-        apply_symbols(level, symbols, &mut q[start..][..symbols.len()])
-    })
-}
-
 /// Turns the parent's q into the q of these symbols, or of these classes of small symbols.
 pub(crate) fn apply_symbols<S: ints::Symbol>(level: Level, symbols: &[S], q: &mut [i32]) -> Result<(), Corrupt> {
-    // Zeros come and go in few blocks.
-    let sound = match zeros_stay(level, symbols, q) {
-        true => add_symbols(level, symbols, q),
-        false => from_symbols(level, symbols, q),
-    };
-    if sound { Ok(()) } else { Err(Corrupt("steps beyond all octaves")) }
+    if from_symbols(level, symbols, q) { Ok(()) } else { Err(Corrupt("steps beyond all octaves")) }
 }
 
 /// True if an element may have this q.
@@ -133,30 +115,6 @@ multiversion! {
             let stays = if q == ZERO { GONE } else { moved };
             let appears = if q == ZERO { 0 } else { q.wrapping_add(i32::from(q >= 0)) };
             *symbol = if parent == ZERO { appears } else { stays };
-        }
-        sound
-    }
-}
-
-multiversion! {
-    /// True if no element was 0 or becomes 0, so that symbols are plain differences.
-    fn zeros_stay<S: ints::Symbol>(symbols: &[S], q: &[i32]) -> bool {
-        let mut none = true;
-        for (&q, symbol) in q.iter().zip(symbols) {
-            none &= (q != ZERO) & (symbol.value() < GONE);
-        }
-        none
-    }
-}
-
-multiversion! {
-    /// [`from_symbols`] for blocks where [`zeros_stay`].
-    fn add_symbols<S: ints::Symbol>(symbols: &[S], q: &mut [i32]) -> bool {
-        let mut sound = true;
-        for (q, symbol) in q.iter_mut().zip(symbols) {
-            let (parent, symbol) = (*q, symbol.value());
-            *q = parent.wrapping_add(symbol);
-            sound &= is_step_of_q(parent) & is_step_of_q(*q) & (symbol >= -4 * MAX_Q);
         }
         sound
     }

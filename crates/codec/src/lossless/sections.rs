@@ -57,14 +57,13 @@ impl Exponent {
 }
 
 /// The words of the differences: elements of 16 or 32 bits.
-trait Narrow: Word {
-    fn wide(self) -> u32;
+trait Narrow: Word + Into<u32> {
     fn narrow(bits: u32) -> Self;
 
     /// The element minus its parent, with sign.
     #[inline(always)]
     fn signed(self, parent: Self) -> i32 {
-        let zigzag = self.difference(parent, Order::Float).wide();
+        let zigzag: u32 = self.difference(parent, Order::Float).into();
         (zigzag >> 1) as i32 ^ -((zigzag & 1) as i32)
     }
 
@@ -77,18 +76,12 @@ trait Narrow: Word {
 }
 
 impl Narrow for u32 {
-    fn wide(self) -> u32 {
-        self
-    }
     fn narrow(bits: u32) -> u32 {
         bits
     }
 }
 
 impl Narrow for u16 {
-    fn wide(self) -> u32 {
-        self.into()
-    }
     fn narrow(bits: u32) -> u16 {
         bits as u16
     }
@@ -139,7 +132,7 @@ fn sorted<T: Narrow>(exponent: Exponent, data: &[T::Bytes], parent: &[T::Bytes])
 multiversion! {
     /// Writes the exponents of a parent's elements.
     fn exponents<T: Narrow>(exponent: Exponent, parent: &[T::Bytes], out: &mut [u8]) {
-        out.iter_mut().zip(parent).for_each(|(out, &p)| *out = exponent.of(T::from_bytes(p).wide()));
+        out.iter_mut().zip(parent).for_each(|(out, &p)| *out = exponent.of(T::from_bytes(p).into()));
     }
 }
 
@@ -155,7 +148,7 @@ multiversion! {
     fn subtract<T: Narrow>(exponent: Exponent, data: &[T::Bytes], parent: &[T::Bytes], out: &mut [i32]) {
         for ((out, &x), &p) in out.iter_mut().zip(data).zip(parent) {
             let p = T::from_bytes(p);
-            *out = exponent.away(T::from_bytes(x).signed(p), p.wide());
+            *out = exponent.away(T::from_bytes(x).signed(p), p.into());
         }
     }
 }
@@ -165,7 +158,7 @@ multiversion! {
     fn add<T: Narrow>(exponent: Exponent, differences: &[i32], parent: &[T::Bytes], out: &mut [T::Bytes]) {
         for ((out, &difference), &p) in out.iter_mut().zip(differences).zip(parent) {
             let p = T::from_bytes(p);
-            *out = T::plus(exponent.away(difference, p.wide()), p).to_bytes();
+            *out = T::plus(exponent.away(difference, p.into()), p).to_bytes();
         }
     }
 }

@@ -7,7 +7,7 @@ use super::{Expansion, MAX_LENGTH, STREAMS, STREAMS_FROM, codes};
 
 const TABLE: usize = 1 << MAX_LENGTH;
 
-/// Look-ups between two refills: a refill leaves at least 56 bits, five codes of 11 take 55.
+/// Look-ups of a round, between two refills: a refill leaves at least 56 bits, five codes of 11 take 55.
 const LOOKUPS: usize = 5;
 
 /// Bytes that one round of look-ups may write, including the slack of the last store.
@@ -120,12 +120,6 @@ impl<'a> Stream<'a> {
         Stream { bytes, read: 0, acc: 0, held: 0, out, written: 0 }
     }
 
-    /// True if a round needs no bounds check.
-    #[inline(always)]
-    fn has_round(&self) -> bool {
-        self.bytes.len() - self.read >= 8 && self.out.len() - self.written >= ROUND_BYTES
-    }
-
     /// Rounds that need no bounds check, one after the other.
     #[inline(always)]
     fn rounds(&self) -> usize {
@@ -134,59 +128,43 @@ impl<'a> Stream<'a> {
         refills.min((self.out.len() - self.written) / ROUND_BYTES)
     }
 
-    /// Refills and does [`LOOKUPS`] look-ups. Only after [`Stream::has_round`].
-    #[inline(always)]
-    fn round(&mut self, table: &Table) {
-        debug_assert!(self.has_round());
-        // SAFETY: `has_round` saw 8 bytes from `read` on.
-        let next = unsafe { self.bytes.as_ptr().add(self.read).cast::<[u8; 8]>().read() };
-        // Local copies stay in registers. The compiler must assume that stores may write to fields.
-        let mut acc = self.acc | u64::from_le_bytes(next) << self.held;
-        let mut left = self.held | 56;
-        let mut written = self.written;
-        self.read += ((63 - self.held) >> 3) as usize;
-        let out = self.out.as_mut_ptr();
-        for _ in 0..LOOKUPS {
-            let index = acc as usize % TABLE;
-            let symbols = table.symbols[index].to_le_bytes();
-            let used = table.used[index];
-            // SAFETY: `has_round` saw `ROUND_BYTES` bytes from `written` on. A look-up advances by the 8 it writes at most.
-            unsafe { out.add(written).cast::<[u8; 8]>().write(symbols) };
-            written += usize::from(used >> 8);
-            acc >>= used & 63;
-            left -= u32::from(used & 63);
-        }
-        (self.acc, self.held, self.written) = (acc, left, written);
-    }
-
     /// Decodes the rest of the segment.
     fn finish(mut self, table: &Table) -> Result<(), Corrupt> {
-        while self.has_round() {
-            self.round(table);
-        }
-        // The refill of a round reads ahead of `held`; from here on, byte by byte.
-        self.acc &= (1u64 << self.held) - 1;
         while self.written < self.out.len() {
-            while self.held <= 55
-                && let Some(&byte) = self.bytes.get(self.read)
-            {
-                self.acc |= u64::from(byte) << self.held;
-                self.held += 8;
-                self.read += 1;
+            if self.held < MAX_LENGTH {
+                self.refill();
             }
             // Zeros follow the end of the stream; the bits of the last symbols must not be among them.
             Corrupt::when(self.held == 0, "bit stream ends early")?;
             let index = self.acc as usize % TABLE;
             let symbols = table.symbols[index].to_le_bytes();
             let used = table.used[index];
-            let room = self.out.len() - self.written;
-            let count = usize::from(used >> 8).min(room);
-            self.out[self.written..][..count].copy_from_slice(&symbols[..count]);
-            self.written += count;
+            let room = &mut self.out[self.written..];
+            match room.first_chunk_mut() {
+                Some(eight) => *eight = symbols,
+                None => room.iter_mut().zip(symbols).for_each(|(out, symbol)| *out = symbol),
+            }
+            self.written += usize::from(used >> 8);
             self.acc >>= used & 63;
             self.held = self.held.saturating_sub(u32::from(used & 63));
         }
         Ok(())
+    }
+
+    /// Reads whole bytes ahead. Bits above `held` may be there already: they are the same.
+    fn refill(&mut self) {
+        if let Some(next) = self.bytes[self.read..].first_chunk() {
+            self.acc |= u64::from_le_bytes(*next) << self.held;
+            self.read += ((63 - self.held) >> 3) as usize;
+            self.held |= 56;
+        }
+        while self.held <= 55
+            && let Some(&byte) = self.bytes.get(self.read)
+        {
+            self.acc |= u64::from(byte) << self.held;
+            self.held += 8;
+            self.read += 1;
+        }
     }
 }
 

@@ -116,32 +116,27 @@ pub(super) fn take_lengths(payload: &mut &[u8]) -> Result<[u8; 256], Corrupt> {
     let mut bits = BitReader::new(rest);
     if present.len() <= NIBBLES_UP_TO {
         for length in present.iter_mut() {
-            *length = bits.take(4)? as u8;
+            *length = (bits.peek() & 15) as u8;
+            bits.skip(4)?;
         }
     } else {
         let mut meta = [0u8; 256];
         for length in &mut meta[..META_SYMBOLS] {
-            *length = bits.take(3)? as u8;
+            *length = (bits.peek() & 7) as u8;
+            bits.skip(3)?;
         }
         check_complete(&meta)?;
         let meta_codes = codes(&meta);
-        // By the bits of a code, with a 1 before them.
-        let mut lengths_of = [None; 2 << META_MAX];
+        // By the next bits: a length, and the bits of its code.
+        let mut by_bits = [(0, 0); 1 << META_MAX];
         for (length, (&width, &code)) in meta.iter().zip(&meta_codes).enumerate().filter(|(_, (width, _))| **width > 0)
         {
-            lengths_of[1 << width | usize::from(code)] = Some(length as u8);
+            (code.into()..by_bits.len()).step_by(1 << width).for_each(|at| by_bits[at] = (length as u8, width));
         }
         for length in present.iter_mut() {
-            let (mut code, mut width) = (0, 0);
-            *length = loop {
-                code |= (bits.take(1)? as usize) << width;
-                width += 1;
-                match lengths_of[1 << width | code] {
-                    Some(length) => break length,
-                    None if width >= META_MAX as usize => return Err(Corrupt("code of lengths")),
-                    None => {}
-                }
-            };
+            let width;
+            (*length, width) = by_bits[bits.peek() as usize % by_bits.len()];
+            bits.skip(width.into())?;
         }
     }
     *payload = bits.rest();

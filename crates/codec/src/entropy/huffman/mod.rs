@@ -9,7 +9,7 @@ mod encode;
 mod lengths;
 
 pub(super) use decode::decode;
-pub(super) use encode::{encode, histogram, histogram_between};
+pub(super) use encode::{encode, histogram};
 pub(super) use lengths::code_lengths;
 
 /// Longest code, in bits. With eleven, the decode table (2048 entries, 20 KiB) and its construction are small against a
