@@ -1,7 +1,6 @@
 //! A bucket as a mirror (`s3://BUCKET/PREFIX`). The only file with asynchronous calls: one small runtime waits for
 //! them.
 
-use std::ops::Range;
 use std::time::Duration;
 
 use futures_util::TryStreamExt;
@@ -115,8 +114,8 @@ impl Place for Bucket {
         self.ask(name, "write", self.store.put(&Path::from(name), PutPayload::from(bytes.to_vec()))).map(drop)
     }
 
-    fn get(&self, name: &str, range: Range<u64>) -> Result<Vec<u8>> {
-        Ok(self.ask(name, "read", self.store.get_range(&Path::from(name), range))?.to_vec())
+    fn read(&self, name: &str, most: u64, each: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        each(&self.ask(name, "read", self.store.get_range(&Path::from(name), 0..most))?)
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<Listed>> {
