@@ -242,11 +242,12 @@ impl Tree {
     }
 
     /// Puts something at a path, or takes away what is there. A directory stays what it is, but for its attributes.
-    /// `above` gives the attributes of directories on the way.
-    pub(super) fn set(&mut self, path: &Path, mut node: Option<Node>, above: &dyn Fn(&Path) -> Attributes) {
+    pub(super) fn set(&mut self, path: &Path, mut node: Option<Node>) {
         let Some((parent, name)) = path.parent().zip(path.file_name()) else { return };
         if node.is_some() && !self.directories.contains_key(parent) {
-            self.set(parent, Some(Node::Directory(above(parent), Blob::NONE)), above);
+            // It could not be looked at, and is tried again.
+            let unknown = Attributes { mode: 0o755, ..Attributes::default() };
+            self.set(parent, Some(Node::Directory(unknown, Blob::NONE)));
         }
         let Some(Directory { entries, .. }) = self.directories.get_mut(parent) else { return };
         let had = entries.remove(name.as_bytes());
@@ -279,7 +280,7 @@ impl Tree {
         self.objects.retain(|_, object| object.pieces.iter().all(is_there));
         let is_lost = |node: &Node| matches!(node, Node::File(file) if !self.has(file.content, is_there));
         let lost: Vec<PathBuf> = self.iter().filter(|(_, node)| is_lost(node)).map(|(path, _)| path).collect();
-        lost.iter().for_each(|path| self.set(path, None, &|_| Attributes::default()));
+        lost.iter().for_each(|path| self.set(path, None));
         let stored = self.directories.iter().filter_map(|(path, directory)| Some((path, directory.stored?)));
         let gone = stored.filter(|(_, blob)| !is_there(&blob.hash)).map(|(path, _)| path.clone());
         gone.collect::<Vec<_>>().iter().for_each(|path| self.has_changed(path));
