@@ -1,14 +1,15 @@
 //! A bucket as a mirror (`s3://BUCKET/PREFIX`). The only file with asynchronous calls: one small runtime waits for
 //! them.
 
-use std::ops::Range;
 use std::time::Duration;
 
 use futures_util::TryStreamExt;
 use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::path::Path;
 use object_store::prefix::PrefixStore;
-use object_store::{BackoffConfig, ClientConfigKey, ObjectMeta, ObjectStore, ObjectStoreExt, PutPayload, RetryConfig};
+use object_store::{
+    BackoffConfig, ClientConfigKey, GetOptions, ObjectMeta, ObjectStore, ObjectStoreExt, PutPayload, RetryConfig,
+};
 use tokio::runtime::{Builder, Runtime};
 
 use super::place::{Error, Listed, Place, Result};
@@ -115,8 +116,15 @@ impl Place for Bucket {
         self.ask(name, "write", self.store.put(&Path::from(name), PutPayload::from(bytes.to_vec()))).map(drop)
     }
 
-    fn get(&self, name: &str, range: Range<u64>) -> Result<Vec<u8>> {
-        Ok(self.ask(name, "read", self.store.get_range(&Path::from(name), range))?.to_vec())
+    fn read(&self, name: &str, most: u64, each: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        let path = Path::from(name);
+        let options = GetOptions { range: Some((0..most).into()), ..GetOptions::default() };
+        let opened = self.ask(name, "read", self.store.get_opts(&path, options))?;
+        let mut bytes = opened.into_stream();
+        while let Some(some) = self.ask(name, "read", bytes.try_next())? {
+            each(&some)?;
+        }
+        Ok(())
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<Listed>> {

@@ -5,8 +5,7 @@
 //! mark and works through one descriptor of the directory, so no bytes go below a mount point.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
-use std::ops::Range;
+use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,12 +13,14 @@ use std::time::Duration;
 use super::manifest::MARK;
 use super::place::{Error, Listed, Place, Result};
 use crate::store::{Id, beneath};
-use formats::ReadAt;
 
 /// Files with this beginning are unfinished. Nobody lists them.
 const UNFINISHED: &str = ".part-";
 /// Nobody writes to an unfinished file any more that has not changed for so long: clocks of machines differ by less.
 const ABANDONED_AFTER: Duration = Duration::from_secs(24 * 3600);
+
+/// Bytes that are read at once: they stay in the processor's cache until they are hashed and written.
+const READ: u64 = 1 << 19;
 
 /// The directory.
 #[derive(Debug)]
@@ -112,22 +113,25 @@ impl Place for Directory {
         })
     }
 
-    fn get(&self, name: &str, range: Range<u64>) -> Result<Vec<u8>> {
-        self.with(name, |root| {
+    fn read(&self, name: &str, most: u64, each: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        let opened = self.with(name, |root| {
             let path = root.join(name);
-            let file = match File::open(&path) {
+            match File::open(&path) {
                 // A client may remember that the name was missing; listing its directory makes it look again.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     let _ = path.parent().map(fs::read_dir);
-                    File::open(&path)?
+                    File::open(&path)
                 }
-                file => file?,
-            };
-            let end = file.metadata()?.len().min(range.end);
-            let mut bytes = vec![0; end.saturating_sub(range.start) as usize];
-            ReadAt::read_exact_at(&file, &mut bytes, range.start)?;
-            Ok(bytes)
-        })
+                opened => opened,
+            }
+        })?;
+        let (mut rest, mut buf) = (opened.take(most), vec![0; most.min(READ) as usize]);
+        loop {
+            match rest.read(&mut buf).map_err(|error| self.told(error, name))? {
+                0 => return Ok(()),
+                count => each(&buf[..count])?,
+            }
+        }
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<Listed>> {
@@ -156,6 +160,7 @@ mod tests {
     use std::time::SystemTime;
 
     use super::*;
+    use crate::mirror::place::get_all;
 
     #[test]
     fn what_a_killed_put_left_goes_once_it_is_old() {
@@ -178,8 +183,8 @@ mod tests {
         let mirror = Directory::open(temp.path());
         assert!(matches!(mirror.put("blobs/ab/x", &[1]), Err(Error::Away(_))));
         assert!(matches!(mirror.list("blobs/"), Err(Error::Away(_))));
-        assert!(matches!(mirror.get("x", 0..1), Err(Error::Away(_))));
-        assert!(matches!(mirror.get(MARK, 0..1), Err(Error::Missing(_))));
+        assert!(matches!(get_all(&mirror, "x", 1), Err(Error::Away(_))));
+        assert!(matches!(get_all(&mirror, MARK, 1), Err(Error::Missing(_))));
         assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 0);
     }
 }

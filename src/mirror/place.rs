@@ -1,7 +1,6 @@
 //! What stepfs asks of a mirror: put under a new name, get, list, delete. Nothing conditional, because servers differ.
 
-use std::io;
-use std::ops::Range;
+use std::io::{self, Write};
 
 use crate::store::Damage;
 
@@ -55,11 +54,11 @@ pub trait Place: Send + Sync {
     /// [`Error`].
     fn put(&self, name: &str, bytes: &[u8]) -> Result<()>;
 
-    /// A range of a name's bytes; fewer where the name ends before.
+    /// Passes the first `most` bytes of a name to `each`, in order; fewer where the name ends before.
     ///
     /// # Errors
-    /// [`Error::Missing`] and others.
-    fn get(&self, name: &str, range: Range<u64>) -> Result<Vec<u8>>;
+    /// [`Error::Missing`] and others; those of `each`.
+    fn read(&self, name: &str, most: u64, each: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()>;
 
     /// All names below a prefix that ends in a slash, in no order.
     ///
@@ -86,9 +85,10 @@ pub trait Place: Send + Sync {
 /// All bytes of a name, if they are at most `most`.
 ///
 /// # Errors
-/// [`Error::Wrong`] for a longer one; those of [`Place::get`].
+/// [`Error::Wrong`] for a longer one; those of [`Place::read`].
 pub fn get_all(place: &dyn Place, name: &str, most: u64) -> Result<Vec<u8>> {
-    let bytes = place.get(name, 0..most + 1)?;
+    let mut bytes = Vec::new();
+    place.read(name, most + 1, &mut |some| Ok(bytes.write_all(some)?))?;
     match bytes.len() as u64 > most {
         true => Err(Error::Wrong(format!("{name} is longer than {most} bytes"))),
         false => Ok(bytes),

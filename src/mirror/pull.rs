@@ -141,6 +141,10 @@ impl Pull<'_> {
         let received = self.objects.receive(&self.store.tmp(), encoding.id, |file| {
             let put = |bytes: &[u8], at| {
                 file.write_all_at(bytes, at, CrashPoint::ObjectWritten)?;
+                if (at + bytes.len() as u64).is_multiple_of(PIECE) {
+                    // The device writes while the next pieces come, so the fsync has little left.
+                    file.begin_sync()?;
+                }
                 self.tell(Step::Came(bytes.len() as u64))
             };
             self.from.fetch(encoding, &put).map_err(io::Error::other)
@@ -172,24 +176,26 @@ impl Pull<'_> {
         if !path.parent().is_none_or(|above| is_directory(self.store, above)) {
             return Err(Error::Wrong("something else has the place of its directory".into()));
         }
-        let taken = || Err(Error::Wrong("another file of this store has its place".into()));
-        let there = found_at(&tree, path)?;
-        match (node, there) {
-            (Node::Directory(..), _) => Ok(()),
-            (Node::Link(_, target), None) => Ok(symlink(OsStr::from_bytes(target), beneath::reach(&tree, path)?)?),
+        // An interrupted pull has made it, or a program the same one.
+        let is_there = match (node, found_at(&tree, path)?) {
+            (Node::Directory(..), _) => true,
+            (Node::Link(_, target), None) => {
+                symlink(OsStr::from_bytes(target), beneath::reach(&tree, path)?)?;
+                true
+            }
+            (Node::File(file), None) => {
+                self.make_file(path, file, failed)?;
+                true
+            }
             (Node::Link(_, target), Some(there)) => {
-                let is_same =
-                    there.is_symlink() && fs::read_link(beneath::reach(&tree, path)?)?.as_os_str().as_bytes() == target;
-                if is_same { Ok(()) } else { taken() }
+                there.is_symlink() && fs::read_link(beneath::reach(&tree, path)?)?.as_os_str().as_bytes() == target
             }
             (Node::File(file), Some(there)) => {
-                // An interrupted pull has made it, or a program the same one.
                 let is_like = (there.len(), modified_ns(&there)) == (file.len, file.attributes.modified_ns);
-                let is_same = there.is_file() && is_like && self.has(path, file, failed)?;
-                if is_same { Ok(()) } else { taken() }
+                there.is_file() && is_like && self.has(path, file, failed)?
             }
-            (Node::File(file), None) => self.make_file(path, file, failed),
-        }
+        };
+        is_there.then_some(()).ok_or_else(|| Error::Wrong("another file of this store has its place".into()))
     }
 
     /// Whether a file of the store, as long as this one, has its bytes, or those that a lossy object was made from. Reads
@@ -239,21 +245,19 @@ impl Pull<'_> {
 
     fn make_file(&self, path: &Path, file: &File, failed: &BTreeMap<Id, String>) -> Result<()> {
         let store = self.store;
-        let block = match file.content {
+        let bytes = match file.content {
             Content::Small(blob) if file.len < MIN_RELEASE_BYTES => self.small(file, blob)?,
-            Content::Object(id) if file.len >= MIN_RELEASE_BYTES => {
-                self.object(file, id, failed)?;
-                Vec::new()
+            Content::Object(object) if file.len >= MIN_RELEASE_BYTES => {
+                self.object(file, object, failed)?;
+                Stub { store: store.id(), object, logical_len: file.len }.encode().to_vec()
             }
             _ => return Err(Error::Wrong("its bytes are of another kind than its length says".into())),
         };
         let part = store.tmp().join(format!("pulled-{}", Id::random()?));
         let write = || -> io::Result<()> {
             let made: DeviceFile = store.io().create(&part, WRITTEN)?;
-            match file.content {
-                Content::Small(_) => made.write_all_at(&block, 0, WRITTEN)?,
-                Content::Object(object) => Stub { store: store.id(), object, logical_len: file.len }.write(&made)?,
-            }
+            made.write_all_at(&bytes, 0, WRITTEN)?;
+            made.set_len(file.len, WRITTEN)?;
             file.attributes.set(&mut |attribute| made.set(attribute, WRITTEN))?;
             made.sync(WRITTEN)?;
             store.io().device().rename(&part, &beneath::reach(&store.tree(), path)?, IN_PLACE)

@@ -54,13 +54,21 @@ impl Reader {
         Ok(Reader { place: Arc::clone(place), tree })
     }
 
-    /// Passes the pieces of an object, verified, to `put`, with the offset of each. They come side by side.
+    /// Passes the bytes of an object to `put`, each with its offset. Pieces come side by side. The bytes are verified once
+    /// this has succeeded, and not before.
     ///
     /// # Errors
     /// [`Error::Wrong`] for bytes that are not what their name says; those of the mirror and of `put`.
     pub fn fetch(&self, encoding: &Encoding, put: &(dyn Fn(&[u8], u64) -> Result<()> + Sync)) -> Result<()> {
         let pieces: Vec<_> = encoding.blobs().zip(0..).collect();
-        let fetched = in_parallel(&pieces, |(blob, number)| put(&blob.get(self.place.as_ref())?, number * PIECE));
+        let fetched = in_parallel(&pieces, |(blob, number)| {
+            let mut at = number * PIECE;
+            blob.read(self.place.as_ref(), &mut |bytes| {
+                put(bytes, at)?;
+                at += bytes.len() as u64;
+                Ok(())
+            })
+        });
         fetched.into_iter().collect()
     }
 

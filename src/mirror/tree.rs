@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsStr;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::ops::Bound;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
@@ -13,10 +13,10 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::place::{Error, Place, Result, get_all};
+use super::place::{Error, Place, Result};
 use super::whole::short;
 use crate::store::{Damage, Id, MAX_CHAIN, in_parallel, record};
-use codec::hash::sha256;
+use codec::hash::{Sha256, sha256};
 
 /// Bytes of a piece of an object. A request costs as much time as some 100 KB, a failed one is repeated whole, and
 /// sixteen are under way at once.
@@ -61,13 +61,26 @@ impl Blob {
         format!("{BLOBS}{}/{hash}", &hash[..2])
     }
 
-    /// Its bytes, verified.
-    pub(super) fn get(&self, place: &dyn Place) -> Result<Vec<u8>> {
-        let bytes = get_all(place, &self.name(), self.len)?;
-        match Blob::of(&bytes) == *self {
-            true => Ok(bytes),
+    /// Passes its bytes to `each`, in order. They are verified once this has succeeded, and not before.
+    pub(super) fn read(&self, place: &dyn Place, each: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        let (mut hash, mut len) = (Sha256::default(), 0);
+        // One byte more: a longer name is damaged, too.
+        place.read(&self.name(), self.len + 1, &mut |bytes| {
+            hash.update(bytes);
+            len += bytes.len() as u64;
+            each(bytes)
+        })?;
+        match (short(&hash.digest()), len) == (self.hash, self.len) {
+            true => Ok(()),
             false => Err(Error::Wrong(format!("{} is damaged: its bytes are not what its name says", self.name()))),
         }
+    }
+
+    /// Its bytes, verified.
+    pub(super) fn get(&self, place: &dyn Place) -> Result<Vec<u8>> {
+        let mut all = Vec::new();
+        self.read(place, &mut |bytes| Ok(all.write_all(bytes)?))?;
+        Ok(all)
     }
 }
 
@@ -229,11 +242,12 @@ impl Tree {
     }
 
     /// Puts something at a path, or takes away what is there. A directory stays what it is, but for its attributes.
-    /// `above` gives the attributes of directories on the way.
-    pub(super) fn set(&mut self, path: &Path, mut node: Option<Node>, above: &dyn Fn(&Path) -> Attributes) {
+    pub(super) fn set(&mut self, path: &Path, mut node: Option<Node>) {
         let Some((parent, name)) = path.parent().zip(path.file_name()) else { return };
         if node.is_some() && !self.directories.contains_key(parent) {
-            self.set(parent, Some(Node::Directory(above(parent), Blob::NONE)), above);
+            // It could not be looked at, and is tried again.
+            let unknown = Attributes { mode: 0o755, ..Attributes::default() };
+            self.set(parent, Some(Node::Directory(unknown, Blob::NONE)));
         }
         let Some(Directory { entries, .. }) = self.directories.get_mut(parent) else { return };
         let had = entries.remove(name.as_bytes());
@@ -266,7 +280,7 @@ impl Tree {
         self.objects.retain(|_, object| object.pieces.iter().all(is_there));
         let is_lost = |node: &Node| matches!(node, Node::File(file) if !self.has(file.content, is_there));
         let lost: Vec<PathBuf> = self.iter().filter(|(_, node)| is_lost(node)).map(|(path, _)| path).collect();
-        lost.iter().for_each(|path| self.set(path, None, &|_| Attributes::default()));
+        lost.iter().for_each(|path| self.set(path, None));
         let stored = self.directories.iter().filter_map(|(path, directory)| Some((path, directory.stored?)));
         let gone = stored.filter(|(_, blob)| !is_there(&blob.hash)).map(|(path, _)| path.clone());
         gone.collect::<Vec<_>>().iter().for_each(|path| self.has_changed(path));

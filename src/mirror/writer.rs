@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::look::{Found, Seen, attributes_of, others, see};
+use super::look::{Found, Seen, others, see};
 use super::pace::Pace;
 use super::place::{Place, Result};
 use super::settings::{Progress, Settings};
@@ -21,10 +21,12 @@ use super::states::States;
 use super::tree::{Attributes, Content, File, Node, Tree, Witness};
 use super::waiting::Waiting;
 use super::work::Work;
-use crate::store::{Id, MIN_RELEASE_BYTES, Newest, found_at};
+use crate::store::{Id, MIN_RELEASE_BYTES, Newest};
 
-/// Files that travel in one round. Each may be open meanwhile.
+/// Files that travel at once. Each may be open meanwhile.
 const AT_ONCE: usize = 256;
+/// Files that travel in one round. Each round looks at all names that wait, so with fewer a million would wait for looks.
+const MOST_IN_A_ROUND: usize = 1 << 14;
 /// After this time a manifest names what is there; what is under way goes on in the next round.
 const ROUND: Duration = Duration::from_secs(5);
 /// Failures that `stepfs status` and `stepfs sync --mirror` name.
@@ -141,7 +143,7 @@ impl Writer {
         let also: Vec<PathBuf> = also.collect();
         let told = source.changed(is_new, also.clone());
         // A name that comes or goes changes the time of its directory.
-        let above: BTreeSet<&Path> = told.iter().filter_map(|(path, _)| path.parent()).collect();
+        let above: BTreeSet<&Path> = told.iter().flat_map(|(path, _)| path.ancestors().skip(1)).collect();
         // One that is new, or could not be listed, is listed.
         let is_new = |path: &Path| self.tree.others(path).is_none() || self.waiting.contains_key(path);
         let above = above.into_iter().map(|path| (path.to_path_buf(), None, is_new(path))).collect::<Vec<_>>();
@@ -239,11 +241,6 @@ impl Writer {
         let changed = source.changed(false, Vec::new());
         let is_quiet = changed.is_empty();
         changed.into_iter().for_each(|(path, _)| self.note(path));
-        let store_tree = source.store().tree();
-        let above = |path: &Path| {
-            let missing = Attributes { mode: 0o755, ..Attributes::default() };
-            found_at(&store_tree, path).ok().flatten().map_or(missing, |of| attributes_of(&of))
-        };
         // With a directory that moved, all below it is told anew.
         let is_noted =
             |path: &Path| path.ancestors().any(|at| self.waiting.get(at).is_some_and(|of| of.look.is_some()));
@@ -271,7 +268,7 @@ impl Writer {
                 }
                 None => continue,
             };
-            self.tree.set(&path, Some(node), &above);
+            self.tree.set(&path, Some(node));
             self.waiting.remove(&path);
         }
         self.take_away(gone, is_quiet);
@@ -288,7 +285,7 @@ impl Writer {
                 waiting.look = Some(waiting.change);
             } else if !self.tree.get(&path).is_some_and(is_moving) && !self.tree.below(&path).any(|of| is_moving(of.1))
             {
-                self.tree.set(&path, None, &|_| Attributes::default());
+                self.tree.set(&path, None);
                 self.waiting.remove(&path);
             }
         }
@@ -304,35 +301,48 @@ impl Writer {
         former.collect::<Vec<_>>().into_iter().for_each(|path| self.note(path));
     }
 
-    /// Brings the bytes of the newest files that wait for theirs.
+    /// Brings the bytes of the newest files that wait for theirs, as many as come in time.
     fn push(&mut self, source: &dyn Source, pace: &Pace) {
         let until = Instant::now() + ROUND;
         let due = self.waiting.iter().filter(|(_, of)| of.is_wanted() && of.retry.is_due());
         let due = due.filter_map(|(path, of)| Some((path, of.file()?)));
         let due = due.filter(|(_, found)| self.content(found).is_none());
-        let mut due: Vec<_> =
-            due.map(|(path, found)| (found.attributes.modified_ns, path.clone(), found.clone())).collect();
-        due.sort_unstable_by(|(a, ..), (b, ..)| b.cmp(a));
-        due.truncate(AT_ONCE);
+        let mut due: Vec<_> = due.map(|(path, found)| (found.attributes.modified_ns, path, found)).collect();
+        due.sort_unstable_by_key(|(modified_ns, path, _)| std::cmp::Reverse((*modified_ns, *path)));
+        due.truncate(MOST_IN_A_ROUND);
+        let due: Vec<_> = due.into_iter().map(|(_, path, found)| (path.clone(), found.clone())).collect();
+        for (number, some) in due.chunks(AT_ONCE).enumerate() {
+            if number > 0 && Instant::now() > until {
+                break;
+            }
+            self.push_some(source, pace, some, until);
+        }
+        // What a program has opened meanwhile may have been read half written.
+        self.settle(source);
+    }
+
+    /// Brings the bytes of some files that wait for theirs, side by side.
+    fn push_some(&mut self, source: &dyn Source, pace: &Pace, some: &[(PathBuf, Found)], until: Instant) {
         let (mut works, mut coming) = (Vec::new(), HashSet::new());
-        for (_, path, found) in due {
+        for (path, found) in some {
             if pace.is_stopped() || Instant::now() > until && !works.is_empty() {
                 break;
             }
-            let Some(waiting) = self.waiting.get_mut(&path) else { continue };
-            let work = match waiting.work.take().filter(|work| work.found == found) {
+            let Some(waiting) = self.waiting.get_mut(path) else { continue };
+            let work = match waiting.work.take().filter(|work| work.found == *found) {
                 Some(work) => Ok(Some(work)),
-                None => Work::begin(source, &path, &found, &self.tree, &|| !pace.is_stopped())
-                    .map(|work| work.map(Box::new)),
+                None => {
+                    Work::begin(source, path, found, &self.tree, &|| !pace.is_stopped()).map(|work| work.map(Box::new))
+                }
             };
             match work {
-                // Another file brings one of its objects in this round.
+                // Another file brings one of its objects now.
                 Ok(Some(work)) if work.objects().any(|id| coming.contains(&id)) => {}
                 Ok(Some(work)) => {
                     coming.extend(work.objects());
-                    works.push((path, work));
+                    works.push((path.clone(), work));
                 }
-                later => waiting.postpone(&path, later.err()),
+                later => waiting.postpone(path, later.err()),
             }
         }
         let errors = self.states.bring(&mut works, pace, until);
@@ -349,8 +359,6 @@ impl Writer {
                 error.into_iter().for_each(|error| waiting.postpone(&path, Some(error)));
             }
         }
-        // What a program has opened meanwhile may have been read half written.
-        self.settle(source);
     }
 
     /// Deletes the states that are too old, and the blobs that nothing needs.

@@ -1,7 +1,6 @@
 //! A mirror in memory that counts requests and fails on demand, for crash histories.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -128,14 +127,14 @@ impl Place for Memory {
         })
     }
 
-    fn get(&self, name: &str, range: Range<u64>) -> Result<Vec<u8>> {
-        self.request(("get", name, 0), |inside| {
+    fn read(&self, name: &str, most: u64, each: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        let found = self.request(("get", name, 0), |inside| {
             let (bytes, _) = inside.names.get(name).ok_or_else(|| Error::Missing(name.to_string()))?;
-            let end = (range.end as usize).min(bytes.len());
-            let found = bytes.get(range.start as usize..end).unwrap_or(&[]).to_vec();
+            let found = bytes[..bytes.len().min(most as usize)].to_vec();
             inside.got += found.len() as u64;
             Ok(found)
-        })
+        })?;
+        found.chunks(1 << 16).try_for_each(each)
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<Listed>> {
