@@ -35,10 +35,19 @@ BLOCK = 4096
 # Above the size of files that are released.
 BLOCKS = range(17, 40)
 WORKERS = 4
-# Errors of calls whose daemon is killed, or whose machine lost its locks.
+# Errors of calls whose daemon is killed.
 GONE = (errno.ECONNABORTED, errno.ENOTCONN, errno.EIO, errno.ESHUTDOWN)
+# And those of open files on a machine that was away for so long that it lost its locks. NFS tries a creation anew that it began before:
+# EEXIST.
+LOST = (errno.ESTALE, errno.EBADF, errno.EEXIST)
+# Machines that lost their locks in this history.
+without_locks = []
 # NFS keeps a removed file under such a name while the node has it open.
 REMOVED = ".nfs"
+
+
+def is_gone(error):
+    return error.errno in GONE + (LOST if without_locks else ())
 
 
 class Broken(Exception):
@@ -108,7 +117,7 @@ class Worker(threading.Thread):
             try:
                 return call()
             except OSError as error:
-                if error.errno not in GONE or time.monotonic() > end:
+                if not is_gone(error) or time.monotonic() > end:
                     raise
                 time.sleep(.05)
 
@@ -183,7 +192,7 @@ class Worker(threading.Thread):
                 node.call("os.close", handle)
             file.versions = after
         except OSError as error:
-            if error.errno not in GONE:
+            if not is_gone(error):
                 raise
             candidates = [(number, before), (number, after)] + ([(number, [])] if how == "whole" else [])
             _, file.versions = self.settle(path, candidates)
@@ -211,7 +220,7 @@ class Worker(threading.Thread):
                 self.at(path + ".tmp", other).rename(self.at(over, other))
             self.files[over] = file
         except OSError as error:
-            if error.errno not in GONE:
+            if not is_gone(error):
                 raise
             self.again(lambda: self.drop(path + ".tmp"))
             if over != path:
@@ -232,7 +241,7 @@ class Worker(threading.Thread):
         try:
             self.at(path).unlink()
         except OSError as error:
-            if error.errno not in GONE:
+            if not is_gone(error):
                 raise
             self.again(lambda: self.drop(path))
         del self.files[path]
@@ -242,7 +251,7 @@ class Worker(threading.Thread):
         try:
             self.at(old, node := self.r.choice(self.nodes)).rename(self.at(new, node))
         except OSError as error:
-            if error.errno not in GONE:
+            if not is_gone(error):
                 raise
             return self.again(lambda: self.present(new))
         return True
@@ -281,7 +290,7 @@ class Worker(threading.Thread):
                 try:
                     self.at(new).mkdir()
                 except OSError as error:
-                    if error.errno not in GONE:
+                    if not is_gone(error):
                         raise
                     self.again(lambda: self.at(new).mkdir(parents=True, exist_ok=True))
                 self.directories.add(new)
@@ -300,7 +309,8 @@ class Worker(threading.Thread):
                         node.call("shutil.rmtree", self.at(gone, node))
                     break
                 except OSError as error:
-                    if error.errno not in GONE + (errno.ENOENT, errno.EBUSY, errno.ENOTEMPTY) or time.monotonic() > end:
+                    is_busy = error.errno in (errno.ENOENT, errno.EBUSY, errno.ENOTEMPTY)
+                    if not (is_gone(error) or is_busy) or time.monotonic() > end:
                         raise
                     time.sleep(.05)
             self.directories.discard(gone)
@@ -315,7 +325,7 @@ class Worker(threading.Thread):
                 self.write(old, "blocks")
                 self.check(new)
             except OSError as error:
-                if error.errno not in GONE:
+                if not is_gone(error):
                     raise
             if new in self.files:
                 self.remove(new)
@@ -401,6 +411,7 @@ class Faults(threading.Thread):
     def away(self, guest):
         """Mostly shorter than the server's lease, so that nothing is lost, and sometimes longer. Ceph blocks such a machine for good."""
         is_short = guest.engine == "ceph" or self.r.random() < .6
+        without_locks.extend([] if is_short else [guest.name])
         time.sleep(self.r.uniform(0, 6) if is_short else self.r.uniform(25, 45))
 
     def mount(self, node):
@@ -434,6 +445,7 @@ def history(seed, seconds):
     """Plays one. Returns what was done."""
     base = harness.make_base()
     os.environ["STEPFS_GRACE_MS"] = "5000"
+    without_locks.clear()
     r = random.Random(seed)
     nodes = Nodes(base, 4 if in_guests() else 3, passthrough=r.random() < .5)
     try:

@@ -449,7 +449,7 @@ def test_credentials_that_expire_are_read_anew(monkeypatch):
         for number in range(4):
             (mount / f"{number}.bin").write_bytes(noise(number, 10 << 20))
             mount.mirrored()
-            time.sleep(mirror.LIFE)
+            time.sleep(2 * mirror.LIFE)
         assert len(mirror.used) >= 4
         assert run("cat", mirror.url, "3.bin", text=False).stdout == noise(3, 10 << 20)
     finally:

@@ -149,9 +149,9 @@ class Expiring(Moto):
         here = f"http://127.0.0.1:{self.gate.server_address[1]}"
         self.environment = {"AWS_ENDPOINT_URL": here, "AWS_METADATA_ENDPOINT": here, "AWS_REGION": "us-east-1"}
 
-    def key(self):
+    def key(self, ago=0):
         """The key of this moment, and when it expires."""
-        number = int(time.time() / self.LIFE)
+        number = int(time.time() / self.LIFE) - ago
         end = datetime.datetime.fromtimestamp((number + 1) * self.LIFE, datetime.UTC)
         return f"KEY{number}", end.strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -173,7 +173,8 @@ class Gate(BaseHTTPRequestHandler):
         if self.path.startswith("/latest/meta-data/iam/security-credentials/"):
             role = {"AccessKeyId": key, "SecretAccessKey": "secret", "Token": "token", "Expiration": end}
             return self.say(200, json.dumps(role).encode() if self.path.endswith("/role") else b"role")
-        if f"Credential={key}/" not in self.headers.get("Authorization", ""):
+        # A request may be on its way when its key expires.
+        if not any(f"Credential={self.of.key(ago)[0]}/" in self.headers.get("Authorization", "") for ago in range(2)):
             return self.say(403, b"<Error><Code>ExpiredToken</Code><Message>The token has expired.</Message></Error>")
         self.of.used.add(key)
         passed = HTTPConnection("127.0.0.1", self.of.port)
