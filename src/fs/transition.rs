@@ -19,7 +19,6 @@ use super::shared::{put_in_place, until_free};
 use super::tree::Tree;
 use super::workers::Workers;
 use crate::archive::FileId;
-use crate::clock;
 use crate::recall::Reader;
 use crate::store::beneath::Reached;
 use crate::store::durable::{CrashPoint, DeviceFile, scratch};
@@ -68,9 +67,9 @@ impl Drop for Transition {
     }
 }
 
-/// Times that a stub's attributes are copied because a program changed them meanwhile. After that the file is busy:
-/// nothing was done, and no change is lost.
-const MOST_ROUNDS: u32 = 8;
+/// Times that a stub's attributes are copied because a program changed them meanwhile, or since the clock stands still as on a
+/// virtual machine that waits for its host. After that the file is busy: nothing was done, and no change is lost.
+const MOST_ROUNDS: u32 = 64;
 /// The kernel's clock for files usually advances within this time.
 const A_TICK: Duration = Duration::from_millis(5);
 
@@ -82,8 +81,8 @@ struct Seen {
 }
 
 impl Seen {
-    fn of(file: &File) -> io::Result<Seen> {
-        let stamp = clock::stamp_ns();
+    /// `stamp`: the clock of the file system, before.
+    fn of(file: &File, stamp: i64) -> io::Result<Seen> {
         let metadata = file.metadata()?;
         let changed = metadata.ctime().saturating_mul(1_000_000_000).saturating_add(metadata.ctime_nsec());
         Ok(Seen { settled: changed < stamp, metadata })
@@ -201,7 +200,7 @@ impl Recalls {
         let given = reader.as_ref().filter(|_| !is_new_bytes && !is_shared).and_then(|reader| reader.give());
         // Before the bytes: others may change the stub's attributes meanwhile, and say so by taking it down.
         let fence = is_shared.then(|| self.tree.archive().store().fence(original.metadata()?.ino())).transpose()?;
-        let before = Seen::of(&original)?;
+        let before = Seen::of(&original, self.tree.archive().store().stamp_ns()?)?;
         let (path, file) = if is_new_bytes {
             let path = self.temporary();
             let file = self.tree.io().create(&path, CrashPoint::RecallWritten);
@@ -302,9 +301,11 @@ impl Recalls {
     ) -> Result<(MutexGuard<'_, Table>, Metadata)> {
         let with_bytes = seen.is_some();
         for round in 1.. {
+            // Before the lock: in a shared store the server is asked.
+            let stamp = self.tree.archive().store().stamp_ns()?;
             let table = self.tree.table();
             table.node(ino)?;
-            let now = Seen::of(original)?;
+            let now = Seen::of(original, stamp)?;
             if seen.as_ref().is_some_and(|seen| seen.is_still(&now)) {
                 return Ok((table, now.metadata));
             }
