@@ -19,10 +19,12 @@ use super::shared::{put_in_place, until_free};
 use super::tree::Tree;
 use super::workers::Workers;
 use crate::archive::FileId;
+use crate::clock;
 use crate::recall::Reader;
 use crate::store::beneath::Reached;
 use crate::store::durable::{CrashPoint, DeviceFile, scratch};
-use crate::store::{Stub, copy_attributes, copy_to_new_bytes, replace_stub, sync_replaced};
+use crate::store::shared::Seat;
+use crate::store::{Store, Stub, copy_attributes, copy_to_new_bytes, replace_stub, sync_replaced};
 use crate::sync::MutexGuard;
 
 /// The step that a released file needs first.
@@ -72,6 +74,11 @@ impl Drop for Transition {
 const MOST_ROUNDS: u32 = 64;
 /// The kernel's clock for files usually advances within this time.
 const A_TICK: Duration = Duration::from_millis(5);
+
+/// The clock that stamps the files of a store, nanoseconds since 1970. A server's may differ from this machine's.
+fn stamp(store: &Store) -> io::Result<i64> {
+    store.seat().map_or_else(|| Ok(clock::stamp_ns()), Seat::beat)
+}
 
 /// A file's attributes at some time.
 struct Seen {
@@ -200,7 +207,7 @@ impl Recalls {
         let given = reader.as_ref().filter(|_| !is_new_bytes && !is_shared).and_then(|reader| reader.give());
         // Before the bytes: others may change the stub's attributes meanwhile, and say so by taking it down.
         let fence = is_shared.then(|| self.tree.archive().store().fence(original.metadata()?.ino())).transpose()?;
-        let before = Seen::of(&original, self.tree.archive().store().stamp_ns()?)?;
+        let before = Seen::of(&original, stamp(self.tree.archive().store())?)?;
         let (path, file) = if is_new_bytes {
             let path = self.temporary();
             let file = self.tree.io().create(&path, CrashPoint::RecallWritten);
@@ -302,7 +309,7 @@ impl Recalls {
         let with_bytes = seen.is_some();
         for round in 1.. {
             // Before the lock: in a shared store the server is asked.
-            let stamp = self.tree.archive().store().stamp_ns()?;
+            let stamp = stamp(self.tree.archive().store())?;
             let table = self.tree.table();
             table.node(ino)?;
             let now = Seen::of(original, stamp)?;

@@ -8,8 +8,6 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::clock;
-
 use super::durable::{self, CrashPoint, DeviceFile, Io};
 use super::engine::{Engine, admit};
 use super::fence::{Fence, Fences, surely};
@@ -155,11 +153,6 @@ impl Store {
     /// The place of a daemon that serves the store beside others.
     pub fn seat(&self) -> Option<&Seat> {
         if let Place::Seat(seat) = &self.place { Some(seat) } else { None }
-    }
-
-    /// The clock that stamps files, nanoseconds since 1970: that of the server, which may differ from this machine's.
-    pub fn stamp_ns(&self) -> io::Result<i64> {
-        self.seat().map_or_else(|| Ok(clock::stamp_ns()), Seat::beat)
     }
 
     /// Whether this is the store of the keeper, and no other keeper was elected since.
