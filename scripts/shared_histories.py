@@ -38,8 +38,8 @@ WORKERS = 4
 # Errors of calls whose daemon is killed.
 GONE = (errno.ECONNABORTED, errno.ENOTCONN, errno.EIO, errno.ESHUTDOWN)
 # And those of open files on a machine that was away for so long that it lost its locks. NFS tries a creation anew that it began before:
-# EEXIST.
-LOST = (errno.ESTALE, errno.EBADF, errno.EEXIST)
+# EEXIST. A call that waits for such a machine ends with EBUSY after half a minute.
+LOST = (errno.ESTALE, errno.EBADF, errno.EEXIST, errno.EBUSY)
 # Machines that lost their locks in this history.
 without_locks = []
 # NFS keeps a removed file under such a name while the node has it open.
