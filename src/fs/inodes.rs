@@ -54,7 +54,7 @@ pub(super) fn kind(file_type: std::fs::FileType) -> FileType {
 pub(super) struct Found {
     pub(super) metadata: Metadata,
     /// In a shared store: the directory itself. Other daemons change names, so no name says which one is meant. A file is looked up
-    /// for each call: whoever holds one keeps its room on the disk, also after another daemon has removed or released it.
+    /// for each call: a descriptor would keep the file's room on the disk, even if another daemon has removed or released it.
     held: Option<Arc<File>>,
     /// See [`identity`]. Empty in a store of one daemon.
     identity: Vec<u8>,

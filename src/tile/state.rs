@@ -40,8 +40,8 @@ pub enum State {
         /// The steps from P, or [`log::ZERO`].
         q: Integers,
     },
-    /// The ratios of a first moment to another tile, of which the encoder makes a payload. It is never decoded: no state
-    /// is a difference to it.
+    /// The ratios of a first moment to another tile. The encoder makes a payload of them. No decoder makes this state, since
+    /// no other state is a difference to it.
     Moment {
         /// In units of the coding's step.
         accumulators: Integers,

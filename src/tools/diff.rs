@@ -122,7 +122,7 @@ fn compare(a: &Checkpoint, b: &Checkpoint) -> Result<Report> {
 /// How each of these tensors differs from its twin, on all cores.
 ///
 /// # Errors
-/// That of a file, with its place: 0 for the first of a pair, 1 for the second.
+/// A file cannot be read: 0 for the first of a pair, 1 for the second, with the reason.
 pub(super) fn changes(pairs: &[(&str, Found, Found)], bar: &ProgressBar) -> Result<Vec<Change>, (usize, Error)> {
     let all =
         pairs.iter().enumerate().flat_map(|(at, pair)| spans(0..pair.1.tensor.bytes()).map(move |span| (at, span)));

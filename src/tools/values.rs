@@ -185,7 +185,7 @@ multiversion! {
 /// How a tensor differs from another one. Calls `read` with the bytes of each after each piece of both.
 ///
 /// # Errors
-/// That of a file, with its place: 0 for `a`, 1 for `b`.
+/// A file cannot be read: 0 for `a`, 1 for `b`, with the reason.
 pub(super) fn change(dtype: Dtype, a: &Place, b: &Place, read: &dyn Fn(u64)) -> Result<Change, (usize, io::Error)> {
     let (mut change, mut bytes) = (Change::default(), [Vec::new(), Vec::new()]);
     let len = a.extent.end - a.extent.start;

@@ -316,7 +316,7 @@ multiversion! {
             let word = bytes[place as usize / 8..].first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
             let magnitude = least | (word >> (place % 8)) as u32 & ((1 << width) - 1);
             *value = (magnitude as i32 ^ sign).wrapping_sub(sign);
-            // The sign of a large value is that of its class.
+            // A large value has the sign of its class.
             sound &= (*value ^ sign) >= 0;
         }
         (end, sound)
