@@ -72,7 +72,12 @@ pub fn encode_tile(q: &[i32], parent: From<'_>, out: &mut Vec<u8>) -> Result<(),
 
 /// Turns the parent's q into the q of these symbols, or of these classes of small symbols.
 pub(crate) fn apply_symbols<S: ints::Symbol>(level: Level, symbols: &[S], q: &mut [i32]) -> Result<(), Corrupt> {
-    if from_symbols(level, symbols, q) { Ok(()) } else { Err(Corrupt("steps beyond all octaves")) }
+    // Zeros come and go in few blocks.
+    let sound = match are_steps(level, symbols, q) {
+        true => ints::add(level, symbols, q),
+        false => from_symbols(level, symbols, q),
+    };
+    if sound { Ok(()) } else { Err(Corrupt("steps beyond all octaves")) }
 }
 
 /// True if an element may have this q.
@@ -117,6 +122,19 @@ multiversion! {
             *symbol = if parent == ZERO { appears } else { stays };
         }
         sound
+    }
+}
+
+multiversion! {
+    /// True if no element was 0 or becomes 0, and all symbols are valid: they are plain differences.
+    fn are_steps<S: ints::Symbol>(symbols: &[S], q: &[i32]) -> bool {
+        let mut all = true;
+        for (&q, symbol) in q.iter().zip(symbols) {
+            let symbol = symbol.value();
+            // The sum of two small parts does not wrap.
+            all &= is_step_of_q(q) & is_step_of_q(q.wrapping_add(symbol)) & (symbol < GONE) & (symbol >= -4 * MAX_Q);
+        }
+        all
     }
 }
 
