@@ -136,7 +136,9 @@ pub(super) fn encode(symbols: &[u8], shape: Shape, out: &mut Vec<u8>) -> Vec<u8>
     if !shape.escapes {
         return Vec::new();
     }
-    shape.outside(symbols).places().into_iter().map(|place| symbols[place as usize]).collect()
+    let mut literals = Vec::new();
+    shape.outside(symbols).each(|place| literals.push(symbols[place]));
+    literals
 }
 
 fn to_words<const K: usize>(symbols: &[u8], shape: Shape) -> Scratch {
@@ -198,6 +200,7 @@ pub(super) fn decode(
     let outside = shape.outside(out);
     let mut literals = Scratch::new(outside.count());
     nested(payload, &mut literals)?;
-    outside.places().into_iter().zip(literals.iter()).for_each(|(place, literal)| out[place as usize] = *literal);
+    let mut next = literals.iter();
+    outside.each(|place| out[place] = next.next().copied().unwrap_or_default());
     Ok(())
 }

@@ -18,29 +18,35 @@ impl Outside {
         self.0.iter().map(|mask| mask.count_ones() as usize).sum()
     }
 
-    /// Their places, ascending.
-    pub(super) fn places(&self) -> Vec<u32> {
-        let mut places = vec![0; self.count() + CHUNK];
-        list_places(Level::detect(), &self.0, &mut places);
-        places.truncate(self.count());
-        places
+    /// Calls `each` with their places, ascending.
+    pub(super) fn each(&self, mut each: impl FnMut(usize)) {
+        let mut places = [0; BATCH * CHUNK];
+        for (batch, masks) in self.0.chunks(BATCH).enumerate() {
+            let found = list_places(Level::detect(), masks, &mut places);
+            places[..found].iter().for_each(|&place| each(batch * BATCH * CHUNK + place as usize));
+        }
     }
 }
 
-/// Places of a chunk that are found even if they are none: the processor would often guess wrong how many there are.
+/// Masks whose places are listed together, in the first-level cache.
+const BATCH: usize = 16;
+
+/// Places of a mask that are found even if they are none: the processor would often guess wrong how many there are.
 const USUAL: usize = 4;
 
 multiversion! {
-    fn list_places(masks: &[u64], places: &mut [u32]) {
+    /// Lists the places in these masks, and returns how many there are.
+    fn list_places(masks: &[u64], places: &mut [u32; BATCH * CHUNK]) -> usize {
         let mut found = 0;
         for (number, &mask) in masks.iter().enumerate() {
             let (mut left, count) = (mask, mask.count_ones() as usize);
-            for place in &mut places[found..][..count.max(USUAL)] {
+            for place in places[found..].iter_mut().take(count.max(USUAL)) {
                 *place = (number * CHUNK) as u32 + left.trailing_zeros();
                 left &= left.wrapping_sub(1);
             }
             found += count;
         }
+        found
     }
 }
 
@@ -96,11 +102,13 @@ mod tests {
             window in 1..200u8,
         ) {
             let is_outside = |at: &usize| symbols[*at].wrapping_sub(first) >= window;
-            let wanted: Vec<u32> = (0..symbols.len()).filter(is_outside).map(|at| at as u32).collect();
+            let wanted: Vec<usize> = (0..symbols.len()).filter(is_outside).collect();
             for level in Level::available() {
                 let outside = Outside::new(level, &symbols, first, window);
                 prop_assert_eq!(outside.count(), wanted.len());
-                prop_assert_eq!(outside.places(), wanted.clone());
+                let mut places = Vec::new();
+                outside.each(|place| places.push(place));
+                prop_assert_eq!(&places, &wanted);
             }
         }
     }

@@ -18,8 +18,7 @@ pub(super) fn encode(symbols: &[u8], common: u8, out: &mut Vec<u8>, nested: impl
     let mut gaps = Vec::new();
     let mut literals = Vec::new();
     let mut next = 0;
-    for place in Outside::new(Level::detect(), symbols, common, 1).places() {
-        let place = place as usize;
+    Outside::new(Level::detect(), symbols, common, 1).each(|place| {
         let mut gap = place - next;
         while gap >= SKIP {
             let skip = ((gap / SKIP).ilog2() as usize).min(255 - SKIP);
@@ -29,7 +28,7 @@ pub(super) fn encode(symbols: &[u8], common: u8, out: &mut Vec<u8>, nested: impl
         gaps.push(gap as u8);
         literals.push(symbols[place]);
         next = place + 1;
-    }
+    });
     out.push(common);
     varint::put(gaps.len() as u64, out);
     varint::put_bytes(out, |out| nested(&gaps, out));
