@@ -68,9 +68,11 @@ def main():
     parser.add_argument("--mbit", type=int)
     args = parser.parse_args()
     for guest in guests() if args.mbit and in_guests() else []:
-        # What arrives at the guest; the bridge between guests has no other way.
-        subprocess.run(["tc", "qdisc", "add", "dev", guest.link, "root", "tbf", "rate", f"{args.mbit}mbit", "burst", "256k",
-                        "latency", "50ms"], check=True)
+        limit = ["root", "tbf", "rate", f"{args.mbit}mbit", "burst", "256k", "latency", "50ms"]
+        # What arrives at the guest, and what leaves it: Ceph's daemons run on this machine.
+        subprocess.run(["tc", "qdisc", "add", "dev", guest.link, *limit], check=True)
+        guest.run("sh", "-c", "insmod /usr/lib/uml/modules/$(uname -r)/kernel/net/sched/sch_tbf.ko")
+        guest.run("tc", "qdisc", "add", "dev", "vec1", *limit)
     nodes = Nodes(harness.make_base(), 2)
     try:
         nodes.mount()
