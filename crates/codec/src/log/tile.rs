@@ -132,7 +132,7 @@ multiversion! {
         for (&q, symbol) in q.iter().zip(symbols) {
             let symbol = symbol.value();
             // The sum of two small parts does not wrap.
-            all &= is_step_of_q(q) & is_step_of_q(q.wrapping_add(symbol)) & (symbol < GONE) & (symbol >= -4 * MAX_Q);
+            all &= is_step_of_q(q) & is_step_of_q(q.wrapping_add(symbol)) & (-4 * MAX_Q..GONE).contains(&symbol);
         }
         all
     }
