@@ -46,16 +46,13 @@ impl Pace {
         if let Some(rate) = self.rate {
             inside.next = begin + Duration::from_secs_f64(bytes as f64 / rate);
         }
-        loop {
-            let left = begin.saturating_duration_since(Instant::now());
-            if inside.stops {
-                return false;
-            }
-            if left.is_zero() {
-                return true;
-            }
-            inside = self.stopped.wait_timeout(inside, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
+        !self.wait(inside, begin.saturating_duration_since(Instant::now()))
+    }
+
+    /// Waits for a time. True once the daemon stops.
+    fn wait(&self, inside: MutexGuard<'_, Inside>, time: Duration) -> bool {
+        let waited = self.stopped.wait_timeout_while(inside, time, |inside| !inside.stops);
+        waited.unwrap_or_else(PoisonError::into_inner).0.stops
     }
 
     /// The mirror has taken something, or throttles: then all wait.
@@ -72,10 +69,7 @@ impl Pace {
 
     /// Waits for a time, or until the daemon stops.
     pub(super) fn rest(&self, time: Duration) {
-        let inside = self.lock();
-        if !inside.stops {
-            drop(self.stopped.wait_timeout(inside, time).unwrap_or_else(PoisonError::into_inner));
-        }
+        self.wait(self.lock(), time);
     }
 
     /// Ends all waits, now and later.
