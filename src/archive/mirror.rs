@@ -40,7 +40,7 @@ impl Mirrored {
     /// The thread cannot be started.
     pub fn connect(self: &Arc<Self>, place: Arc<dyn Place>, settings: Settings) -> io::Result<()> {
         let daemon = Daemon::start(Arc::clone(self) as Arc<dyn Source>, place, settings)?;
-        *self.daemon.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(daemon));
+        *self.daemon.lock().unwrap_or_else(PoisonError::into_inner) = Some(daemon);
         Ok(())
     }
 

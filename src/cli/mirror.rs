@@ -168,13 +168,13 @@ impl Mirror {
             let (logical_bytes, stored_bytes, chain_len, lossy, attributes) = match node {
                 Node::Directory(..) => continue,
                 Node::Link(attributes, _) => (0, 0, 0, false, attributes),
-                Node::File(file) => match file.content {
-                    Content::Small(blob) => (file.len, blob.len, 0, false, &file.attributes),
-                    Content::Object(id) => {
-                        let chain = reader.tree.chain(id).unwrap_or_default();
+                Node::File(file) => match &file.content {
+                    Content::Plain(bytes) => (bytes.len, bytes.stored(), 0, false, &file.attributes),
+                    Content::Object(id, len) => {
+                        let chain = reader.tree.chain(*id).unwrap_or_default();
                         let first = chain.first();
-                        let (stored, lossy) = first.map_or((0, false), |first| (first.len, first.lossy));
-                        (file.len, stored, chain.len(), lossy, &file.attributes)
+                        let (stored, lossy) = first.map_or((0, false), |first| (first.bytes.stored(), first.lossy));
+                        (*len, stored, chain.len(), lossy, &file.attributes)
                     }
                 },
             };

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use super::manifest::{self, Number};
 use super::pace::Pace;
+use super::pieces::{BLOBS, Blob, Bytes};
 use super::place::{Error, Place, Result};
 use super::settings::Settings;
-use super::tree::{BLOBS, Blob, Tree};
+use super::tree::Tree;
 use super::work::Work;
 use crate::clock::{age_ns, wall_ns};
 use crate::store::{Id, in_parallel};
@@ -28,9 +29,7 @@ pub(super) struct States {
     there: HashSet<Id>,
     last: Option<Number>,
     /// The tree that the last manifest names.
-    published: Option<Blob>,
-    /// Directories that are not put yet.
-    packed: Vec<(Blob, Vec<u8>)>,
+    published: Option<Bytes>,
     collect_at: Instant,
     /// The mirror's own time, in nanoseconds since 1970, was this at least at that moment.
     clock: (i64, Instant),
@@ -49,7 +48,6 @@ impl States {
             there: HashSet::new(),
             last: None,
             published: None,
-            packed: Vec::new(),
             collect_at: Instant::now(),
             clock: (0, Instant::now()),
         };
@@ -65,7 +63,7 @@ impl States {
             Some(tree) => tree?,
         };
         tree.unread.values().for_each(|why| log::warn!("mirror: {why}; it is written again"));
-        states.published = tree.root();
+        states.published = tree.root().cloned();
         states.list()?;
         states.there.retain(|hash| !tree.damaged.contains(hash));
         // What is new comes first.
@@ -78,9 +76,9 @@ impl States {
         manifest::check(self.place.as_ref(), self.store)
     }
 
-    /// Whether the last manifest names this tree, and nothing of it is missing.
+    /// Whether the last manifest names this tree.
     pub(super) fn have(&self, tree: &Tree) -> bool {
-        tree.root().is_some() && tree.root() == self.published && self.packed.is_empty()
+        tree.root().is_some() && tree.root() == self.published.as_ref()
     }
 
     /// Learns which blobs are there. Returns them, and when each was put. A collection follows.
@@ -107,20 +105,19 @@ impl States {
     }
 
     /// Puts a blob, unless it is there. `None` if its turn does not come in time.
-    fn put(&self, bytes: &[u8], pace: &Pace, until: Option<Instant>) -> Result<Option<Id>> {
-        let blob = Blob::of(bytes);
+    fn put(&self, (blob, bytes): &(Blob, Vec<u8>), pace: &Pace, until: Option<Instant>) -> Result<Option<Blob>> {
         while !self.has(&blob.hash) {
             if !pace.take(blob.len, until) {
                 return Ok(None);
             }
-            let put = self.place.put(&blob.name(), bytes);
+            let put = self.place.put(&Blob::name(blob.hash), bytes);
             let is_busy = matches!(put, Err(Error::Busy(_)));
             pace.answered(is_busy);
             if !is_busy {
-                return put.map(|()| Some(blob.hash));
+                return put.map(|()| Some(*blob));
             }
         }
-        Ok(Some(blob.hash))
+        Ok(Some(*blob))
     }
 
     /// Puts the missing pieces of all work, side by side, until the time is over. Each error is of one file.
@@ -138,15 +135,15 @@ impl States {
             let until = (jobs.first() != Some(job)).then_some(until);
             match until.is_some_and(|until| Instant::now() > until) {
                 true => Ok(None),
-                false => self.put(&works[work].1.bytes(piece)?, pace, until),
+                false => self.put(&works[work].1.pack(piece)?, pace, until),
             }
         });
         let mut errors: Vec<Option<Error>> = works.iter().map(|_| None).collect();
         for ((work, piece), done) in jobs.into_iter().zip(done) {
             match done {
-                Ok(Some(hash)) => {
-                    works[work].1.has_come(piece, hash);
-                    self.there.insert(hash);
+                Ok(Some(blob)) => {
+                    works[work].1.has_come(piece, blob);
+                    self.there.insert(blob.hash);
                 }
                 Ok(None) => {}
                 Err(error) => errors[work] = Some(error),
@@ -157,20 +154,19 @@ impl States {
 
     /// Puts the directories of a tree that changed, and then a manifest.
     pub(super) fn publish(&mut self, tree: &mut Tree, pace: &Pace) -> Result<()> {
-        let root = tree.pack(&mut self.packed)?;
         // The mirror may have lost directories of the last state, too.
-        for put in in_parallel(&self.packed, |(_, bytes)| self.put(bytes, pace, None)) {
-            self.there.insert(put?.ok_or_else(|| Error::Away("the daemon stops".into()))?);
+        let (root, packed) = tree.pack(&|hash| self.has(hash))?;
+        for put in in_parallel(&packed, |packed| self.put(packed, pace, None)) {
+            self.there.insert(put?.ok_or_else(|| Error::Away("the daemon stops".into()))?.hash);
         }
-        self.packed.clear();
-        if self.published == Some(root) {
+        if self.published.as_ref() == Some(&root) {
             return Ok(());
         }
         let now_ms = (wall_ns() / 1_000_000).max(0) as u64;
         let number = Number::after(self.last, now_ms, self.store);
         // Its answer may be lost: no number is used twice.
         self.last = Some(number);
-        manifest::put(self.place.as_ref(), self.store, number, root)?;
+        manifest::put(self.place.as_ref(), number, &root)?;
         self.published = Some(root);
         Ok(())
     }
@@ -184,29 +180,26 @@ impl States {
     ///
     /// # Errors
     /// Those of the mirror; [`Error::Wrong`] if a state that stays cannot be read.
-    pub(super) fn collect(&mut self, tree: &Tree, listed: &[(Id, i64)], on_their_way: &[Id]) -> Result<()> {
+    pub(super) fn collect(&mut self, tree: &Tree, listed: &[(Id, i64)], on_their_way: HashSet<Id>) -> Result<()> {
         let place = Arc::clone(&self.place);
         let mut states = manifest::list(place.as_ref(), self.store)?;
         let old = manifest::outdated(&states, self.now_ns(), self.keep);
         manifest::delete(place.as_ref(), &old)?;
         states.retain(|(state, _)| !old.contains(state));
-        let mut needed = HashSet::new();
-        tree.blobs(&mut needed);
         if states.last().map(|(state, _)| *state) != self.last {
             // Somebody removed the newest state: it is put again.
             self.published = None;
         }
+        let (mut needed, mut told) = (on_their_way, HashSet::new());
+        tree.tell(&mut needed, &mut told);
         for (state, _) in states {
             let root = manifest::get(place.as_ref(), state)?;
-            // A directory that was read has told what it needs.
-            let loaded = Tree::load(place.as_ref(), root, &|_, blob| !needed.contains(&blob.hash))?;
+            let loaded = Tree::load(place.as_ref(), root, &|_, directory| !told.contains(directory))?;
             if let Some(why) = loaded.unread.values().next() {
                 return Err(Error::Wrong(format!("{why}; it may need anything")));
             }
-            loaded.blobs(&mut needed);
+            loaded.tell(&mut needed, &mut told);
         }
-        // After the states: a directory of theirs that is packed here, too, was not read by anybody.
-        needed.extend(self.packed.iter().map(|(blob, _)| blob.hash).chain(on_their_way.iter().copied()));
         // A blob may be young because its file is on its way.
         let (now_ns, grace) = (self.now_ns(), self.keep.min(manifest::ALL_FOR).as_nanos() as i64);
         let is_garbage = |(hash, put_ns): &&(Id, i64)| !needed.contains(hash) && now_ns - put_ns >= grace;
@@ -214,6 +207,6 @@ impl States {
         // Some may be gone in spite of an error, because only its answer was lost.
         self.there.retain(|hash| !garbage.contains(hash));
         let garbage: Vec<Id> = garbage.into_iter().collect();
-        in_parallel(&garbage, |hash| place.delete(&Blob { hash: *hash, len: 0 }.name())).into_iter().collect()
+        in_parallel(&garbage, |hash| place.delete(&Blob::name(*hash))).into_iter().collect()
     }
 }

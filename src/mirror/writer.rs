@@ -6,6 +6,7 @@
 //! The catalog's answer, a look at a name, and the bytes of a file are three instants. So nothing is entered of a name
 //! that changed between them: the catalog is asked again first, and tells of the name anew.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -91,7 +92,7 @@ impl Writer {
     /// A later change of a file does not count for an earlier one: saves may go on all the time.
     pub(super) fn done(&self) -> (u64, u64) {
         let before = |fails: bool| {
-            let lacking = self.waiting.values().filter(|of| fails || of.failed.is_none());
+            let lacking = self.waiting.values().filter(|of| fails || !of.has_failed());
             lacking.filter_map(Waiting::lacks).min().map_or(self.change, |change| change.saturating_sub(1))
         };
         (before(true), before(false))
@@ -103,7 +104,7 @@ impl Writer {
         progress.files = wanted.clone().count() as u64;
         progress.bytes = wanted.clone().filter_map(|of| Some(of.file()?.len)).sum();
         progress.lag_seconds = wanted.map(|of| of.since.elapsed().as_secs()).max();
-        let failed = self.waiting.iter().filter_map(|(path, of)| Some((path, of.failed.as_ref()?)));
+        let failed = self.waiting.iter().filter_map(|(path, of)| Some((path, of.retry.failed.as_ref()?)));
         progress.failed = failed.take(MOST_NAMED).map(|(path, why)| format!("{}: {why}", path.display())).collect();
     }
 
@@ -166,7 +167,7 @@ impl Writer {
         for path in also {
             self.waiting.entry(path).and_modify(|of| of.look = None);
         }
-        self.waiting.retain(|_, of| of.seen.is_some() || of.failed.is_some());
+        self.waiting.retain(|_, of| of.seen.is_some() || of.has_failed());
         self.settle(source);
     }
 
@@ -221,19 +222,19 @@ impl Writer {
     /// The bytes of a file, if they are there. The collector may have taken an ancestor of its object meanwhile.
     fn content(&self, found: &Found) -> Option<Content> {
         let content = match found.shape {
-            Shape::Object(id) => Content::Object(id),
+            Shape::Object(id) => Content::Object(id, found.len),
             Shape::Newest | Shape::Whole => {
                 let known = self.known.get(&found.witness.inode)?;
-                let is_lossy = |id| self.tree.objects.get(&id).is_some_and(|object| object.lossy);
-                match known.content {
-                    _ if (known.witness, known.len) != (found.witness, found.len) => return None,
-                    Content::Object(id) if found.shape == Shape::Whole && is_lossy(id) => return None,
-                    content => content,
+                let is_lossy = |id| self.tree.objects.get(id).is_some_and(|object| object.lossy);
+                match &known.content {
+                    content if (known.witness, content.len()) != (found.witness, found.len) => return None,
+                    Content::Object(id, _) if found.shape == Shape::Whole && is_lossy(id) => return None,
+                    content => content.clone(),
                 }
             }
             Shape::Stuck | Shape::Unsettled => return None,
         };
-        self.tree.has(content, &|hash| self.states.has(hash)).then_some(content)
+        self.tree.has(&content, &|hash| self.states.has(hash)).then_some(content)
     }
 
     /// Enters all names that the mirror can have as they were seen, but for those that changed since.
@@ -253,8 +254,8 @@ impl Writer {
                 Some(Seen::Other(node)) => node.clone(),
                 Some(Seen::File(found)) => {
                     let Some(content) = self.content(found) else { continue };
-                    let Found { attributes, len, names, witness, .. } = *found;
-                    let file = File { attributes, len, content, witness };
+                    let Found { attributes, names, witness, .. } = *found;
+                    let file = File { attributes, content, witness };
                     // A file changes under all of its names, and the archive may know of one only.
                     if names > 1 {
                         renewed.insert(witness.inode, witness);
@@ -307,10 +308,12 @@ impl Writer {
         let due = self.waiting.iter().filter(|(_, of)| of.is_wanted() && of.retry.is_due());
         let due = due.filter_map(|(path, of)| Some((path, of.file()?)));
         let due = due.filter(|(_, found)| self.content(found).is_none());
-        let mut due: Vec<_> = due.map(|(path, found)| (found.attributes.modified_ns, path, found)).collect();
-        due.sort_unstable_by_key(|(modified_ns, path, _)| std::cmp::Reverse((*modified_ns, *path)));
+        let mut due: Vec<_> = due.map(|(path, found)| (path.clone(), found.clone())).collect();
+        // A file travels under one of its names.
+        let newest = |(_, found): &(PathBuf, Found)| Reverse((found.attributes.modified_ns, found.witness.inode));
+        due.sort_by_key(newest);
+        due.dedup_by_key(|(_, found)| found.witness.inode);
         due.truncate(MOST_IN_A_ROUND);
-        let due: Vec<_> = due.into_iter().map(|(_, path, found)| (path.clone(), found.clone())).collect();
         for (number, some) in due.chunks(AT_ONCE).enumerate() {
             if number > 0 && Instant::now() > until {
                 break;
@@ -331,9 +334,7 @@ impl Writer {
             let Some(waiting) = self.waiting.get_mut(path) else { continue };
             let work = match waiting.work.take().filter(|work| work.found == *found) {
                 Some(work) => Ok(Some(work)),
-                None => {
-                    Work::begin(source, path, found, &self.tree, &|| !pace.is_stopped()).map(|work| work.map(Box::new))
-                }
+                None => Work::begin(source, path, found, &self.tree).map(|work| work.map(Box::new)),
             };
             match work {
                 // Another file brings one of its objects now.
@@ -349,11 +350,11 @@ impl Writer {
         for ((path, work), error) in works.into_iter().zip(errors) {
             for object in work.whole_objects() {
                 // Never another encoding of an object that is there: directories of the mirror need its pieces.
-                self.tree.objects.entry(object.id).or_insert_with(|| Arc::new(object));
+                self.tree.objects.entry(object.id).or_insert(object);
             }
-            let Found { attributes, len, witness, .. } = work.found;
-            if error.is_none() && work.missing().next().is_none() {
-                self.known.insert(witness.inode, File { attributes, len, content: work.content, witness });
+            let Found { attributes, witness, .. } = work.found;
+            if let Some(content) = work.content() {
+                self.known.insert(witness.inode, File { attributes, content, witness });
             } else if let Some(waiting) = self.waiting.get_mut(&path) {
                 waiting.work = Some(work);
                 error.into_iter().for_each(|error| waiting.postpone(&path, Some(error)));
@@ -369,8 +370,8 @@ impl Writer {
         let listed = self.states.list()?;
         self.lose();
         let works = self.waiting.values().filter_map(|of| of.work.as_deref());
-        let on_their_way: Vec<Id> = works.flat_map(Work::pieces).collect();
-        let collected = self.states.collect(&self.tree, &listed, &on_their_way);
+        let on_their_way = works.flat_map(Work::blobs).collect();
+        let collected = self.states.collect(&self.tree, &listed, on_their_way);
         self.lose();
         collected
     }
