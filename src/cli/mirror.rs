@@ -25,10 +25,10 @@ use super::{DAMAGED, say_json};
 pub(super) fn connect(store: &Store, dir: &Path) -> Result<Option<(Arc<dyn Place>, Settings)>> {
     let Some(mirror) = store.settings().mirror.clone() else { return Ok(None) };
     let keep = mirror.keep()?;
-    let MirrorSettings { url, newest, bandwidth_mib, .. } = mirror;
+    let MirrorSettings { url, bandwidth_mib, .. } = mirror;
     check_place(store, &url, dir)?;
     let bandwidth = bandwidth_mib.map(|rate| rate * f64::from(1 << 20));
-    Ok(Some((open(&url)?, Settings { url, newest, keep, bandwidth })))
+    Ok(Some((open(&url)?, Settings { url, keep, bandwidth })))
 }
 
 /// Makes a URL the mirror of a store that is about to be mounted on `dir`.
@@ -188,7 +188,7 @@ impl Mirror {
             });
         }
         lines.sort_by(|a, b| natural::order(&a.path, &b.path));
-        let is_incomplete = tell(&Missing { unread: reader.tree.unread.into_values().collect(), ..Missing::default() });
+        let is_incomplete = tell(&Missing { unread: reader.tree.unread, ..Missing::default() });
         if json {
             say_json(&lines)?;
         } else {

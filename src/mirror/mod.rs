@@ -48,5 +48,5 @@ pub use place::{Error, Place};
 pub use pull::{Missing, Step, Watch, pull};
 pub use reader::Reader;
 pub use settings::{Progress, Settings};
-pub use source::{Ahead, Shape, Source};
+pub use source::{Ahead, Shape, Source, Told};
 pub use url::{directory_of, open};

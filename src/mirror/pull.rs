@@ -8,7 +8,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -68,22 +68,26 @@ pub fn pull(from: &Reader, store: &Store, wanted: &Path, watch: &Watch) -> Resul
             _ => {}
         }
     }
-    let mut missing = Missing { found: names.len() as u64, ..Missing::default() };
-    missing.unread = from.tree.unread.iter().map(|(path, why)| format!("{}: {why}", path.display())).collect();
-    let failed = pull.bring(&names)?;
-    let made = pull.make_directories(&directories)?;
+    let found = names.len() as u64;
+    let (tree, failed) = (store.tree(), pull.bring(&names)?);
+    for path in directories.keys() {
+        if path.parent().is_none_or(|above| is_directory(store, above)) && found_at(&tree, path)?.is_none() {
+            store.io().make_dir(&beneath::reach(&tree, path)?, UNFINISHED, WRITTEN)?;
+        }
+    }
     let not_made = in_turn(names, |(_, node)| plain_len(node), |(path, node)| pull.make(path, node, &failed))?;
-    missing.names = not_made.into_iter().map(|((path, _), why)| (path, why)).collect();
-    // Names in a directory change its time.
-    for path in made.iter().rev() {
-        let opened = store.io().open_with(&beneath::reach(&store.tree(), path)?, libc::O_DIRECTORY)?;
-        directories[*path].set(&opened)?;
+    // Names in a directory change its time. A pull that was killed may have made it.
+    for (path, attributes) in directories.iter().rev() {
+        if found_at(&tree, path)?.is_some_and(|of| of.is_dir() && Attributes::of(&of).mode == UNFINISHED) {
+            attributes.set(&store.io().open_with(&beneath::reach(&tree, path)?, libc::O_DIRECTORY)?)?;
+        }
     }
     let all = directories.keys().map(PathBuf::as_path).chain([Path::new("")]);
     let all: Vec<&Path> = all.filter(|path| is_directory(store, path)).collect();
-    let synced = in_parallel(&all, |path| store.io().sync_dir(&beneath::reach(&store.tree(), path)?, IN_PLACE));
+    let synced = in_parallel(&all, |path| store.io().sync_dir(&beneath::reach(&tree, path)?, IN_PLACE));
     synced.into_iter().collect::<io::Result<()>>()?;
-    Ok(missing)
+    let names = not_made.into_iter().map(|((path, _), why)| (path, why)).collect();
+    Ok(Missing { found, names, unread: from.tree.unread.clone() })
 }
 
 /// Brings small things side by side, and large ones one after the other: their pieces come side by side. Returns those that
@@ -178,23 +182,6 @@ impl Pull<'_> {
 
     fn tell(&self, step: Step) -> Result<()> {
         if (self.watch)(step) { Ok(()) } else { Err(io::Error::from(io::ErrorKind::Interrupted).into()) }
-    }
-
-    /// Makes the directories that are missing. Returns those that lack their attributes, each after the one that it is in.
-    fn make_directories<'a>(&self, directories: &'a BTreeMap<PathBuf, Attributes>) -> Result<Vec<&'a PathBuf>> {
-        let (tree, mut made) = (self.store.tree(), Vec::new());
-        for path in directories.keys() {
-            if path.parent().is_none_or(|above| is_directory(self.store, above)) {
-                match found_at(&tree, path)? {
-                    None => self.store.io().make_dir(&beneath::reach(&tree, path)?, UNFINISHED, WRITTEN)?,
-                    // A pull that was killed has made it.
-                    Some(found) if found.is_dir() && found.mode() & 0o7777 == UNFINISHED => {}
-                    Some(_) => continue,
-                }
-                made.push(path);
-            }
-        }
-        Ok(made)
     }
 
     /// Makes a file or link, unless it is there.

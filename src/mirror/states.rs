@@ -41,19 +41,9 @@ impl States {
     /// # Errors
     /// The mirror is another store's; those of the mirror. Damage is none: what is lost is written again.
     pub(super) fn open(place: &Arc<dyn Place>, store: Id, settings: &Settings) -> Result<(States, Tree)> {
-        let mut states = States {
-            place: Arc::clone(place),
-            store,
-            keep: settings.keep,
-            there: HashSet::new(),
-            last: None,
-            published: None,
-            collect_at: Instant::now(),
-            clock: (0, Instant::now()),
-        };
-        states.check()?;
-        states.last = manifest::list(place.as_ref(), store)?.pop().map(|(number, _)| number);
-        let root = states.last.map(|number| manifest::get(place.as_ref(), number));
+        manifest::check(place.as_ref(), store)?;
+        let last = manifest::list(place.as_ref(), store)?.pop().map(|(number, _)| number);
+        let root = last.map(|number| manifest::get(place.as_ref(), number));
         let tree = match root.map(|root| Tree::load(place.as_ref(), root?, &|_, _| true)) {
             None => Tree::default(),
             Some(Err(error @ (Error::Wrong(_) | Error::Missing(_)))) => {
@@ -62,12 +52,14 @@ impl States {
             }
             Some(tree) => tree?,
         };
-        tree.unread.values().for_each(|why| log::warn!("mirror: {why}; it is written again"));
-        states.published = tree.root().cloned();
+        tree.unread.iter().for_each(|why| log::warn!("mirror: {why}; it is written again"));
+        let (place, keep, published, now) = (Arc::clone(place), settings.keep, tree.root().cloned(), Instant::now());
+        let (there, clock) = (HashSet::new(), (0, now));
+        let mut states = States { place, store, keep, there, last, published, collect_at: now, clock };
         states.list()?;
         states.there.retain(|hash| !tree.damaged.contains(hash));
         // What is new comes first.
-        states.collect_at = Instant::now() + settings.keep.min(FIRST_COLLECTION);
+        states.collect_at = Instant::now() + keep.min(FIRST_COLLECTION);
         Ok((states, tree))
     }
 
@@ -121,12 +113,7 @@ impl States {
     }
 
     /// Puts the missing pieces of all work, side by side, until the time is over. Each error is of one file.
-    pub(super) fn bring(
-        &mut self,
-        works: &mut [(PathBuf, Box<Work>)],
-        pace: &Pace,
-        until: Instant,
-    ) -> Vec<Option<Error>> {
+    pub(super) fn bring(&mut self, works: &mut [(PathBuf, Box<Work>)], pace: &Pace, until: Instant) {
         let all = works.iter().enumerate();
         let jobs: Vec<_> = all.flat_map(|(work, (_, of))| of.missing().map(move |piece| (work, piece))).collect();
         let done = in_parallel(&jobs, |job| {
@@ -138,7 +125,6 @@ impl States {
                 false => self.put(&works[work].1.pack(piece)?, pace, until),
             }
         });
-        let mut errors: Vec<Option<Error>> = works.iter().map(|_| None).collect();
         for ((work, piece), done) in jobs.into_iter().zip(done) {
             match done {
                 Ok(Some(blob)) => {
@@ -146,10 +132,9 @@ impl States {
                     self.there.insert(blob.hash);
                 }
                 Ok(None) => {}
-                Err(error) => errors[work] = Some(error),
+                Err(error) => works[work].1.failed = Some(error),
             }
         }
-        errors
     }
 
     /// Puts the directories of a tree that changed, and then a manifest.
@@ -195,7 +180,7 @@ impl States {
         for (state, _) in states {
             let root = manifest::get(place.as_ref(), state)?;
             let loaded = Tree::load(place.as_ref(), root, &|_, directory| !told.contains(directory))?;
-            if let Some(why) = loaded.unread.values().next() {
+            if let Some(why) = loaded.unread.first() {
                 return Err(Error::Wrong(format!("{why}; it may need anything")));
             }
             loaded.tell(&mut needed, &mut told);

@@ -131,7 +131,7 @@ pub struct Tree {
     /// The objects on the mirror.
     pub objects: HashMap<Id, Encoding>,
     /// Directories that cannot be read, each with the reason. They are empty here, and may have more names.
-    pub unread: BTreeMap<PathBuf, String>,
+    pub unread: Vec<String>,
     /// Their pieces.
     pub(super) damaged: HashSet<Id>,
 }
@@ -301,7 +301,7 @@ impl Tree {
             for ((path, stored), got) in some.into_iter().zip(got) {
                 match got.and_then(|bytes| tree.unpack(&path, stored.clone(), &bytes)) {
                     Err(error @ (Error::Wrong(_) | Error::Missing(_) | Error::Local(_))) => {
-                        tree.unread.insert(path, error.to_string());
+                        tree.unread.push(format!("{}: {error}", path.display()));
                         tree.damaged.extend(stored.pieces.iter().map(|blob| blob.hash));
                     }
                     below => rest.extend(below?),

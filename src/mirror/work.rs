@@ -23,6 +23,8 @@ pub(super) struct Work {
     object: Option<Id>,
     /// The file's own bytes, or the objects that the mirror lacks.
     bodies: Vec<Body>,
+    /// Why some did not come.
+    pub(super) failed: Option<Error>,
     /// Keeps an object made ahead until the mirror has it.
     _hold: Option<Hold>,
 }
@@ -111,7 +113,7 @@ impl Work {
             Some(id) => Body::of_objects(source, id, tree)?,
             None => vec![Body::of_file(source, path, found)?],
         };
-        Ok(Some(Work { found: found.clone(), object, bodies, _hold: hold }))
+        Ok(Some(Work { found: found.clone(), object, bodies, failed: None, _hold: hold }))
     }
 
     /// The objects that it brings.

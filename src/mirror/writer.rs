@@ -22,7 +22,7 @@ use super::states::States;
 use super::tree::{Attributes, Content, File, Node, Tree, Witness};
 use super::waiting::Waiting;
 use super::work::Work;
-use crate::store::{Id, MIN_RELEASE_BYTES, Newest};
+use crate::store::Id;
 
 /// Files that travel at once. Each may be open meanwhile.
 const AT_ONCE: usize = 256;
@@ -36,10 +36,9 @@ const MOST_NAMED: usize = 20;
 /// See the module.
 pub(super) struct Writer {
     states: States,
-    newest: Newest,
     tree: Tree,
     /// The bytes of files, by inode number.
-    known: HashMap<u64, File>,
+    known: HashMap<u64, (Witness, Content)>,
     /// What the tree has not as the store has it.
     waiting: BTreeMap<PathBuf, Waiting>,
     /// The store's change that was looked at last, and the first one after the look before: a name that was told now may have
@@ -55,8 +54,8 @@ impl Writer {
     /// It is another store's; those of the mirror. Damage is none: what is lost is written again.
     pub(super) fn open(place: &Arc<dyn Place>, store: Id, settings: &Settings) -> Result<Writer> {
         let (states, tree) = States::open(place, store, settings)?;
-        let (newest, known, waiting) = (settings.newest, HashMap::new(), BTreeMap::new());
-        let mut writer = Writer { states, newest, tree, known, waiting, change: 0, first: 1 };
+        let (known, waiting) = Default::default();
+        let mut writer = Writer { states, tree, known, waiting, change: 0, first: 1 };
         let names = writer.tree.iter().map(|(path, _)| path).chain([PathBuf::new()]);
         names.collect::<Vec<_>>().into_iter().for_each(|path| writer.note(path));
         writer.lose();
@@ -76,7 +75,7 @@ impl Writer {
             self.note(path);
         }
         let files = self.tree.iter().filter_map(|(_, node)| match node {
-            Node::File(file) => Some((file.witness.inode, file.clone())),
+            Node::File(File { content, witness, .. }) => Some((witness.inode, (*witness, content.clone()))),
             _ => None,
         });
         self.known = files.collect();
@@ -147,22 +146,22 @@ impl Writer {
         let above: BTreeSet<&Path> = told.iter().flat_map(|(path, _)| path.ancestors().skip(1)).collect();
         // One that is new, or could not be listed, is listed.
         let is_new = |path: &Path| self.tree.others(path).is_none() || self.waiting.contains_key(path);
-        let above = above.into_iter().map(|path| (path.to_path_buf(), None, is_new(path))).collect::<Vec<_>>();
+        let above = above.into_iter().map(|path| (path.to_path_buf(), Ok(None), is_new(path))).collect::<Vec<_>>();
         let told = told.into_iter().map(|(path, shape)| (path, shape, true));
         let (mut rest, mut listed): (Vec<_>, _) = (above.into_iter().chain(told).collect(), HashSet::new());
         while let Some((path, shape, is_told)) = rest.pop() {
-            let mut seen = see(&tree, &path, shape);
+            let mut seen = shape.and_then(|shape| see(&tree, &path, shape));
             // Another directory may have its place, and of all that is in it only files are told.
             if let (true, Ok(Some(Seen::Other(Node::Directory(..))))) = (is_told, &seen)
                 && listed.insert(path.clone())
             {
-                rest.extend(self.tree.others(&path).into_iter().flatten().map(|path| (path, None, true)));
+                rest.extend(self.tree.others(&path).into_iter().flatten().map(|path| (path, Ok(None), true)));
                 match others(&tree, &path) {
-                    Ok(others) => rest.extend(others.into_iter().map(|path| (path, None, true))),
+                    Ok(others) => rest.extend(others.into_iter().map(|path| (path, Ok(None), true))),
                     Err(error) => seen = Err(error),
                 }
             }
-            self.learn(source, &path, seen, &changes);
+            self.learn(&path, seen, &changes);
         }
         for path in also {
             self.waiting.entry(path).and_modify(|of| of.look = None);
@@ -173,19 +172,7 @@ impl Writer {
 
     /// Notes a name as it was seen. One that cannot be looked at is tried again. `changes` has the times of files that wait,
     /// each with their changes.
-    fn learn(
-        &mut self,
-        source: &dyn Source,
-        path: &Path,
-        seen: io::Result<Option<Seen>>,
-        changes: &BTreeSet<(i64, u64)>,
-    ) {
-        let seen = seen.and_then(|mut seen| {
-            if let Some(Seen::File(found)) = &mut seen {
-                found.shape = self.shape(source, path, found)?;
-            }
-            Ok(seen)
-        });
+    fn learn(&mut self, path: &Path, seen: io::Result<Option<Seen>>, changes: &BTreeSet<(i64, u64)>) {
         // If the archive has not told of a file, the note of it is on its way.
         let Some(seen) = seen.transpose() else { return };
         let waiting = self.waiting.entry(path.into()).or_insert_with(|| Waiting::new(None, self.first));
@@ -207,27 +194,15 @@ impl Writer {
         }
     }
 
-    /// How a file is to travel: as the settings say of the newest one.
-    fn shape(&self, source: &dyn Source, path: &Path, found: &Found) -> io::Result<Shape> {
-        let is_newest = found.shape == Shape::Newest && found.len >= MIN_RELEASE_BYTES;
-        Ok(match self.newest {
-            // An object that was made ahead, and may be on its way, is not shown.
-            Newest::Quantized if is_newest && !source.stays_exact(path)? => Shape::Newest,
-            Newest::None if is_newest && !source.stays_exact(path)? => Shape::Unsettled,
-            _ if found.shape == Shape::Newest => Shape::Whole,
-            _ => found.shape,
-        })
-    }
-
     /// The bytes of a file, if they are there. The collector may have taken an ancestor of its object meanwhile.
     fn content(&self, found: &Found) -> Option<Content> {
         let content = match found.shape {
             Shape::Object(id) => Content::Object(id, found.len),
             Shape::Newest | Shape::Whole => {
-                let known = self.known.get(&found.witness.inode)?;
+                let (witness, content) = self.known.get(&found.witness.inode)?;
                 let is_lossy = |id| self.tree.objects.get(id).is_some_and(|object| object.lossy);
-                match &known.content {
-                    content if (known.witness, content.len()) != (found.witness, found.len) => return None,
+                match content {
+                    _ if (*witness, content.len()) != (found.witness, found.len) => return None,
                     Content::Object(id, _) if found.shape == Shape::Whole && is_lossy(id) => return None,
                     content => content.clone(),
                 }
@@ -235,6 +210,18 @@ impl Writer {
             Shape::Stuck | Shape::Unsettled => return None,
         };
         self.tree.has(&content, &|hash| self.states.has(hash)).then_some(content)
+    }
+
+    /// What is to be entered for a name that waits; `None` inside if it went.
+    fn node(&self, waiting: &Waiting) -> Option<Option<Node>> {
+        Some(match waiting.seen.as_ref()? {
+            Seen::Nothing => None,
+            Seen::Other(node) => Some(node.clone()),
+            Seen::File(found) => {
+                let Found { attributes, witness, .. } = *found;
+                Some(Node::File(File { attributes, content: self.content(found)?, witness }))
+            }
+        })
     }
 
     /// Enters all names that the mirror can have as they were seen, but for those that changed since.
@@ -245,35 +232,27 @@ impl Writer {
         // With a directory that moved, all below it is told anew.
         let is_noted =
             |path: &Path| path.ancestors().any(|at| self.waiting.get(at).is_some_and(|of| of.look.is_some()));
-        let is_there = |of: &Waiting| of.file().is_none_or(|found| self.content(found).is_some());
-        let settled = self.waiting.iter().filter(|(path, of)| is_there(of) && !is_noted(path));
-        let settled: Vec<PathBuf> = settled.map(|(path, _)| path.clone()).collect();
+        let settled = self.waiting.iter().filter(|(path, _)| !is_noted(path));
+        let settled = settled.filter_map(|(path, of)| Some((path.clone(), self.node(of)?)));
         let (mut gone, mut renewed) = (Vec::new(), HashMap::new());
-        for path in settled {
-            let node = match &self.waiting[&path].seen {
-                Some(Seen::Other(node)) => node.clone(),
-                Some(Seen::File(found)) => {
-                    let Some(content) = self.content(found) else { continue };
-                    let Found { attributes, names, witness, .. } = *found;
-                    let file = File { attributes, content, witness };
-                    // A file changes under all of its names, and the archive may know of one only.
-                    if names > 1 {
-                        renewed.insert(witness.inode, witness);
-                    }
-                    self.known.insert(witness.inode, file.clone());
-                    Node::File(file)
-                }
-                Some(Seen::Nothing) => {
-                    gone.push(path);
-                    continue;
-                }
-                None => continue,
-            };
-            self.tree.set(&path, Some(node));
-            self.waiting.remove(&path);
+        for (path, node) in settled.collect::<Vec<_>>() {
+            if node.is_none() {
+                gone.push(path);
+                continue;
+            }
+            self.tree.set(&path, node);
+            // A file changes under all of its names, and the archive may know of one only.
+            if let Some(Found { names: 2.., witness, .. }) = self.waiting.remove(&path).as_ref().and_then(Waiting::file)
+            {
+                renewed.insert(witness.inode, *witness);
+            }
         }
         self.take_away(gone, is_quiet);
-        self.look_at_other_names(&renewed);
+        if !renewed.is_empty() {
+            let is_former = |node: &Node| matches!(node, Node::File(of) if renewed.get(&of.witness.inode).is_some_and(|witness| *witness != of.witness));
+            let former = self.tree.iter().filter(|(_, node)| is_former(node)).map(|(path, _)| path);
+            former.collect::<Vec<_>>().into_iter().for_each(|path| self.note(path));
+        }
     }
 
     /// Takes away names that went. A file that moved is never without a name. `is_quiet`: nothing changed meanwhile.
@@ -290,16 +269,6 @@ impl Writer {
                 self.waiting.remove(&path);
             }
         }
-    }
-
-    /// Looks again at the other names of files that changed.
-    fn look_at_other_names(&mut self, renewed: &HashMap<u64, Witness>) {
-        if renewed.is_empty() {
-            return;
-        }
-        let is_former = |node: &Node| matches!(node, Node::File(of) if renewed.get(&of.witness.inode).is_some_and(|witness| *witness != of.witness));
-        let former = self.tree.iter().filter(|(_, node)| is_former(node)).map(|(path, _)| path);
-        former.collect::<Vec<_>>().into_iter().for_each(|path| self.note(path));
     }
 
     /// Brings the bytes of the newest files that wait for theirs, as many as come in time.
@@ -346,18 +315,18 @@ impl Writer {
                 later => waiting.postpone(path, later.err()),
             }
         }
-        let errors = self.states.bring(&mut works, pace, until);
-        for ((path, work), error) in works.into_iter().zip(errors) {
+        self.states.bring(&mut works, pace, until);
+        for (path, mut work) in works {
             for object in work.whole_objects() {
                 // Never another encoding of an object that is there: directories of the mirror need its pieces.
                 self.tree.objects.entry(object.id).or_insert(object);
             }
-            let Found { attributes, witness, .. } = work.found;
+            let witness = work.found.witness;
             if let Some(content) = work.content() {
-                self.known.insert(witness.inode, File { attributes, content, witness });
+                self.known.insert(witness.inode, (witness, content));
             } else if let Some(waiting) = self.waiting.get_mut(&path) {
+                work.failed.take().into_iter().for_each(|error| waiting.postpone(&path, Some(error)));
                 waiting.work = Some(work);
-                error.into_iter().for_each(|error| waiting.postpone(&path, Some(error)));
             }
         }
     }

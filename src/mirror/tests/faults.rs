@@ -223,15 +223,3 @@ fn what_may_still_change_keeps_what_it_had() {
     machine.session(&place, false).unwrap();
     assert_eq!(pulled(&place, None).unwrap().0, names(&machine.store));
 }
-
-#[test]
-fn the_newest_file_may_stay_behind() {
-    let (machine, place) = (run(), Arc::new(Memory::default()));
-    machine.shapes.lock().unwrap().insert("run/newest.pt".into(), Shape::Newest);
-    let shared: Arc<dyn Place> = Arc::clone(&place) as _;
-    claim(shared.as_ref(), machine.store.id()).unwrap();
-    let newest_none = Settings { newest: Newest::None, ..settings() };
-    let mut writer = Writer::open(&shared, machine.store.id(), &newest_none).unwrap();
-    assert!(round(&mut writer, &machine).unwrap());
-    assert!(!pulled(&place, None).unwrap().0.contains_key("run/newest.pt"));
-}
