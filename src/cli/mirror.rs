@@ -110,7 +110,7 @@ struct Line {
     #[serde(flatten)]
     path: Named,
     logical_bytes: u64,
-    /// Of its own object, or of its packed bytes.
+    /// Of its own object, or of the file, before they are packed.
     stored_bytes: u64,
     /// Objects that a read needs; 0 if there is none, or if one is missing.
     chain_len: usize,
@@ -169,11 +169,11 @@ impl Mirror {
                 Node::Directory(..) => continue,
                 Node::Link(attributes, _) => (0, 0, 0, false, attributes),
                 Node::File(file) => match &file.content {
-                    Content::Plain(bytes) => (bytes.len, bytes.stored(), 0, false, &file.attributes),
+                    Content::Plain(bytes) => (bytes.len, bytes.len, 0, false, &file.attributes),
                     Content::Object(id, len) => {
                         let chain = reader.tree.chain(*id).unwrap_or_default();
                         let first = chain.first();
-                        let (stored, lossy) = first.map_or((0, false), |first| (first.bytes.stored(), first.lossy));
+                        let (stored, lossy) = first.map_or((0, false), |first| (first.bytes.len, first.lossy));
                         (*len, stored, chain.len(), lossy, &file.attributes)
                     }
                 },

@@ -10,7 +10,7 @@ use object_store::prefix::PrefixStore;
 use object_store::{ClientConfigKey, GetOptions, ObjectMeta, ObjectStore, ObjectStoreExt, PutPayload, RetryConfig};
 use tokio::runtime::{Builder, Runtime};
 
-use super::place::{Error, Listed, Place, Result};
+use super::place::{Error, Place, Result};
 
 /// A request that fails is repeated within this time, with growing pauses that vary. The daemon tries again later.
 const RETRY_TIME: Duration = Duration::from_secs(5);
@@ -44,9 +44,9 @@ impl Bucket {
         // Some servers have no bulk delete, and a single one costs nothing.
         let builder = builder.with_bucket_name(bucket).with_retry(retry).with_disable_bulk_delete(true);
         let builder = builder.with_allow_http(endpoint.is_some_and(|at| at.starts_with("http://")));
-        let limit = |builder: AmazonS3Builder, (key, time)| builder.with_config(AmazonS3ConfigKey::Client(key), time);
-        let limits = [(ClientConfigKey::ConnectTimeout, CONNECT_TIME), (ClientConfigKey::Timeout, REQUEST_TIME)];
-        let builder = limits.into_iter().fold(builder, limit);
+        let limit = AmazonS3ConfigKey::Client;
+        let builder = builder.with_config(limit(ClientConfigKey::ConnectTimeout), CONNECT_TIME);
+        let builder = builder.with_config(limit(ClientConfigKey::Timeout), REQUEST_TIME);
         let store = builder.build().map_err(|error| told(error, bucket, "open"))?;
         // The threads that move all bytes.
         let runtime = Builder::new_multi_thread().worker_threads(2).thread_name("mirror-net").enable_all().build()?;
@@ -118,10 +118,10 @@ impl Place for Bucket {
         Ok(())
     }
 
-    fn list(&self, prefix: &str) -> Result<Vec<Listed>> {
+    fn list(&self, prefix: &str) -> Result<Vec<(String, i64)>> {
         let listed = self.ask(prefix, "list", self.store.list(Some(&Path::from(prefix))).try_collect::<Vec<_>>())?;
         let put_ns = |found: &ObjectMeta| found.last_modified.timestamp_nanos_opt().unwrap_or_default();
-        Ok(listed.iter().map(|found| Listed { name: found.location.to_string(), put_ns: put_ns(found) }).collect())
+        Ok(listed.iter().map(|found| (found.location.to_string(), put_ns(found))).collect())
     }
 
     fn delete(&self, name: &str) -> Result<()> {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::manifest::MARK;
-use super::place::{Error, Listed, Place, Result};
+use super::place::{Error, Place, Result};
 use crate::store::{beneath, modified_ns};
 
 /// Files with this beginning are unfinished. Nobody lists them.
@@ -71,7 +71,7 @@ fn found<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-fn walk(root: &Path, prefix: &str, all: &mut Vec<Listed>) -> io::Result<()> {
+fn walk(root: &Path, prefix: &str, all: &mut Vec<(String, i64)>) -> io::Result<()> {
     for entry in found(fs::read_dir(root.join(prefix)))?.into_iter().flatten() {
         let entry = entry?;
         let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
@@ -80,7 +80,7 @@ fn walk(root: &Path, prefix: &str, all: &mut Vec<Listed>) -> io::Result<()> {
         if metadata.is_dir() {
             walk(root, &format!("{name}/"), all)?;
         } else if !entry.file_name().as_encoded_bytes().starts_with(UNFINISHED.as_bytes()) {
-            all.push(Listed { name, put_ns: modified_ns(&metadata) });
+            all.push((name, modified_ns(&metadata)));
         } else if metadata.modified()?.elapsed().unwrap_or_default() > ABANDONED_AFTER {
             // A killed put left it. Another process may delete it in this moment.
             let _ = fs::remove_file(entry.path());
@@ -129,7 +129,7 @@ impl Place for Directory {
         }
     }
 
-    fn list(&self, prefix: &str) -> Result<Vec<Listed>> {
+    fn list(&self, prefix: &str) -> Result<Vec<(String, i64)>> {
         let mut all = Vec::new();
         self.with(prefix, |root| walk(root, prefix, &mut all))?;
         Ok(all)

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::pieces::Bytes;
 use super::source::Shape;
@@ -47,17 +47,4 @@ pub(super) fn see(tree: &Path, path: &Path, shape: Option<Shape>) -> io::Result<
     } else {
         Seen::Nothing
     }))
-}
-
-/// The names in a directory of the tree that are no regular files. Of files the archive tells.
-pub(super) fn others(tree: &Path, path: &Path) -> io::Result<Vec<PathBuf>> {
-    let opened = beneath::open_dir(tree, path)?;
-    let mut others = Vec::new();
-    for entry in fs::read_dir(beneath::by_descriptor(&opened))? {
-        let entry = entry?;
-        if !entry.file_type()?.is_file() {
-            others.push(path.join(entry.file_name()));
-        }
-    }
-    Ok(others)
 }

@@ -67,7 +67,7 @@ pub(super) fn get(place: &dyn Place, number: Number) -> Result<Bytes> {
 /// as there are no others.
 pub(super) fn list(place: &dyn Place, owner: Id) -> Result<Vec<(Number, i64)>> {
     let listed = place.list(MANIFESTS)?;
-    let mut all: Vec<_> = listed.iter().filter_map(|of| Some((Number::parse(&of.name)?, of.put_ns))).collect();
+    let mut all: Vec<_> = listed.iter().filter_map(|(name, put_ns)| Some((Number::parse(name)?, *put_ns))).collect();
     all.sort_unstable();
     if let Some(first) = all.iter().position(|(number, _)| number.store == owner) {
         // What came later from another store is of a writer that was too late.
@@ -85,8 +85,7 @@ pub(super) fn owner(place: &dyn Place) -> Result<Option<Id>> {
     };
     let mark: Mark = toml::from_slice(&bytes).map_err(|_| Error::Wrong(format!("{MARK} is no mark of stepfs")))?;
     if mark.format != FORMAT {
-        let (found, own) = (mark.format, FORMAT);
-        return Err(Error::Wrong(format!("it has format {found}, and this stepfs reads format {own}")));
+        return Err(Error::Wrong(format!("it has format {}, and this stepfs reads format {FORMAT}", mark.format)));
     }
     mark.store.parse().map(Some).map_err(|()| Error::Wrong(format!("{MARK} names no store")))
 }
@@ -112,13 +111,12 @@ pub fn claim(place: &dyn Place, store: Id) -> Result<()> {
 
 /// Refuses a mirror that is not this store's.
 pub(super) fn check(place: &dyn Place, store: Id) -> Result<()> {
-    match owner(place)? {
-        Some(owner) if owner == store => Ok(()),
-        Some(owner) => Err(belongs_to(owner)),
-        None => Err(Error::Away(format!(
+    let owner = owner(place)?.ok_or_else(|| {
+        Error::Away(format!(
             "{MARK} is missing: is the file system mounted? A new mirror begins with `stepfs mount --mirror URL`"
-        ))),
-    }
+        ))
+    })?;
+    if owner == store { Ok(()) } else { Err(belongs_to(owner)) }
 }
 
 fn belongs_to(owner: Id) -> Error {

@@ -35,6 +35,11 @@ impl Pace {
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// When the next bytes may go.
+    pub(super) fn next(&self) -> Instant {
+        self.lock().next.max(Instant::now())
+    }
+
     /// Waits until `bytes` more may go. False if that is after `until`, or once the daemon stops: an unmount does not wait for
     /// a large file.
     pub(super) fn take(&self, bytes: u64, until: Option<Instant>) -> bool {

@@ -1,5 +1,7 @@
 //! Bytes on a mirror: cut into pieces, each packed, under the hash of its packed bytes.
 
+use std::io;
+
 use serde::{Deserialize, Serialize};
 use zstd::stream::raw::{DParameter, Decoder, InBuffer, Operation, OutBuffer};
 
@@ -17,66 +19,54 @@ const UNPACKED: usize = 128 << 10;
 /// Where all pieces are.
 pub(super) const BLOBS: &str = "blobs/";
 
-/// A packed piece.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Blob {
-    /// The beginning of the SHA-256 of its bytes. Nobody finds two contents of one beginning by chance.
-    pub hash: Id,
-    /// How many.
-    pub len: u64,
-}
-
-impl Blob {
-    /// Packs a piece.
-    pub(super) fn pack(piece: &[u8]) -> std::io::Result<(Blob, Vec<u8>)> {
-        let packed = zstd::bulk::compress(piece, LEVEL)?;
-        Ok((Blob { hash: short(sha256(&packed)), len: packed.len() as u64 }, packed))
-    }
-
-    /// The name of its bytes on the mirror.
-    pub(super) fn name(hash: Id) -> String {
-        let hash = hash.to_string();
-        format!("{BLOBS}{}/{hash}", &hash[..2])
-    }
-
-    /// Passes the `len` bytes of the piece to `each`, in order. They are verified once this has succeeded, and not before.
-    pub(super) fn read(&self, place: &dyn Place, len: u64, each: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
-        let name = Blob::name(self.hash);
-        let damaged = || Error::Wrong(format!("{name} is damaged: its bytes are not what its name says"));
-        let (mut hash, mut decoder, mut rest, mut unpacked) =
-            (Sha256::default(), Decoder::new()?, len, vec![0; UNPACKED]);
-        // No piece needs more memory.
-        decoder.set_parameter(DParameter::WindowLogMax(PIECE.ilog2()))?;
-        // One byte more: a longer name is damaged, too.
-        place.read(&name, self.len + 1, &mut |packed| {
-            hash.update(packed);
-            let mut from = InBuffer::around(packed);
-            loop {
-                let mut to = OutBuffer::around(&mut unpacked[..]);
-                decoder.run(&mut from, &mut to).map_err(|_| damaged())?;
-                let count = to.pos();
-                rest = rest.checked_sub(count as u64).ok_or_else(damaged)?;
-                each(&unpacked[..count])?;
-                if from.pos() == packed.len() && count < UNPACKED {
-                    return Ok(());
-                }
-            }
-        })?;
-        if rest == 0 && short(hash.digest()) == self.hash { Ok(()) } else { Err(damaged()) }
-    }
-
-    /// The bytes of the piece, verified.
-    pub(super) fn get(&self, place: &dyn Place, len: u64) -> Result<Vec<u8>> {
-        let mut all = Vec::new();
-        self.read(place, len, &mut |bytes| Ok(all.extend_from_slice(bytes)))?;
-        Ok(all)
-    }
+/// Packs a piece. Its hash is the beginning of the SHA-256 of the packed bytes. Nobody finds two contents of one beginning by
+/// chance.
+pub(super) fn pack(piece: &[u8]) -> io::Result<(Id, Vec<u8>)> {
+    let packed = zstd::bulk::compress(piece, LEVEL)?;
+    Ok((short(sha256(&packed)), packed))
 }
 
 fn short(digest: [u8; 32]) -> Id {
-    let mut id = Id::NONE;
-    id.0.copy_from_slice(&digest[..16]);
-    id
+    Id(std::array::from_fn(|at| digest[at]))
+}
+
+/// The name of a packed piece.
+pub(super) fn name(hash: Id) -> String {
+    let hash = hash.to_string();
+    format!("{BLOBS}{}/{hash}", &hash[..2])
+}
+
+/// Passes the `len` bytes of a piece to `each`, in order. They are verified once this has succeeded, and not before.
+fn read(place: &dyn Place, hash: Id, len: u64, each: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+    let name = name(hash);
+    let damaged = || Error::Wrong(format!("{name} is damaged: its bytes are not what its name says"));
+    let (mut packed, mut decoder, mut rest, mut unpacked) =
+        (Sha256::default(), Decoder::new()?, len, vec![0; UNPACKED]);
+    // No piece needs more memory.
+    decoder.set_parameter(DParameter::WindowLogMax(PIECE.ilog2()))?;
+    // One byte more: a longer name is damaged, too.
+    place.read(&name, zstd::zstd_safe::compress_bound(len as usize) as u64 + 1, &mut |bytes| {
+        packed.update(bytes);
+        let mut from = InBuffer::around(bytes);
+        loop {
+            let mut to = OutBuffer::around(&mut unpacked[..]);
+            decoder.run(&mut from, &mut to).map_err(|_| damaged())?;
+            let count = to.pos();
+            rest = rest.checked_sub(count as u64).ok_or_else(damaged)?;
+            each(&unpacked[..count])?;
+            if from.pos() == bytes.len() && count < UNPACKED {
+                return Ok(());
+            }
+        }
+    })?;
+    if rest == 0 && short(packed.digest()) == hash { Ok(()) } else { Err(damaged()) }
+}
+
+/// The bytes of a piece, verified.
+pub(super) fn get(place: &dyn Place, hash: Id, len: u64) -> Result<Vec<u8>> {
+    let mut all = Vec::new();
+    read(place, hash, len, &mut |bytes| Ok(all.extend_from_slice(bytes)))?;
+    Ok(all)
 }
 
 /// The bytes of a file, an object or a directory, in pieces of one length, of which the last may be shorter.
@@ -84,34 +74,29 @@ fn short(digest: [u8; 32]) -> Id {
 pub struct Bytes {
     /// How many.
     pub len: u64,
-    /// The pieces.
-    pub pieces: Vec<Blob>,
+    /// The hashes of the pieces.
+    pub pieces: Vec<Id>,
 }
 
 impl Bytes {
     /// Packs bytes.
-    pub(super) fn pack(bytes: &[u8]) -> std::io::Result<(Bytes, Vec<(Blob, Vec<u8>)>)> {
-        let packed = bytes.chunks(PIECE as usize).map(Blob::pack).collect::<std::io::Result<Vec<_>>>()?;
-        Ok((Bytes { len: bytes.len() as u64, pieces: packed.iter().map(|(blob, _)| *blob).collect() }, packed))
-    }
-
-    /// Bytes on the mirror.
-    pub fn stored(&self) -> u64 {
-        self.pieces.iter().map(|blob| blob.len).sum()
+    pub(super) fn pack(bytes: &[u8]) -> io::Result<(Bytes, Vec<(Id, Vec<u8>)>)> {
+        let packed = bytes.chunks(PIECE as usize).map(pack).collect::<io::Result<Vec<_>>>()?;
+        Ok((Bytes { len: bytes.len() as u64, pieces: packed.iter().map(|(hash, _)| *hash).collect() }, packed))
     }
 
     /// Whether all pieces are there.
     pub(super) fn are(&self, is_there: &dyn Fn(&Id) -> bool) -> bool {
-        self.pieces.iter().all(|blob| is_there(&blob.hash))
+        self.pieces.iter().all(is_there)
     }
 
-    /// Does something with all pieces, side by side: with a blob, and the offset and length of its bytes.
-    pub(super) fn each<T: Send>(&self, of: impl Fn(&Blob, u64, u64) -> Result<T> + Sync) -> Result<Vec<T>> {
+    /// Does something with all pieces, side by side: with a hash, and the offset and length of the bytes.
+    pub(super) fn each<T: Send>(&self, of: impl Fn(Id, u64, u64) -> Result<T> + Sync) -> Result<Vec<T>> {
         if self.pieces.len() as u64 != self.len.div_ceil(PIECE) {
             return Err(Error::Wrong("it has other pieces than its length says".into()));
         }
         let pieces: Vec<_> = (0..self.len).step_by(PIECE as usize).zip(&self.pieces).collect();
-        in_parallel(&pieces, |(at, blob)| of(blob, *at, PIECE.min(self.len - at))).into_iter().collect()
+        in_parallel(&pieces, |(at, hash)| of(**hash, *at, PIECE.min(self.len - at))).into_iter().collect()
     }
 
     /// Passes all bytes to `put`, each with its offset. They are verified once this has succeeded, and not before.
@@ -119,14 +104,14 @@ impl Bytes {
     /// # Errors
     /// [`Error::Wrong`] for bytes that are not what their name says; those of the mirror and of `put`.
     pub(super) fn read(&self, place: &dyn Place, put: &(dyn Fn(&[u8], u64) -> Result<()> + Sync)) -> Result<()> {
-        let read = |blob: &Blob, mut at, len| {
-            blob.read(place, len, &mut |bytes| {
+        let put = |hash, mut at, len| {
+            read(place, hash, len, &mut |bytes| {
                 put(bytes, at)?;
                 at += bytes.len() as u64;
                 Ok(())
             })
         };
-        self.each(read).map(drop)
+        self.each(put).map(drop)
     }
 
     /// All bytes, verified.
@@ -134,6 +119,6 @@ impl Bytes {
     /// # Errors
     /// [`Error::Wrong`] for bytes that are not what their name says; those of the mirror.
     pub(super) fn get(&self, place: &dyn Place) -> Result<Vec<u8>> {
-        Ok(self.each(|blob, _, len| blob.get(place, len))?.concat())
+        Ok(self.each(|hash, _, len| get(place, hash, len))?.concat())
     }
 }

@@ -12,7 +12,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::pieces::{Blob, Bytes, PIECE};
+use super::pieces::{self, Bytes, PIECE};
 use super::place::{Error, Result};
 use super::reader::Reader;
 use super::tree::{Attributes, Content, Encoding, File, Node};
@@ -107,11 +107,9 @@ fn in_turn<T: Sync>(
     for (thing, brought) in small.into_iter().chain(large).zip(brought) {
         match brought {
             Ok(()) => {}
-            Err(error @ (Error::Wrong(_) | Error::Missing(_))) => failed.push((thing, error.to_string())),
-            Err(Error::Local(error)) if error.kind() == io::ErrorKind::InvalidData => {
-                failed.push((thing, error.to_string()));
-            }
-            Err(error) => return Err(error),
+            Err(Error::Local(error)) if error.kind() != io::ErrorKind::InvalidData => return Err(error.into()),
+            Err(error @ (Error::Busy(_) | Error::Away(_) | Error::Denied(_))) => return Err(error),
+            Err(error) => failed.push((thing, error.to_string())),
         }
     }
     Ok(failed)
@@ -153,19 +151,17 @@ impl Pull<'_> {
         let objects = levels.values().flat_map(BTreeMap::values).map(|encoding| encoding.bytes.len);
         self.tell(Step::Total(objects.chain(names.iter().map(|(_, node)| plain_len(node))).sum()))?;
         let mut failed = BTreeMap::new();
+        let bring = |encoding: &&Encoding| {
+            let fetch = |file: &DeviceFile| self.fetch(&encoding.bytes, file).map_err(io::Error::other);
+            let received = self.objects.receive(&self.store.tmp(), encoding.id, fetch);
+            // Nothing is collected in a store that nobody has mounted.
+            received.map(drop).map_err(|error| error.downcast().unwrap_or_else(Error::Local))
+        };
         for level in levels.into_values() {
-            let len = |encoding: &&Encoding| encoding.bytes.len;
-            let not_brought = in_turn(level.into_values().collect(), len, |encoding| self.bring_one(encoding))?;
+            let not_brought = in_turn(level.into_values().collect(), |encoding| encoding.bytes.len, bring)?;
             failed.extend(not_brought.into_iter().map(|(encoding, why)| (encoding.id, why)));
         }
         Ok(failed)
-    }
-
-    fn bring_one(&self, encoding: &Encoding) -> Result<()> {
-        let fetch = |file: &DeviceFile| self.fetch(&encoding.bytes, file).map_err(io::Error::other);
-        let received = self.objects.receive(&self.store.tmp(), encoding.id, fetch);
-        // Nothing is collected in a store that nobody has mounted.
-        received.map(drop).map_err(|error| error.downcast().unwrap_or_else(Error::Local))
     }
 
     /// Brings bytes into a file.
@@ -214,11 +210,11 @@ impl Pull<'_> {
         let own = self.store.io().open_beneath(&self.store.tree(), path, 0)?;
         let object = match &file.content {
             Content::Plain(bytes) => {
-                let is_same = |blob: &Blob, at, len| {
+                let is_same = |hash, at, len| {
                     let mut piece = vec![0; len as usize];
                     own.read_exact_at(&mut piece, at)?;
                     self.tell(Step::Came(len))?;
-                    Ok(Blob::pack(&piece)?.0 == *blob || blob.get(self.from.place.as_ref(), len)? == piece)
+                    Ok(pieces::pack(&piece)?.0 == hash || pieces::get(self.from.place.as_ref(), hash, len)? == piece)
                 };
                 return Ok(bytes.each(is_same)?.into_iter().all(|is_same| is_same));
             }
@@ -257,10 +253,7 @@ impl Pull<'_> {
             match &file.content {
                 Content::Plain(bytes) => {
                     self.fetch(bytes, &made)?;
-                    Stub::disown(&made, WRITTEN).or_else(|error| match error.raw_os_error() {
-                        Some(libc::EOPNOTSUPP) => Ok(()),
-                        _ => Err(error),
-                    })?;
+                    Stub::disown_if_possible(&made, WRITTEN)?;
                 }
                 Content::Object(id, len) => {
                     let stub =

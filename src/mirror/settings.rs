@@ -31,7 +31,6 @@ pub struct Progress {
     /// The mirror has all changes up to this one.
     pub done: u64,
     /// The same for the files that do not fail.
-    #[serde(default)]
     pub others: u64,
     /// Why it does not go on at the moment.
     pub failing: Option<String>,

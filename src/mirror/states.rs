@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::manifest::{self, Number};
 use super::pace::Pace;
-use super::pieces::{BLOBS, Blob, Bytes};
+use super::pieces::{BLOBS, Bytes, name};
 use super::place::{Error, Place, Result};
 use super::settings::Settings;
 use super::tree::Tree;
@@ -78,7 +78,7 @@ impl States {
         self.collect_at = Instant::now() + self.keep.clamp(OFTEN, manifest::ALL_FOR);
         let hash = |name: &str| name.rsplit_once('/').and_then(|(_, hash)| hash.parse().ok());
         let listed = self.place.list(BLOBS)?;
-        let listed: Vec<(Id, i64)> = listed.iter().filter_map(|of| Some((hash(&of.name)?, of.put_ns))).collect();
+        let listed: Vec<(Id, i64)> = listed.iter().filter_map(|(name, put_ns)| Some((hash(name)?, *put_ns))).collect();
         self.there = listed.iter().map(|(hash, _)| *hash).collect();
         let newest = listed.iter().map(|(_, put_ns)| *put_ns).max().unwrap_or_default();
         // Old is what this machine's clock calls old, too. Else a clock that was ahead once would thin a directory for ever.
@@ -96,20 +96,20 @@ impl States {
         self.there.contains(hash)
     }
 
-    /// Puts a blob, unless it is there. `None` if its turn does not come in time.
-    fn put(&self, (blob, bytes): &(Blob, Vec<u8>), pace: &Pace, until: Option<Instant>) -> Result<Option<Blob>> {
-        while !self.has(&blob.hash) {
-            if !pace.take(blob.len, until) {
+    /// Puts a piece, unless it is there. `None` if its turn does not come in time.
+    fn put(&self, (hash, packed): &(Id, Vec<u8>), pace: &Pace, until: Option<Instant>) -> Result<Option<Id>> {
+        while !self.has(hash) {
+            if !pace.take(packed.len() as u64, until) {
                 return Ok(None);
             }
-            let put = self.place.put(&Blob::name(blob.hash), bytes);
+            let put = self.place.put(&name(*hash), packed);
             let is_busy = matches!(put, Err(Error::Busy(_)));
             pace.answered(is_busy);
             if !is_busy {
-                return put.map(|()| Some(*blob));
+                return put.map(|()| Some(*hash));
             }
         }
-        Ok(Some(*blob))
+        Ok(Some(*hash))
     }
 
     /// Puts the missing pieces of all work, side by side, until the time is over. Each error is of one file.
@@ -120,16 +120,16 @@ impl States {
             let (work, piece) = *job;
             // A slow mirror gets one piece at least.
             let until = (jobs.first() != Some(job)).then_some(until);
-            match until.is_some_and(|until| Instant::now() > until) {
+            match until.is_some_and(|until| pace.next() > until) {
                 true => Ok(None),
                 false => self.put(&works[work].1.pack(piece)?, pace, until),
             }
         });
         for ((work, piece), done) in jobs.into_iter().zip(done) {
             match done {
-                Ok(Some(blob)) => {
-                    works[work].1.has_come(piece, blob);
-                    self.there.insert(blob.hash);
+                Ok(Some(hash)) => {
+                    works[work].1.pieces[piece] = Some(hash);
+                    self.there.insert(hash);
                 }
                 Ok(None) => {}
                 Err(error) => works[work].1.failed = Some(error),
@@ -142,7 +142,7 @@ impl States {
         // The mirror may have lost directories of the last state, too.
         let (root, packed) = tree.pack(&|hash| self.has(hash))?;
         for put in in_parallel(&packed, |packed| self.put(packed, pace, None)) {
-            self.there.insert(put?.ok_or_else(|| Error::Away("the daemon stops".into()))?.hash);
+            self.there.insert(put?.ok_or_else(|| Error::Away("the daemon stops".into()))?);
         }
         if self.published.as_ref() == Some(&root) {
             return Ok(());
@@ -166,10 +166,10 @@ impl States {
     /// # Errors
     /// Those of the mirror; [`Error::Wrong`] if a state that stays cannot be read.
     pub(super) fn collect(&mut self, tree: &Tree, listed: &[(Id, i64)], on_their_way: HashSet<Id>) -> Result<()> {
-        let place = Arc::clone(&self.place);
-        let mut states = manifest::list(place.as_ref(), self.store)?;
+        let place = self.place.as_ref();
+        let mut states = manifest::list(place, self.store)?;
         let old = manifest::outdated(&states, self.now_ns(), self.keep);
-        manifest::delete(place.as_ref(), &old)?;
+        manifest::delete(place, &old)?;
         states.retain(|(state, _)| !old.contains(state));
         if states.last().map(|(state, _)| *state) != self.last {
             // Somebody removed the newest state: it is put again.
@@ -178,8 +178,8 @@ impl States {
         let (mut needed, mut told) = (on_their_way, HashSet::new());
         tree.tell(&mut needed, &mut told);
         for (state, _) in states {
-            let root = manifest::get(place.as_ref(), state)?;
-            let loaded = Tree::load(place.as_ref(), root, &|_, directory| !told.contains(directory))?;
+            let root = manifest::get(place, state)?;
+            let loaded = Tree::load(place, root, &|_, directory| !told.contains(directory))?;
             if let Some(why) = loaded.unread.first() {
                 return Err(Error::Wrong(format!("{why}; it may need anything")));
             }
@@ -192,6 +192,6 @@ impl States {
         // Some may be gone in spite of an error, because only its answer was lost.
         self.there.retain(|hash| !garbage.contains(hash));
         let garbage: Vec<Id> = garbage.into_iter().collect();
-        in_parallel(&garbage, |hash| place.delete(&Blob::name(*hash))).into_iter().collect()
+        in_parallel(&garbage, |hash| place.delete(&name(*hash))).into_iter().collect()
     }
 }

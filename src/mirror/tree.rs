@@ -13,7 +13,7 @@ use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::pieces::{Blob, Bytes};
+use super::pieces::Bytes;
 use super::place::{Error, Place, Result};
 use crate::store::{Damage, Id, MAX_CHAIN, in_parallel, modified_ns, record};
 
@@ -184,24 +184,20 @@ impl Tree {
         }
     }
 
-    /// Puts something at a path, or takes away what is there. A directory stays what it is, but for its attributes.
-    pub(super) fn set(&mut self, path: &Path, mut node: Option<Node>) {
+    /// Puts something at a path, or takes away what is there. A directory stays what it is, but for its attributes. One that
+    /// could not be looked at has no name yet: it waits, and its files do not.
+    pub(super) fn set(&mut self, path: &Path, node: Option<Node>) {
         let Some((parent, name)) = path.parent().zip(path.file_name()) else { return };
-        let had = self.get(path).cloned();
-        if let (Some(Node::Directory(_, now)), Some(Node::Directory(_, had))) = (&mut node, &had) {
-            now.clone_from(had);
-        }
-        if node == had {
+        let is_same = match (&node, self.get(path)) {
+            (Some(Node::Directory(now, _)), Some(Node::Directory(had, _))) => now == had,
+            (now, had) => now.as_ref() == had,
+        };
+        if is_same {
             return;
-        }
-        if !self.directories.contains_key(parent) {
-            // It could not be looked at, and is tried again.
-            let unknown = Attributes { mode: 0o755, ..Attributes::default() };
-            self.set(parent, Some(Node::Directory(unknown, Bytes::default())));
         }
         if matches!(node, Some(Node::Directory(..))) {
             self.directories.entry(path.into()).or_default();
-        } else if let Some(Node::Directory(..)) = had {
+        } else {
             let below = self.directories.range(path.to_path_buf()..).map(|(at, _)| at.clone());
             let below: Vec<PathBuf> = below.take_while(|at| at.starts_with(path)).collect();
             below.iter().for_each(|at| drop(self.directories.remove(at)));
@@ -209,7 +205,8 @@ impl Tree {
         let entries = &mut self.directories.entry(parent.into()).or_default().entries;
         entries.remove(name.as_bytes());
         entries.extend(node.map(|node| (name.as_bytes().to_vec(), node)));
-        self.has_changed(parent);
+        // A directory's name says where its bytes are once it is packed.
+        self.has_changed(path);
     }
 
     /// The bytes of a directory and of those above it are others now.
@@ -229,7 +226,7 @@ impl Tree {
     }
 
     /// Packs all directories that the mirror lacks, the deepest first. Returns the bytes of the top one, and the pieces.
-    pub(super) fn pack(&mut self, is_there: &dyn Fn(&Id) -> bool) -> Result<(Bytes, Vec<(Blob, Vec<u8>)>)> {
+    pub(super) fn pack(&mut self, is_there: &dyn Fn(&Id) -> bool) -> Result<(Bytes, Vec<(Id, Vec<u8>)>)> {
         let is_gone = |directory: &Directory| directory.stored.as_ref().is_some_and(|bytes| !bytes.are(is_there));
         let gone = self.directories.iter().filter(|(_, directory)| is_gone(directory));
         gone.map(|(at, _)| at.clone()).collect::<Vec<_>>().iter().for_each(|at| self.has_changed(at));
@@ -302,7 +299,7 @@ impl Tree {
                 match got.and_then(|bytes| tree.unpack(&path, stored.clone(), &bytes)) {
                     Err(error @ (Error::Wrong(_) | Error::Missing(_) | Error::Local(_))) => {
                         tree.unread.push(format!("{}: {error}", path.display()));
-                        tree.damaged.extend(stored.pieces.iter().map(|blob| blob.hash));
+                        tree.damaged.extend(stored.pieces);
                     }
                     below => rest.extend(below?),
                 }
@@ -321,7 +318,7 @@ impl Tree {
                 }
                 Node::Link(..) | Node::Directory(..) => Vec::new(),
             });
-            needed.extend(of_files.chain(stored).flat_map(|bytes| &bytes.pieces).map(|blob| blob.hash));
+            needed.extend(of_files.chain(stored).flat_map(|bytes| &bytes.pieces));
             told.extend(stored.clone());
         }
     }

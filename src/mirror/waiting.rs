@@ -15,7 +15,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// When something that failed is tried again.
 #[derive(Default)]
 pub(super) struct Retry {
-    at: Option<Instant>,
+    pub(super) at: Option<Instant>,
     /// The pause after the next failure; none before the first.
     pause: Option<Duration>,
     /// Why it failed.
@@ -33,11 +33,6 @@ impl Retry {
             log::warn!("mirror: {what}{why}; stepfs tries again, and no save waits for it");
         }
         self.failed = Some(why);
-    }
-
-    /// It is tried now.
-    pub(super) fn hasten(&mut self) {
-        self.at = None;
     }
 
     pub(super) fn is_due(&self) -> bool {
@@ -75,24 +70,15 @@ impl Waiting {
         }
     }
 
-    pub(super) fn has_failed(&self) -> bool {
-        self.retry.failed.is_some()
-    }
-
     /// Whether the mirror is to have something that it lacks. What may still change is not to be there, and what has gone
     /// waits for others.
     pub(super) fn is_wanted(&self) -> bool {
-        self.has_failed() || self.file().is_some_and(|found| found.shape != Shape::Unsettled)
+        self.retry.failed.is_some() || self.file().is_some_and(|found| found.shape != Shape::Unsettled)
     }
 
     /// The first change that the mirror may lack, if it is to have it.
     pub(super) fn lacks(&self) -> Option<u64> {
         self.look.into_iter().chain(self.is_wanted().then_some(self.change)).min()
-    }
-
-    /// Whether it is to be looked at now. What failed may have changed without a note.
-    pub(super) fn is_to_be_looked_at(&self) -> bool {
-        self.look.is_some() || self.has_failed() && self.retry.is_due()
     }
 
     /// Leaves it for later.

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::look::{Found, Seen, others, see};
+use super::look::{Found, Seen, see};
 use super::pace::Pace;
 use super::place::{Place, Result};
 use super::settings::{Progress, Settings};
@@ -22,7 +22,7 @@ use super::states::States;
 use super::tree::{Attributes, Content, File, Node, Tree, Witness};
 use super::waiting::Waiting;
 use super::work::Work;
-use crate::store::Id;
+use crate::store::{Id, entries};
 
 /// Files that travel at once. Each may be open meanwhile.
 const AT_ONCE: usize = 256;
@@ -91,7 +91,7 @@ impl Writer {
     /// A later change of a file does not count for an earlier one: saves may go on all the time.
     pub(super) fn done(&self) -> (u64, u64) {
         let before = |fails: bool| {
-            let lacking = self.waiting.values().filter(|of| fails || !of.has_failed());
+            let lacking = self.waiting.values().filter(|of| fails || of.retry.failed.is_none());
             lacking.filter_map(Waiting::lacks).min().map_or(self.change, |change| change.saturating_sub(1))
         };
         (before(true), before(false))
@@ -132,14 +132,16 @@ impl Writer {
         let is_new = self.change == 0;
         (self.first, self.change) = (self.change + 1, change);
         if asked {
-            self.waiting.values_mut().for_each(|of| of.retry.hasten());
+            self.waiting.values_mut().for_each(|of| of.retry.at = None);
         }
         let tree = source.store().tree();
         // A file may be archived, or get another name or mode, while its bytes are on their way: that makes it no later. Of
         // two states of one file, the same time means the same bytes.
         let of_file = |of: &Waiting| Some((of.file()?.attributes.modified_ns, of.change));
         let changes: BTreeSet<(i64, u64)> = self.waiting.values().filter_map(of_file).collect();
-        let also = self.waiting.iter().filter(|(_, of)| of.is_to_be_looked_at()).map(|(path, _)| path.clone());
+        // What failed may have changed without a note.
+        let is_to_be_looked_at = |of: &Waiting| of.look.is_some() || of.retry.failed.is_some() && of.retry.is_due();
+        let also = self.waiting.iter().filter(|(_, of)| is_to_be_looked_at(of)).map(|(path, _)| path.clone());
         let also: Vec<PathBuf> = also.collect();
         let told = source.changed(is_new, also.clone());
         // A name that comes or goes changes the time of its directory.
@@ -156,8 +158,11 @@ impl Writer {
                 && listed.insert(path.clone())
             {
                 rest.extend(self.tree.others(&path).into_iter().flatten().map(|path| (path, Ok(None), true)));
-                match others(&tree, &path) {
-                    Ok(others) => rest.extend(others.into_iter().map(|path| (path, Ok(None), true))),
+                match entries(&tree, &path) {
+                    Ok(entries) => {
+                        let others = entries.into_iter().filter(|(_, kind)| !kind.is_file());
+                        rest.extend(others.map(|(path, _)| (path, Ok(None), true)));
+                    }
                     Err(error) => seen = Err(error),
                 }
             }
@@ -166,7 +171,7 @@ impl Writer {
         for path in also {
             self.waiting.entry(path).and_modify(|of| of.look = None);
         }
-        self.waiting.retain(|_, of| of.seen.is_some() || of.has_failed());
+        self.waiting.retain(|_, of| of.seen.is_some() || of.retry.failed.is_some());
         self.settle(source);
     }
 
@@ -283,11 +288,11 @@ impl Writer {
         due.sort_by_key(newest);
         due.dedup_by_key(|(_, found)| found.witness.inode);
         due.truncate(MOST_IN_A_ROUND);
-        for (number, some) in due.chunks(AT_ONCE).enumerate() {
-            if number > 0 && Instant::now() > until {
+        for some in due.chunks(AT_ONCE) {
+            self.push_some(source, pace, some, until);
+            if Instant::now() > until {
                 break;
             }
-            self.push_some(source, pace, some, until);
         }
         // What a program has opened meanwhile may have been read half written.
         self.settle(source);
@@ -306,24 +311,21 @@ impl Writer {
                 None => Work::begin(source, path, found, &self.tree).map(|work| work.map(Box::new)),
             };
             match work {
-                // Another file brings one of its objects now.
-                Ok(Some(work)) if work.objects().any(|id| coming.contains(&id)) => {}
-                Ok(Some(work)) => {
-                    coming.extend(work.objects());
-                    works.push((path.clone(), work));
-                }
+                // Another file brings its object now.
+                Ok(Some(work)) if work.object.is_some_and(|(id, ..)| !coming.insert(id)) => {}
+                Ok(Some(work)) => works.push((path.clone(), work)),
                 later => waiting.postpone(path, later.err()),
             }
         }
         self.states.bring(&mut works, pace, until);
         for (path, mut work) in works {
-            for object in work.whole_objects() {
-                // Never another encoding of an object that is there: directories of the mirror need its pieces.
-                self.tree.objects.entry(object.id).or_insert(object);
-            }
             let witness = work.found.witness;
-            if let Some(content) = work.content() {
-                self.known.insert(witness.inode, (witness, content));
+            if let Some((object, content)) = work.come() {
+                // Never another encoding of an object that is there: directories of the mirror need its pieces.
+                if let Some(object) = object {
+                    self.tree.objects.entry(object.id).or_insert(object);
+                }
+                self.known.extend(content.map(|content| (witness.inode, (witness, content))));
             } else if let Some(waiting) = self.waiting.get_mut(&path) {
                 work.failed.take().into_iter().for_each(|error| waiting.postpone(&path, Some(error)));
                 waiting.work = Some(work);
@@ -339,7 +341,7 @@ impl Writer {
         let listed = self.states.list()?;
         self.lose();
         let works = self.waiting.values().filter_map(|of| of.work.as_deref());
-        let on_their_way = works.flat_map(Work::blobs).collect();
+        let on_their_way = works.flat_map(|work| &work.pieces).copied().flatten().collect();
         let collected = self.states.collect(&self.tree, &listed, on_their_way);
         self.lose();
         collected

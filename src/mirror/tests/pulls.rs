@@ -1,7 +1,7 @@
 //! The files that a pull makes in a store, and those that it leaves alone.
 
 use super::*;
-use crate::mirror::pieces::Blob;
+use crate::mirror::pieces;
 
 /// The last state of a mirror.
 fn reader(place: &Arc<Memory>, wanted: &str) -> Reader {
@@ -107,7 +107,7 @@ fn a_file_with_the_same_bytes_is_the_same_and_is_not_brought() {
     copy.release("run/step_2.pt", &noise(100_000, 3), None);
     let names = ["run/config.json", "run/newest.pt", "run/step_1.pt", "run/step_2.pt"];
     names.iter().for_each(|name| same_time(&copy, &machine, name));
-    let small = Blob::name(Blob::pack(b"{}").unwrap().0.hash);
+    let small = pieces::name(pieces::pack(b"{}").unwrap().0);
     place.fault(move |what, name, _| (what == "get" && name == small).then(|| Error::Denied("once is enough".into())));
     let missing = pull(&reader(&place, ""), &copy.store, Path::new(""), &|_| true).unwrap();
     assert_eq!(missing, Missing { found: 5, ..Missing::default() });
