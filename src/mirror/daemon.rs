@@ -85,7 +85,7 @@ impl Daemon {
             // Somebody begins to wait.
             let is_asked = std::mem::replace(&mut heard, asked) != asked;
             let is_due = seen != changes || writer.as_ref().is_none_or(Writer::is_due);
-            if !is_asked && !(is_due && retry.is_due()) {
+            if !(is_asked || is_due && retry.is_due()) {
                 self.pace.rest(LOOK_EVERY);
                 continue;
             }

@@ -1,6 +1,6 @@
 //! Bytes on a mirror: cut into pieces, each packed, under the hash of its packed bytes.
 
-use std::io;
+use std::io::{self, Write};
 
 use serde::{Deserialize, Serialize};
 use zstd::stream::raw::{DParameter, Decoder, InBuffer, Operation, OutBuffer};
@@ -19,9 +19,12 @@ const UNPACKED: usize = 128 << 10;
 /// Where all pieces are.
 pub(super) const BLOBS: &str = "blobs/";
 
-/// Packs a piece. Its hash is the beginning of the SHA-256 of the packed bytes. Nobody finds two contents of one beginning by
+/// The packed bytes of a piece, and their hash: the beginning of their SHA-256. Nobody finds two contents of one beginning by
 /// chance.
-pub(super) fn pack(piece: &[u8]) -> io::Result<(Id, Vec<u8>)> {
+pub(super) type Packed = (Id, Vec<u8>);
+
+/// Packs a piece.
+pub(super) fn pack(piece: &[u8]) -> io::Result<Packed> {
     let packed = zstd::bulk::compress(piece, LEVEL)?;
     Ok((short(sha256(&packed)), packed))
 }
@@ -65,7 +68,7 @@ fn read(place: &dyn Place, hash: Id, len: u64, each: &mut dyn FnMut(&[u8]) -> Re
 /// The bytes of a piece, verified.
 pub(super) fn get(place: &dyn Place, hash: Id, len: u64) -> Result<Vec<u8>> {
     let mut all = Vec::new();
-    read(place, hash, len, &mut |bytes| Ok(all.extend_from_slice(bytes)))?;
+    read(place, hash, len, &mut |bytes| Ok(all.write_all(bytes)?))?;
     Ok(all)
 }
 
@@ -80,7 +83,7 @@ pub struct Bytes {
 
 impl Bytes {
     /// Packs bytes.
-    pub(super) fn pack(bytes: &[u8]) -> io::Result<(Bytes, Vec<(Id, Vec<u8>)>)> {
+    pub(super) fn pack(bytes: &[u8]) -> io::Result<(Bytes, Vec<Packed>)> {
         let packed = bytes.chunks(PIECE as usize).map(pack).collect::<io::Result<Vec<_>>>()?;
         Ok((Bytes { len: bytes.len() as u64, pieces: packed.iter().map(|(hash, _)| *hash).collect() }, packed))
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::manifest::{self, Number};
 use super::pace::Pace;
-use super::pieces::{BLOBS, Bytes, name};
+use super::pieces::{BLOBS, Bytes, Packed, name};
 use super::place::{Error, Place, Result};
 use super::settings::Settings;
 use super::tree::Tree;
@@ -97,7 +97,7 @@ impl States {
     }
 
     /// Puts a piece, unless it is there. `None` if its turn does not come in time.
-    fn put(&self, (hash, packed): &(Id, Vec<u8>), pace: &Pace, until: Option<Instant>) -> Result<Option<Id>> {
+    fn put(&self, (hash, packed): &Packed, pace: &Pace, until: Option<Instant>) -> Result<Option<Id>> {
         while !self.has(hash) {
             if !pace.take(packed.len() as u64, until) {
                 return Ok(None);

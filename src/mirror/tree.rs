@@ -13,7 +13,7 @@ use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::pieces::Bytes;
+use super::pieces::{Bytes, Packed};
 use super::place::{Error, Place, Result};
 use crate::store::{Damage, Id, MAX_CHAIN, in_parallel, modified_ns, record};
 
@@ -70,7 +70,7 @@ pub enum Content {
 
 impl Content {
     /// How many they are.
-    pub fn len(&self) -> u64 {
+    pub(super) fn len(&self) -> u64 {
         match self {
             Content::Plain(Bytes { len, .. }) | Content::Object(_, len) => *len,
         }
@@ -226,7 +226,7 @@ impl Tree {
     }
 
     /// Packs all directories that the mirror lacks, the deepest first. Returns the bytes of the top one, and the pieces.
-    pub(super) fn pack(&mut self, is_there: &dyn Fn(&Id) -> bool) -> Result<(Bytes, Vec<(Id, Vec<u8>)>)> {
+    pub(super) fn pack(&mut self, is_there: &dyn Fn(&Id) -> bool) -> Result<(Bytes, Vec<Packed>)> {
         let is_gone = |directory: &Directory| directory.stored.as_ref().is_some_and(|bytes| !bytes.are(is_there));
         let gone = self.directories.iter().filter(|(_, directory)| is_gone(directory));
         gone.map(|(at, _)| at.clone()).collect::<Vec<_>>().iter().for_each(|at| self.has_changed(at));

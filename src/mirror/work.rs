@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::look::Found;
-use super::pieces::{Bytes, PIECE, pack};
+use super::pieces::{Bytes, PIECE, Packed, pack};
 use super::place::{Error, Result};
 use super::source::{Ahead, Shape, Source};
 use super::tree::{Content, Encoding, Tree, Witness};
@@ -33,7 +33,7 @@ pub(super) struct Work {
     hold: Option<Hold>,
 }
 
-/// Reads all bytes at an offset. It holds what must stay meanwhile.
+/// Reads all bytes at an offset. It holds the open file.
 type Read = Box<dyn Fn(&mut [u8], u64) -> io::Result<()> + Send + Sync>;
 
 impl Work {
@@ -42,7 +42,7 @@ impl Work {
         Work { found: found.clone(), read, object: None, len, pieces, failed: None, hold: None }
     }
 
-    /// Opens what is to come next of a file. `None`: later.
+    /// Opens the next bytes of a file that the mirror lacks. `None`: later.
     ///
     /// # Errors
     /// It cannot be read.
@@ -100,7 +100,7 @@ impl Work {
         Ok(Work::new(found, found.len, Box::new(read)))
     }
 
-    /// What the file has on the mirror, if that has come, and else the object.
+    /// The object that has come, if it is one, and the file's content, if that has come.
     pub(super) fn come(&self) -> Option<(Option<Encoding>, Option<Content>)> {
         let bytes = Bytes { len: self.len, pieces: self.pieces.iter().copied().collect::<Option<_>>()? };
         let Some((id, parent, lossy)) = self.object else { return Some((None, Some(Content::Plain(bytes)))) };
@@ -118,7 +118,7 @@ impl Work {
     ///
     /// # Errors
     /// Device errors; the file has changed.
-    pub(super) fn pack(&self, piece: usize) -> io::Result<(Id, Vec<u8>)> {
+    pub(super) fn pack(&self, piece: usize) -> io::Result<Packed> {
         let from = piece as u64 * PIECE;
         let mut bytes = vec![0; (self.len - from).min(PIECE) as usize];
         (self.read)(&mut bytes, from)?;

@@ -139,7 +139,7 @@ impl Writer {
         // two states of one file, the same time means the same bytes.
         let of_file = |of: &Waiting| Some((of.file()?.attributes.modified_ns, of.change));
         let changes: BTreeSet<(i64, u64)> = self.waiting.values().filter_map(of_file).collect();
-        // What failed may have changed without a note.
+        // A file that failed may have changed without a note.
         let is_to_be_looked_at = |of: &Waiting| of.look.is_some() || of.retry.failed.is_some() && of.retry.is_due();
         let also = self.waiting.iter().filter(|(_, of)| is_to_be_looked_at(of)).map(|(path, _)| path.clone());
         let also: Vec<PathBuf> = also.collect();
@@ -217,7 +217,7 @@ impl Writer {
         self.tree.has(&content, &|hash| self.states.has(hash)).then_some(content)
     }
 
-    /// What is to be entered for a name that waits; `None` inside if it went.
+    /// The node of a name that waits, if the mirror can have it; `None` inside if the name went.
     fn node(&self, waiting: &Waiting) -> Option<Option<Node>> {
         Some(match waiting.seen.as_ref()? {
             Seen::Nothing => None,

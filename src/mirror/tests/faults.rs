@@ -1,6 +1,7 @@
 //! Faults of the mirror, of single files, and of what lies there.
 
 use super::*;
+use crate::mirror::pieces::{Bytes, name};
 
 /// Some rounds, until nothing is left. False if something stays.
 fn round(writer: &mut Writer, machine: &Machine) -> Result<bool> {
@@ -222,4 +223,26 @@ fn what_may_still_change_keeps_what_it_had() {
     machine.shapes.lock().unwrap().remove(Path::new("run/newest.pt"));
     machine.session(&place, false).unwrap();
     assert_eq!(pulled(&place, None).unwrap().0, names(&machine.store));
+}
+
+#[test]
+fn bytes_in_pieces_come_back_and_false_ones_are_errors() {
+    let (place, original) = (Memory::default(), noise(9 << 20, 3));
+    let (bytes, packed) = Bytes::pack(&original).unwrap();
+    packed.into_iter().for_each(|(hash, packed)| place.set(&name(hash), Some(packed)));
+    assert_eq!(bytes.pieces.len(), 3);
+    assert!(bytes.get(&place).unwrap() == original);
+    let of = |len, pieces: &[Id]| Bytes { len, pieces: pieces.to_vec() };
+    let [first, second, third] = bytes.pieces[..] else { panic!() };
+    let others = [
+        of(bytes.len - 1, &bytes.pieces),
+        of(bytes.len + 1, &bytes.pieces),
+        of(u64::MAX, &bytes.pieces),
+        of(0, &bytes.pieces),
+        of(bytes.len, &[first, second]),
+        of(bytes.len, &[third, second, first]),
+    ];
+    for other in others {
+        assert!(matches!(other.get(&place), Err(Error::Wrong(_))), "{other:?}");
+    }
 }

@@ -126,3 +126,16 @@ fn a_link_in_the_place_of_a_directory_leads_nothing_out_of_the_store() {
     assert!(missing.names.values().all(|why| why.contains("place of its directory")), "{missing:?}");
     assert_eq!(fs::read_link(copy.at("run")).unwrap(), outside.path());
 }
+
+#[test]
+fn a_file_that_looks_like_a_stub_is_marked_as_a_programs() {
+    let (machine, place) = (Machine::new(), Arc::new(Memory::default()));
+    let stub = Stub { store: machine.store.id(), object: Id([7; 16]), logical_len: 4096 };
+    machine.write("like.pt", &stub.encode());
+    machine.session(&place, false).unwrap();
+    let copy = Machine::new();
+    assert_eq!(pull(&reader(&place, ""), &copy.store, Path::new(""), &|_| true).unwrap().names.len(), 0);
+    let file = copy.store.io().open(&copy.at("like.pt")).unwrap();
+    assert!(!Stub::looks_like_one(&file).unwrap());
+    assert_eq!(fs::read(copy.at("like.pt")).unwrap(), stub.encode());
+}
