@@ -15,7 +15,7 @@ pub(super) const PIECE: u64 = 4 << 20;
 /// zstd level: objects and floating-point numbers hardly compress, and training needs the processor.
 const LEVEL: i32 = 1;
 /// Bytes that are unpacked at once: they stay in the processor's cache until they are written.
-const UNPACKED: usize = 128 << 10;
+const UNPACKED: usize = 1 << 19;
 /// Where all pieces are.
 pub(super) const BLOBS: &str = "blobs/";
 
@@ -25,7 +25,10 @@ pub(super) type Packed = (Id, Vec<u8>);
 
 /// Packs a piece.
 pub(super) fn pack(piece: &[u8]) -> io::Result<Packed> {
-    let packed = zstd::bulk::compress(piece, LEVEL)?;
+    let mut packer = zstd::bulk::Compressor::new(LEVEL)?;
+    // Without it a reader needs room for half a megabyte, and not for the whole piece.
+    packer.include_contentsize(false)?;
+    let packed = packer.compress(piece)?;
     Ok((short(sha256(&packed)), packed))
 }
 

@@ -220,15 +220,13 @@ impl Pull<'_> {
             }
             Content::Object(id, len) => self.object(*id, *len, failed)?,
         };
+        let is_stopped = || !(self.watch)(Step::Came(0));
         Ok(match Stub::read_on(&own, self.store.id())? {
             Some(stub) => {
                 let of = self.objects.get(stub.object);
                 stub.object == object.id || of.is_some_and(|(of, _)| of.decoded_hash == object.decoded_hash)
             }
-            None => {
-                let hash = hash_of(&own, own.size(), &|| !(self.watch)(Step::Came(0)));
-                hash.map_err(|error| Error::Local(error.into()))? == object.original
-            }
+            None => hash_of(&own, own.size(), &is_stopped).map_err(io::Error::from)? == object.original,
         })
     }
 
