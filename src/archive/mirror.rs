@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use crate::encode::StepError;
-use crate::mirror::{Ahead, Daemon, Place, Progress, Settings, Shape, Source};
+use crate::mirror::{Ahead, Daemon, Place, Progress, Settings, Shape, Source, Told};
 use crate::store::{Newest, Objects, Profile, Store, is_pinned};
 use crate::sync::Mutex;
 
@@ -40,7 +40,7 @@ impl Mirrored {
     /// The thread cannot be started.
     pub fn connect(self: &Arc<Self>, place: Arc<dyn Place>, settings: Settings) -> io::Result<()> {
         let daemon = Daemon::start(Arc::clone(self) as Arc<dyn Source>, place, settings)?;
-        *self.daemon.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(daemon));
+        *self.daemon.lock().unwrap_or_else(PoisonError::into_inner) = Some(daemon);
         Ok(())
     }
 
@@ -62,6 +62,31 @@ impl Mirrored {
 
     fn daemon(&self) -> Option<Arc<Daemon>> {
         self.daemon.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// How the newest file of a lineage is to travel, by the settings.
+    fn newest(&self, path: &Path) -> io::Result<Shape> {
+        let newest = self.shared.store.settings().mirror.as_ref().map_or(Newest::Exact, |mirror| mirror.newest);
+        Ok(match newest {
+            // An object that was made ahead, and may be on its way, is not shown.
+            Newest::Quantized if !self.stays_exact(path)? => Shape::Newest,
+            Newest::None if !self.stays_exact(path)? => Shape::Unsettled,
+            _ => Shape::Whole,
+        })
+    }
+
+    /// Whether a file that is the newest of its lineage is to stay exact.
+    fn stays_exact(&self, path: &Path) -> io::Result<bool> {
+        let is_best = {
+            let mut catalog = self.shared.catalog();
+            let is_unfinished = |decision: Decision| decision.is_unfinished;
+            catalog.decided().mark(path).is_some() || catalog.decided().decision(path).is_some_and(is_unfinished)
+        };
+        // A released file loses nothing under this profile.
+        let is_quantized =
+            self.shared.store.settings().mirror.as_ref().is_some_and(|of| of.newest == Newest::Quantized);
+        let is_exact = || Ok::<_, io::Error>(self.shared.store.profiles(path)?.coarsest() == Profile::Exact);
+        Ok(is_best || is_pinned(&self.shared.store.tree(), path)? || is_quantized && is_exact()?)
     }
 }
 
@@ -100,28 +125,22 @@ impl Source for Mirrored {
         self.shared.catalog().decided().touched().changes() + self.shared.notes.load(Ordering::Relaxed)
     }
 
-    fn changed(&self, all: bool, also: Vec<PathBuf>) -> Vec<(PathBuf, Option<Shape>)> {
+    fn changed(&self, all: bool, also: Vec<PathBuf>) -> Vec<Told> {
         self.shared.await_notes(Path::new(""));
-        let mut catalog = self.shared.catalog();
-        let mut touched = catalog.decided().touched().take();
-        if all {
-            touched = catalog.files().iter().map(|(path, _)| path.into()).collect();
-        }
-        touched.extend(also.into_iter().map(Arc::from));
-        touched.into_iter().map(|path| (path.to_path_buf(), catalog.get(&path).map(shape))).collect()
-    }
-
-    fn stays_exact(&self, path: &Path) -> io::Result<bool> {
-        let is_best = {
+        let shapes: Vec<(Arc<Path>, Option<Shape>)> = {
             let mut catalog = self.shared.catalog();
-            let is_unfinished = |decision: Decision| decision.is_unfinished;
-            catalog.decided().mark(path).is_some() || catalog.decided().decision(path).is_some_and(is_unfinished)
+            let mut touched = catalog.decided().touched().take();
+            if all {
+                touched = catalog.files().iter().map(|(path, _)| path.into()).collect();
+            }
+            touched.extend(also.into_iter().map(Arc::from));
+            touched.into_iter().map(|path| (Arc::clone(&path), catalog.get(&path).map(shape))).collect()
         };
-        // A released file loses nothing under this profile.
-        let is_quantized =
-            self.shared.store.settings().mirror.as_ref().is_some_and(|of| of.newest == Newest::Quantized);
-        let is_exact = || Ok::<_, io::Error>(self.shared.store.profiles(path)?.coarsest() == Profile::Exact);
-        Ok(is_best || is_pinned(&self.shared.store.tree(), path)? || is_quantized && is_exact()?)
+        let told = |(path, shape): (Arc<Path>, Option<Shape>)| match shape {
+            Some(Shape::Newest) => (path.to_path_buf(), self.newest(&path).map(Some)),
+            shape => (path.to_path_buf(), Ok(shape)),
+        };
+        shapes.into_iter().map(told).collect()
     }
 
     fn ahead(&self, path: &Path) -> io::Result<Ahead> {

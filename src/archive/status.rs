@@ -429,10 +429,7 @@ impl Archive {
             let metadata = from.metadata().map_err(fail)?;
             crate::store::copy_attributes(from, &metadata, &file, CrashPoint::RecallWritten).map_err(fail)?;
             crate::store::mark_recalled(&file, stub.object);
-            match Stub::disown(&file, CrashPoint::RecallWritten) {
-                Err(error) if error.raw_os_error() != Some(libc::EOPNOTSUPP) => return Err(fail(error)),
-                _ => {}
-            }
+            Stub::disown_if_possible(&file, CrashPoint::RecallWritten).map_err(fail)?;
             file.sync(CrashPoint::RecallWritten).map_err(fail)
         };
         decode().inspect_err(|_| {

@@ -25,10 +25,10 @@ use super::{DAMAGED, say_json};
 pub(super) fn connect(store: &Store, dir: &Path) -> Result<Option<(Arc<dyn Place>, Settings)>> {
     let Some(mirror) = store.settings().mirror.clone() else { return Ok(None) };
     let keep = mirror.keep()?;
-    let MirrorSettings { url, newest, bandwidth_mib, .. } = mirror;
+    let MirrorSettings { url, bandwidth_mib, .. } = mirror;
     check_place(store, &url, dir)?;
     let bandwidth = bandwidth_mib.map(|rate| rate * f64::from(1 << 20));
-    Ok(Some((open(&url)?, Settings { url, newest, keep, bandwidth })))
+    Ok(Some((open(&url)?, Settings { url, keep, bandwidth })))
 }
 
 /// Makes a URL the mirror of a store that is about to be mounted on `dir`.
@@ -110,7 +110,7 @@ struct Line {
     #[serde(flatten)]
     path: Named,
     logical_bytes: u64,
-    /// Of its own object, or of its packed bytes.
+    /// Of its own object, or of the file, before they are packed.
     stored_bytes: u64,
     /// Objects that a read needs; 0 if there is none, or if one is missing.
     chain_len: usize,
@@ -168,13 +168,13 @@ impl Mirror {
             let (logical_bytes, stored_bytes, chain_len, lossy, attributes) = match node {
                 Node::Directory(..) => continue,
                 Node::Link(attributes, _) => (0, 0, 0, false, attributes),
-                Node::File(file) => match file.content {
-                    Content::Small(blob) => (file.len, blob.len, 0, false, &file.attributes),
-                    Content::Object(id) => {
-                        let chain = reader.tree.chain(id).unwrap_or_default();
+                Node::File(file) => match &file.content {
+                    Content::Plain(bytes) => (bytes.len, bytes.len, 0, false, &file.attributes),
+                    Content::Object(id, len) => {
+                        let chain = reader.tree.chain(*id).unwrap_or_default();
                         let first = chain.first();
-                        let (stored, lossy) = first.map_or((0, false), |first| (first.len, first.lossy));
-                        (file.len, stored, chain.len(), lossy, &file.attributes)
+                        let (stored, lossy) = first.map_or((0, false), |first| (first.bytes.len, first.lossy));
+                        (*len, stored, chain.len(), lossy, &file.attributes)
                     }
                 },
             };
@@ -188,7 +188,7 @@ impl Mirror {
             });
         }
         lines.sort_by(|a, b| natural::order(&a.path, &b.path));
-        let is_incomplete = tell(&Missing { unread: reader.tree.unread.into_values().collect(), ..Missing::default() });
+        let is_incomplete = tell(&Missing { unread: reader.tree.unread, ..Missing::default() });
         if json {
             say_json(&lines)?;
         } else {

@@ -7,19 +7,17 @@ use futures_util::TryStreamExt;
 use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::path::Path;
 use object_store::prefix::PrefixStore;
-use object_store::{
-    BackoffConfig, ClientConfigKey, GetOptions, ObjectMeta, ObjectStore, ObjectStoreExt, PutPayload, RetryConfig,
-};
+use object_store::{ClientConfigKey, GetOptions, ObjectMeta, ObjectStore, ObjectStoreExt, PutPayload, RetryConfig};
 use tokio::runtime::{Builder, Runtime};
 
-use super::place::{Error, Listed, Place, Result};
+use super::place::{Error, Place, Result};
 
 /// A request that fails is repeated within this time, with growing pauses that vary. The daemon tries again later.
 const RETRY_TIME: Duration = Duration::from_secs(5);
 /// A connection that is not there within this time will not come.
-const CONNECT_TIME: Duration = Duration::from_secs(5);
+const CONNECT_TIME: &str = "5 seconds";
 /// A request that takes longer than this hangs: a piece needs 140 KB/s.
-const REQUEST_TIME: Duration = Duration::from_secs(60);
+const REQUEST_TIME: &str = "60 seconds";
 
 /// Where a machine of Amazon's asks for credentials if the environment has none.
 const METADATA_SERVICE: &str = "169.254.169.254";
@@ -40,22 +38,15 @@ impl Bucket {
     pub(super) fn open(bucket: &str, prefix: &str) -> Result<Bucket> {
         // The first provider stays; all are the same.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let plain_http = std::env::var("AWS_ENDPOINT_URL")
-            .or_else(|_| std::env::var("AWS_ENDPOINT"))
-            .is_ok_and(|endpoint| endpoint.starts_with("http://"));
-        let backoff = BackoffConfig {
-            init_backoff: Duration::from_millis(100),
-            max_backoff: Duration::from_secs(5),
-            ..BackoffConfig::default()
-        };
-        let retry = RetryConfig { backoff, max_retries: 4, retry_timeout: RETRY_TIME };
-        let time = |key, time: Duration| (AmazonS3ConfigKey::Client(key), format!("{} seconds", time.as_secs()));
-        let times = [time(ClientConfigKey::ConnectTimeout, CONNECT_TIME), time(ClientConfigKey::Timeout, REQUEST_TIME)];
+        let retry = RetryConfig { max_retries: 4, retry_timeout: RETRY_TIME, ..RetryConfig::default() };
+        let builder = AmazonS3Builder::from_env();
+        let endpoint = builder.get_config_value(&AmazonS3ConfigKey::Endpoint);
         // Some servers have no bulk delete, and a single one costs nothing.
-        let builder =
-            AmazonS3Builder::from_env().with_bucket_name(bucket).with_retry(retry).with_disable_bulk_delete(true);
-        let builder = times.into_iter().fold(builder, |builder, (key, value)| builder.with_config(key, value));
-        let builder = if plain_http { builder.with_allow_http(true) } else { builder };
+        let builder = builder.with_bucket_name(bucket).with_retry(retry).with_disable_bulk_delete(true);
+        let builder = builder.with_allow_http(endpoint.is_some_and(|at| at.starts_with("http://")));
+        let limit = AmazonS3ConfigKey::Client;
+        let builder = builder.with_config(limit(ClientConfigKey::ConnectTimeout), CONNECT_TIME);
+        let builder = builder.with_config(limit(ClientConfigKey::Timeout), REQUEST_TIME);
         let store = builder.build().map_err(|error| told(error, bucket, "open"))?;
         // The threads that move all bytes.
         let runtime = Builder::new_multi_thread().worker_threads(2).thread_name("mirror-net").enable_all().build()?;
@@ -127,10 +118,10 @@ impl Place for Bucket {
         Ok(())
     }
 
-    fn list(&self, prefix: &str) -> Result<Vec<Listed>> {
+    fn list(&self, prefix: &str) -> Result<Vec<(String, i64)>> {
         let listed = self.ask(prefix, "list", self.store.list(Some(&Path::from(prefix))).try_collect::<Vec<_>>())?;
         let put_ns = |found: &ObjectMeta| found.last_modified.timestamp_nanos_opt().unwrap_or_default();
-        Ok(listed.iter().map(|found| Listed { name: found.location.to_string(), put_ns: put_ns(found) }).collect())
+        Ok(listed.iter().map(|found| (found.location.to_string(), put_ns(found))).collect())
     }
 
     fn delete(&self, name: &str) -> Result<()> {

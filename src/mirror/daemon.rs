@@ -17,25 +17,15 @@ use crate::encode::yield_to_others;
 /// How often to look whether something has changed: a look at one number.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// The data that the thread shares.
-struct Shared {
+/// The mirror of a mounted store, and the thread that keeps it behind.
+pub struct Daemon {
     settings: Settings,
     pace: Pace,
     /// Somebody waits: each time is a change, so that the mirror is asked once more.
     asked: AtomicU64,
     /// Held for moments.
     progress: Mutex<Progress>,
-}
-
-impl Shared {
-    fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// The mirror of a mounted store.
-pub struct Daemon {
-    shared: Arc<Shared>,
+    /// Until it is stopped. Held for moments, and until its end.
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -44,26 +34,27 @@ impl Daemon {
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub fn start(source: Arc<dyn Source>, place: Arc<dyn Place>, settings: Settings) -> std::io::Result<Daemon> {
+    pub fn start(source: Arc<dyn Source>, place: Arc<dyn Place>, settings: Settings) -> std::io::Result<Arc<Daemon>> {
         let progress = Mutex::new(Progress { url: settings.url.clone(), ..Progress::default() });
-        let pace = Pace::new(settings.bandwidth);
-        let shared = Arc::new(Shared { settings, pace, asked: AtomicU64::new(1), progress });
-        let worker = Arc::clone(&shared);
+        let (pace, asked) = (Pace::new(settings.bandwidth), AtomicU64::new(1));
+        let daemon = Arc::new(Daemon { settings, pace, asked, progress, thread: Mutex::default() });
+        let worker = Arc::clone(&daemon);
         let thread = thread::Builder::new().name("mirror".into()).spawn(move || {
             // Training comes first.
             yield_to_others();
             // A fault of stepfs must not end the mirror without a word. The work begins anew, as after a start.
-            while catch_unwind(AssertUnwindSafe(|| follow(source.as_ref(), &place, &worker))).is_err() {
-                worker.progress().failing = Some("a fault of stepfs, please report it: the log has it".into());
+            while catch_unwind(AssertUnwindSafe(|| worker.follow(source.as_ref(), &place))).is_err() {
+                worker.inside().failing = Some("a fault of stepfs, please report it: the log has it".into());
                 worker.pace.rest(FIRST_PAUSE);
             }
         })?;
-        Ok(Daemon { shared, thread: Mutex::new(Some(thread)) })
+        *daemon.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+        Ok(daemon)
     }
 
     /// Ends the thread after the request under way. The next start goes on.
     pub fn stop(&self) {
-        self.shared.pace.stop();
+        self.pace.stop();
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if thread.is_some_and(|thread| thread.join().is_err()) {
             log::error!("the mirror's thread had panicked");
@@ -72,62 +63,61 @@ impl Daemon {
 
     /// Asks for a round without a pause: somebody waits.
     pub fn hasten(&self) {
-        self.shared.asked.fetch_add(1, Ordering::Relaxed);
+        self.asked.fetch_add(1, Ordering::Relaxed);
     }
 
     /// How far it has come.
     pub fn progress(&self, source: &dyn Source) -> Progress {
-        let changes = source.changes() + self.shared.asked.load(Ordering::Relaxed);
-        Progress { changes, ..self.shared.progress().clone() }
+        let changes = source.changes() + self.asked.load(Ordering::Relaxed);
+        Progress { changes, ..self.inside().clone() }
     }
-}
 
-/// What the thread does until it is stopped.
-fn follow(source: &dyn Source, place: &Arc<dyn Place>, shared: &Shared) {
-    let (mut writer, mut seen, mut asked, mut heard, mut retry) = (None, 0, 0, 0, Retry::default());
-    while !shared.pace.is_stopped() {
-        let now_asked = shared.asked.load(Ordering::Relaxed);
-        let changes = source.changes() + now_asked;
-        if std::mem::replace(&mut heard, now_asked) != now_asked {
+    fn inside(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the thread does until it is stopped.
+    fn follow(&self, source: &dyn Source, place: &Arc<dyn Place>) {
+        let (mut writer, mut seen, mut heard, mut retry) = (None, 0, 0, Retry::default());
+        while !self.pace.is_stopped() {
+            let asked = self.asked.load(Ordering::Relaxed);
+            let changes = source.changes() + asked;
             // Somebody begins to wait.
-            retry.hasten();
-        }
-        let is_due = seen != changes || writer.as_ref().is_none_or(Writer::is_due);
-        if !is_due || !retry.is_due() {
-            shared.pace.rest(LOOK_EVERY);
-            continue;
-        }
-        let mut round = || -> Result<()> {
-            let writer = match &mut writer {
-                Some(writer) => writer,
-                None => writer.insert(Writer::open(place, source.store().id(), &shared.settings)?),
+            let is_asked = std::mem::replace(&mut heard, asked) != asked;
+            let is_due = seen != changes || writer.as_ref().is_none_or(Writer::is_due);
+            if !(is_asked || is_due && retry.is_due()) {
+                self.pace.rest(LOOK_EVERY);
+                continue;
+            }
+            let mut round = || -> Result<()> {
+                let writer = match &mut writer {
+                    Some(writer) => writer,
+                    None => writer.insert(Writer::open(place, source.store().id(), &self.settings)?),
+                };
+                // After a failure somebody may wait still.
+                let is_asked = is_asked || retry.failed.is_some();
+                writer.look(source, changes, is_asked);
+                writer.tell(&mut self.inside());
+                writer.round(source, &self.pace, is_asked)
             };
-            let is_asked = asked != now_asked;
-            writer.look(source, changes, is_asked);
-            writer.tell(&mut shared.progress());
-            writer.round(source, &shared.pace, is_asked)?;
-            asked = now_asked;
-            Ok(())
-        };
-        let done = round();
-        let mut progress = shared.progress();
-        writer.iter().for_each(|writer| writer.tell(&mut progress));
-        progress.failing = done.as_ref().err().map(ToString::to_string);
-        match done {
-            Ok(()) => {
-                if std::mem::take(&mut retry).has_failed() {
-                    log::info!("mirror: it answers again");
+            let done = round();
+            let mut progress = self.inside();
+            writer.iter().for_each(|writer| writer.tell(&mut progress));
+            match done {
+                Ok(()) => {
+                    if std::mem::take(&mut retry).failed.is_some() {
+                        log::info!("mirror: it answers again");
+                    }
+                    seen = changes;
+                    (progress.done, progress.others) = writer.as_ref().map_or((0, 0), Writer::done);
                 }
-                seen = changes;
-                (progress.done, progress.others) = writer.as_ref().map_or((0, 0), Writer::done);
-            }
-            Err(error) => {
-                if !retry.has_failed() && !shared.pace.is_stopped() {
-                    log::warn!("mirror: {error}; stepfs tries again, and nothing waits for it");
+                Err(_) if self.pace.is_stopped() => {}
+                Err(error) => {
+                    retry.postpone("", Some(error));
+                    seen = 0;
                 }
-                retry.postpone(true);
-                seen = 0;
             }
+            progress.failing.clone_from(&retry.failed);
         }
     }
 }

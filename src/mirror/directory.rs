@@ -5,14 +5,14 @@
 //! mark and works through one descriptor of the directory, so no bytes go below a mount point.
 
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::MetadataExt;
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::manifest::MARK;
-use super::place::{Error, Listed, Place, Result};
-use crate::store::{Id, beneath};
+use super::place::{Error, Place, Result};
+use crate::store::{beneath, modified_ns};
 
 /// Files with this beginning are unfinished. Nobody lists them.
 const UNFINISHED: &str = ".part-";
@@ -50,35 +50,37 @@ impl Directory {
     fn told(&self, error: io::Error, name: &str) -> Error {
         let at = self.root.join(name);
         let at = at.display();
-        match error.raw_os_error() {
-            Some(libc::ENOENT) => Error::Missing(at.to_string()),
-            Some(libc::EACCES | libc::EPERM | libc::EROFS) => {
+        match error.kind() {
+            ErrorKind::NotFound => Error::Missing(at.to_string()),
+            ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
                 Error::Denied(format!("{at}: this user may not read and write there: {error}"))
             }
-            Some(libc::ENOSPC | libc::EDQUOT) => Error::Away(format!("{at}: the mirror has no room: {error}")),
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+                Error::Away(format!("{at}: the mirror has no room: {error}"))
+            }
             _ => Error::Away(format!("{at}: {error}")),
         }
     }
 }
 
-fn walk(root: &Path, prefix: &str, found: &mut Vec<Listed>) -> io::Result<()> {
-    let entries = match fs::read_dir(root.join(prefix)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        entries => entries?,
-    };
-    for entry in entries {
+/// `None` of a name that is missing.
+fn found<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        result => result.map(Some),
+    }
+}
+
+fn walk(root: &Path, prefix: &str, all: &mut Vec<(String, i64)>) -> io::Result<()> {
+    for entry in found(fs::read_dir(root.join(prefix)))?.into_iter().flatten() {
         let entry = entry?;
         let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
-        let metadata = match entry.metadata() {
-            // Deleted since its name was read.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            metadata => metadata?,
-        };
+        // It may be deleted since its name was read.
+        let Some(metadata) = found(entry.metadata())? else { continue };
         if metadata.is_dir() {
-            walk(root, &format!("{name}/"), found)?;
+            walk(root, &format!("{name}/"), all)?;
         } else if !entry.file_name().as_encoded_bytes().starts_with(UNFINISHED.as_bytes()) {
-            let put_ns = metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec());
-            found.push(Listed { name, put_ns });
+            all.push((name, modified_ns(&metadata)));
         } else if metadata.modified()?.elapsed().unwrap_or_default() > ABANDONED_AFTER {
             // A killed put left it. Another process may delete it in this moment.
             let _ = fs::remove_file(entry.path());
@@ -92,38 +94,31 @@ impl Place for Directory {
         if name == MARK {
             fs::create_dir_all(&self.root).map_err(|error| self.told(error, name))?;
         }
-        let part = format!("{UNFINISHED}{}", Id::random()?);
         self.with(name, |root| {
             let path = root.join(name);
             let above = path.parent().unwrap_or(root);
-            let part = above.join(part);
-            let write = || -> io::Result<()> {
-                fs::create_dir_all(above)?;
-                let mut file = File::create_new(&part)?;
-                file.write_all(bytes)?;
-                file.sync_all()?;
-                fs::rename(&part, &path)?;
-                // New directories need their own names to be durable too.
-                let mut above = above.ancestors().take_while(|directory| directory.starts_with(root));
-                above.try_for_each(|directory| File::open(directory)?.sync_all())
-            };
-            write().inspect_err(|_| {
-                let _ = fs::remove_file(&part);
-            })
+            fs::create_dir_all(above)?;
+            // Others may read a mirror, as far as the user's mask lets them.
+            let mode = fs::Permissions::from_mode(0o666);
+            let mut file = tempfile::Builder::new().prefix(UNFINISHED).permissions(mode).tempfile_in(above)?;
+            file.write_all(bytes)?;
+            file.as_file().sync_all()?;
+            file.persist(&path)?;
+            // New directories need their own names to be durable too.
+            let mut above = above.ancestors().take_while(|directory| directory.starts_with(root));
+            above.try_for_each(|directory| File::open(directory)?.sync_all())
         })
     }
 
     fn read(&self, name: &str, most: u64, each: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
         let opened = self.with(name, |root| {
             let path = root.join(name);
-            match File::open(&path) {
-                // A client may remember that the name was missing; listing its directory makes it look again.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    let _ = path.parent().map(fs::read_dir);
-                    File::open(&path)
-                }
-                opened => opened,
-            }
+            // A client may remember that the name was missing; listing its directory makes it look again.
+            let again = || {
+                let _ = path.parent().map(fs::read_dir);
+                File::open(&path)
+            };
+            found(File::open(&path))?.map_or_else(again, Ok)
         })?;
         let (mut rest, mut buf) = (opened.take(most), vec![0; most.min(READ) as usize]);
         loop {
@@ -134,24 +129,18 @@ impl Place for Directory {
         }
     }
 
-    fn list(&self, prefix: &str) -> Result<Vec<Listed>> {
-        let mut found = Vec::new();
-        self.with(prefix, |root| walk(root, prefix, &mut found))?;
-        Ok(found)
+    fn list(&self, prefix: &str) -> Result<Vec<(String, i64)>> {
+        let mut all = Vec::new();
+        self.with(prefix, |root| walk(root, prefix, &mut all))?;
+        Ok(all)
     }
 
     fn delete(&self, name: &str) -> Result<()> {
-        self.with(name, |root| match fs::remove_file(root.join(name)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        })
+        self.with(name, |root| found(fs::remove_file(root.join(name))).map(drop))
     }
 
     fn sync(&self, prefix: &str) -> Result<()> {
-        self.with(prefix, |root| match File::open(root.join(prefix)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            opened => opened?.sync_all(),
-        })
+        self.with(prefix, |root| found(File::open(root.join(prefix)))?.map_or(Ok(()), |directory| directory.sync_all()))
     }
 }
 

@@ -1,14 +1,15 @@
 //! A look at a name of the tree.
 
-use std::fs::{self, Metadata};
+use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use super::pieces::Bytes;
 use super::source::Shape;
-use super::tree::{Attributes, Blob, Node, Witness};
-use crate::store::{beneath, found_at, modified_ns};
+use super::tree::{Attributes, Node, Witness};
+use crate::store::{beneath, found_at};
 
 /// A file of the tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,13 +20,6 @@ pub(super) struct Found {
     /// Names that it has.
     pub(super) names: u64,
     pub(super) witness: Witness,
-}
-
-impl Found {
-    pub(super) fn of(shape: Shape, metadata: &Metadata) -> Found {
-        let (attributes, witness) = (attributes_of(metadata), witness_of(metadata));
-        Found { shape, attributes, len: metadata.len(), names: metadata.nlink(), witness }
-    }
 }
 
 /// A name of the tree, as it was seen.
@@ -40,40 +34,17 @@ pub(super) enum Seen {
 /// Looks at a name of the tree. `None` for a file that the archive has not told of yet.
 pub(super) fn see(tree: &Path, path: &Path, shape: Option<Shape>) -> io::Result<Option<Seen>> {
     let Some(metadata) = found_at(tree, path)? else { return Ok(Some(Seen::Nothing)) };
-    let (kind, attributes) = (metadata.file_type(), attributes_of(&metadata));
+    let (kind, attributes) = (metadata.file_type(), Attributes::of(&metadata));
     Ok(Some(if kind.is_dir() {
-        Seen::Other(Node::Directory(attributes, Blob::NONE))
+        Seen::Other(Node::Directory(attributes, Bytes::default()))
     } else if kind.is_symlink() {
         let target = fs::read_link(beneath::reach(tree, path)?)?;
         Seen::Other(Node::Link(attributes, target.as_os_str().as_bytes().to_vec()))
     } else if kind.is_file() {
         let Some(shape) = shape else { return Ok(None) };
-        Seen::File(Found::of(shape, &metadata))
+        let (len, names, witness) = (metadata.len(), metadata.nlink(), Witness::of(&metadata));
+        Seen::File(Found { shape, attributes, len, names, witness })
     } else {
         Seen::Nothing
     }))
-}
-
-/// The names in a directory of the tree that are no regular files. Of files the archive tells.
-pub(super) fn others(tree: &Path, path: &Path) -> io::Result<Vec<PathBuf>> {
-    let opened = beneath::open_dir(tree, path)?;
-    let mut others = Vec::new();
-    for entry in fs::read_dir(beneath::by_descriptor(&opened))? {
-        let entry = entry?;
-        if !entry.file_type()?.is_file() {
-            others.push(path.join(entry.file_name()));
-        }
-    }
-    Ok(others)
-}
-
-/// The attributes of a file, link or directory.
-pub(super) fn attributes_of(metadata: &Metadata) -> Attributes {
-    let (mode, uid, gid) = (metadata.mode() & 0o1777, metadata.uid(), metadata.gid());
-    Attributes { mode, uid, gid, modified_ns: modified_ns(metadata) }
-}
-
-pub(super) fn witness_of(metadata: &Metadata) -> Witness {
-    let changed_ns = metadata.ctime().saturating_mul(1_000_000_000).saturating_add(metadata.ctime_nsec());
-    Witness { inode: metadata.ino(), changed_ns }
 }

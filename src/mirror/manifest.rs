@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::pieces::Bytes;
 use super::place::{Error, Place, Result, get_all};
-use super::tree::Blob;
 use crate::store::{Id, in_parallel, record};
 
 /// Format of a mirror: the only one that this program reads and writes.
@@ -16,8 +16,8 @@ pub(super) const MARK: &str = "stepfs-mirror";
 const MARK_BYTES: u64 = 4096;
 const MANIFESTS: &str = "manifests/";
 const MAGIC: &[u8; 8] = b"stepfsMM";
-/// Longest manifest.
-const MANIFEST_BYTES: u64 = 4096;
+/// Longest manifest: a gigabyte of names has 256 pieces.
+const MANIFEST_BYTES: u64 = 1 << 14;
 /// All states of this time stay: somebody may read them, or may have removed something a minute ago.
 pub(super) const ALL_FOR: Duration = Duration::from_secs(3600);
 /// Of older ones, the last of each hour stays for a day, and then the last of each day. Nanoseconds.
@@ -25,72 +25,54 @@ const HOUR: i64 = 3_600_000_000_000;
 const DAY: i64 = 24 * HOUR;
 
 /// A state of a store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Number {
     /// When it was written: milliseconds since 1970, and later than those before it.
     pub at_ms: u64,
-    /// The first four bytes of the store's id.
-    store: u32,
+    store: Id,
 }
 
 impl Number {
     /// The next one of a store.
     pub(super) fn after(last: Option<Number>, now_ms: u64, store: Id) -> Number {
-        let at_ms = last.map_or(now_ms, |last| now_ms.max(last.at_ms + 1));
-        Number { at_ms, store: short(store) }
+        Number { at_ms: last.map_or(now_ms, |last| now_ms.max(last.at_ms + 1)), store }
     }
 
     /// The name of the manifest.
     pub(super) fn name(&self) -> String {
-        format!("{MANIFESTS}{:016x}-{:08x}", self.at_ms, self.store)
+        format!("{MANIFESTS}{:016x}-{}", self.at_ms, self.store)
     }
 
     fn parse(name: &str) -> Option<Number> {
         let (at, store) = name.strip_prefix(MANIFESTS)?.split_once('-')?;
-        let number = Number { at_ms: u64::from_str_radix(at, 16).ok()?, store: u32::from_str_radix(store, 16).ok()? };
+        let number = Number { at_ms: u64::from_str_radix(at, 16).ok()?, store: store.parse().ok()? };
         (number.name() == name).then_some(number)
     }
 }
 
-fn short(store: Id) -> u32 {
-    u32::from_be_bytes([store.0[0], store.0[1], store.0[2], store.0[3]])
-}
-
-/// What a manifest says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Manifest {
-    store: Id,
-    at_ms: u64,
-    /// The directory that all names are in.
-    root: Blob,
-}
-
-/// Puts a manifest. What it names is there.
-pub(super) fn put(place: &dyn Place, store: Id, number: Number, root: Blob) -> Result<()> {
-    place.put(&number.name(), &record::encode(MAGIC, &Manifest { store, at_ms: number.at_ms, root }))
+/// Puts a manifest: its number, and the directory that all names are in. What it names is there.
+pub(super) fn put(place: &dyn Place, number: Number, root: &Bytes) -> Result<()> {
+    place.put(&number.name(), &record::encode(MAGIC, &(number, root)))
 }
 
 /// The directory that a manifest names.
-pub(super) fn get(place: &dyn Place, number: Number) -> Result<Blob> {
+pub(super) fn get(place: &dyn Place, number: Number) -> Result<Bytes> {
     let bytes = get_all(place, &number.name(), MANIFEST_BYTES)?;
     let wrong = |why: &str| Error::Wrong(format!("{}: {why}", number.name()));
-    let manifest: Manifest = record::decode(MAGIC, &bytes).map_err(|damage| wrong(&damage.to_string()))?;
-    match (manifest.at_ms, short(manifest.store)) == (number.at_ms, number.store) {
-        true => Ok(manifest.root),
-        false => Err(wrong("it is another manifest under this name")),
-    }
+    let (is, root): (Number, Bytes) = record::decode(MAGIC, &bytes).map_err(|damage| wrong(&damage.to_string()))?;
+    if is == number { Ok(root) } else { Err(wrong("it is another manifest under this name")) }
 }
 
 /// The states of the mirror's owner, the oldest first, and when each was put. Those of a former owner count only as long
 /// as there are no others.
 pub(super) fn list(place: &dyn Place, owner: Id) -> Result<Vec<(Number, i64)>> {
     let listed = place.list(MANIFESTS)?;
-    let mut all: Vec<_> = listed.iter().filter_map(|of| Some((Number::parse(&of.name)?, of.put_ns))).collect();
+    let mut all: Vec<_> = listed.iter().filter_map(|(name, put_ns)| Some((Number::parse(name)?, *put_ns))).collect();
     all.sort_unstable();
-    if let Some(first) = all.iter().position(|(number, _)| number.store == short(owner)) {
+    if let Some(first) = all.iter().position(|(number, _)| number.store == owner) {
         // What came later from another store is of a writer that was too late.
         let begins = all[first].0.at_ms;
-        all.retain(|(number, _)| number.store == short(owner) || number.at_ms < begins);
+        all.retain(|(number, _)| number.store == owner || number.at_ms < begins);
     }
     Ok(all)
 }
@@ -101,17 +83,11 @@ pub(super) fn owner(place: &dyn Place) -> Result<Option<Id>> {
         Err(Error::Missing(_)) => return Ok(None),
         bytes => bytes?,
     };
-    let mark: Mark = std::str::from_utf8(&bytes)
-        .ok()
-        .and_then(|text| toml::from_str(text).ok())
-        .ok_or_else(|| Error::Wrong(format!("{MARK} is no mark of stepfs")))?;
-    match (mark.format == FORMAT, mark.store.parse()) {
-        (false, _) => {
-            Err(Error::Wrong(format!("it has format {}, and this stepfs reads format {FORMAT}", mark.format)))
-        }
-        (true, Err(())) => Err(Error::Wrong(format!("{MARK} names no store"))),
-        (true, Ok(store)) => Ok(Some(store)),
+    let mark: Mark = toml::from_slice(&bytes).map_err(|_| Error::Wrong(format!("{MARK} is no mark of stepfs")))?;
+    if mark.format != FORMAT {
+        return Err(Error::Wrong(format!("it has format {}, and this stepfs reads format {FORMAT}", mark.format)));
     }
+    mark.store.parse().map(Some).map_err(|()| Error::Wrong(format!("{MARK} names no store")))
 }
 
 #[derive(Deserialize)]
@@ -135,13 +111,12 @@ pub fn claim(place: &dyn Place, store: Id) -> Result<()> {
 
 /// Refuses a mirror that is not this store's.
 pub(super) fn check(place: &dyn Place, store: Id) -> Result<()> {
-    match owner(place)? {
-        Some(owner) if owner == store => Ok(()),
-        Some(owner) => Err(belongs_to(owner)),
-        None => Err(Error::Away(format!(
+    let owner = owner(place)?.ok_or_else(|| {
+        Error::Away(format!(
             "{MARK} is missing: is the file system mounted? A new mirror begins with `stepfs mount --mirror URL`"
-        ))),
-    }
+        ))
+    })?;
+    if owner == store { Ok(()) } else { Err(belongs_to(owner)) }
 }
 
 fn belongs_to(owner: Id) -> Error {
@@ -176,7 +151,7 @@ mod tests {
     const MINUTE: i64 = HOUR / 60;
 
     fn number(at_ms: u64) -> Number {
-        Number { at_ms, store: 7 }
+        Number { at_ms, store: Id([7; 16]) }
     }
 
     /// A state that was put then, with a time in its name that says nothing.
@@ -214,9 +189,9 @@ mod tests {
     #[test]
     fn names_are_read_as_they_were_written() {
         let number = Number::after(Some(number(9)), 5, Id([255; 16]));
-        assert_eq!(number, Number { at_ms: 10, store: u32::MAX });
+        assert_eq!(number, Number { at_ms: 10, store: Id([255; 16]) });
         assert_eq!(Number::parse(&number.name()), Some(number));
-        for wrong in ["manifests/a-7", "manifests/", "manifests/0000000000000009-00000007-s", "blobs/x"] {
+        for wrong in ["manifests/a-7", "manifests/", "manifests/0000000000000009-00000007", "blobs/x"] {
             assert_eq!(Number::parse(wrong), None);
         }
     }

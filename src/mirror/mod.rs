@@ -4,12 +4,12 @@
 //! hash of themselves, and manifests that each name one state of the store (docs/MIRROR.md, docs/FORMAT.md).
 //!
 //! - [`place`]: what stepfs asks of a mirror. `directory` and `bucket` answer it; `tests/memory` does in tests.
+//! - [`pieces`]: the bytes that lie there.
 //! - [`tree`]: the names with their objects, and the bytes of each directory.
 //! - [`manifest`]: the states that are there, and whose mirror it is.
 //! - [`source`]: what the archive tells of its files.
 //! - `look`: a look at a name of the tree.
 //! - `waiting`: a name that the mirror has not as the store has it.
-//! - `whole`: an object for a file that the archive has not encoded.
 //! - `work`: the bytes of one file on their way.
 //! - `states`: what is there; puts blobs and manifests, and deletes what nothing needs.
 //! - `writer`: looks at names, brings their bytes, and enters them.
@@ -27,6 +27,7 @@ mod directory;
 mod look;
 pub mod manifest;
 mod pace;
+pub mod pieces;
 pub mod place;
 mod pull;
 pub mod reader;
@@ -38,7 +39,6 @@ mod tests;
 pub mod tree;
 mod url;
 mod waiting;
-mod whole;
 mod work;
 mod writer;
 
@@ -48,5 +48,5 @@ pub use place::{Error, Place};
 pub use pull::{Missing, Step, Watch, pull};
 pub use reader::Reader;
 pub use settings::{Progress, Settings};
-pub use source::{Ahead, Shape, Source};
+pub use source::{Ahead, Shape, Source, Told};
 pub use url::{directory_of, open};

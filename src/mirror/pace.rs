@@ -35,6 +35,11 @@ impl Pace {
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// When the next bytes may go.
+    pub(super) fn next(&self) -> Instant {
+        self.lock().next.max(Instant::now())
+    }
+
     /// Waits until `bytes` more may go. False if that is after `until`, or once the daemon stops: an unmount does not wait for
     /// a large file.
     pub(super) fn take(&self, bytes: u64, until: Option<Instant>) -> bool {
@@ -46,16 +51,13 @@ impl Pace {
         if let Some(rate) = self.rate {
             inside.next = begin + Duration::from_secs_f64(bytes as f64 / rate);
         }
-        loop {
-            let left = begin.saturating_duration_since(Instant::now());
-            if inside.stops {
-                return false;
-            }
-            if left.is_zero() {
-                return true;
-            }
-            inside = self.stopped.wait_timeout(inside, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
+        !self.wait(inside, begin.saturating_duration_since(Instant::now()))
+    }
+
+    /// Waits for a time. True once the daemon stops.
+    fn wait(&self, inside: MutexGuard<'_, Inside>, time: Duration) -> bool {
+        let waited = self.stopped.wait_timeout_while(inside, time, |inside| !inside.stops);
+        waited.unwrap_or_else(PoisonError::into_inner).0.stops
     }
 
     /// The mirror has taken something, or throttles: then all wait.
@@ -72,10 +74,7 @@ impl Pace {
 
     /// Waits for a time, or until the daemon stops.
     pub(super) fn rest(&self, time: Duration) {
-        let inside = self.lock();
-        if !inside.stops {
-            drop(self.stopped.wait_timeout(inside, time).unwrap_or_else(PoisonError::into_inner));
-        }
+        self.wait(self.lock(), time);
     }
 
     /// Ends all waits, now and later.

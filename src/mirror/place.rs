@@ -36,15 +36,6 @@ impl From<Damage> for Error {
     }
 }
 
-/// A name on a mirror.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Listed {
-    /// The name, relative to the mirror's URL.
-    pub name: String,
-    /// When it was put, in nanoseconds since 1970, by the mirror's own clock.
-    pub put_ns: i64,
-}
-
 /// A bucket or directory. Requests block; all threads may make them at once.
 pub trait Place: Send + Sync {
     /// Puts bytes under a name. Names are written once; putting the same bytes again changes nothing. On return the
@@ -60,11 +51,12 @@ pub trait Place: Send + Sync {
     /// [`Error::Missing`] and others; those of `each`.
     fn read(&self, name: &str, most: u64, each: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()>;
 
-    /// All names below a prefix that ends in a slash, in no order.
+    /// All names below a prefix that ends in a slash, in no order. Each comes with the time when it was put, in nanoseconds
+    /// since 1970, by the mirror's own clock.
     ///
     /// # Errors
     /// [`Error`]; a missing prefix has no names.
-    fn list(&self, prefix: &str) -> Result<Vec<Listed>>;
+    fn list(&self, prefix: &str) -> Result<Vec<(String, i64)>>;
 
     /// Deletes a name that may be gone already. A crash may bring it back before [`Place::sync`].
     ///
@@ -89,8 +81,6 @@ pub trait Place: Send + Sync {
 pub fn get_all(place: &dyn Place, name: &str, most: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     place.read(name, most + 1, &mut |some| Ok(bytes.write_all(some)?))?;
-    match bytes.len() as u64 > most {
-        true => Err(Error::Wrong(format!("{name} is longer than {most} bytes"))),
-        false => Ok(bytes),
-    }
+    let is_whole = bytes.len() as u64 <= most;
+    is_whole.then_some(bytes).ok_or_else(|| Error::Wrong(format!("{name} is longer than {most} bytes")))
 }

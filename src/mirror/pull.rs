@@ -6,16 +6,17 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::pieces::{self, Bytes, PIECE};
 use super::place::{Error, Result};
 use super::reader::Reader;
-use super::tree::{Attributes, Blob, Content, Encoding, File, Node, PIECE};
-use super::whole;
+use super::tree::{Attributes, Content, Encoding, File, Node};
+use crate::encode::original::hash_of;
 use crate::store::durable::{Attribute, CrashPoint, DeviceFile, Times};
 use crate::store::object::Header;
 use crate::store::{Id, MIN_RELEASE_BYTES, Objects, Store, Stub, beneath, found_at, in_parallel, modified_ns};
@@ -23,6 +24,9 @@ use formats::ReadAt;
 
 const WRITTEN: CrashPoint = CrashPoint::ImportWritten;
 const IN_PLACE: CrashPoint = CrashPoint::ImportInPlace;
+
+/// The mode of a directory until all that is in it has come. No program gives a directory the sticky bit for itself alone.
+const UNFINISHED: u32 = 0o1700;
 
 /// What a pull tells of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,37 +68,58 @@ pub fn pull(from: &Reader, store: &Store, wanted: &Path, watch: &Watch) -> Resul
             _ => {}
         }
     }
-    let mut missing = Missing { found: names.len() as u64, ..Missing::default() };
-    missing.unread = from.tree.unread.iter().map(|(path, why)| format!("{}: {why}", path.display())).collect();
-    let failed = pull.bring(&names)?;
-    let made = pull.make_directories(&directories)?;
-    let done = in_parallel(&names, |(path, node)| pull.make(path, node, &failed));
-    for ((path, _), done) in names.into_iter().zip(done) {
-        missing.names.extend(fault(done)?.map(|why| (path, why)));
+    let found = names.len() as u64;
+    let (tree, failed) = (store.tree(), pull.bring(&names)?);
+    for path in directories.keys() {
+        if path.parent().is_none_or(|above| is_directory(store, above)) && found_at(&tree, path)?.is_none() {
+            store.io().make_dir(&beneath::reach(&tree, path)?, UNFINISHED, WRITTEN)?;
+        }
     }
-    // Names in a directory change its time.
-    for path in made.iter().rev() {
-        let opened = store.io().device().open(&beneath::reach(&store.tree(), path)?, libc::O_DIRECTORY)?;
-        let set = &mut |attribute: &Attribute| store.io().device().set_attribute(&opened, attribute, WRITTEN);
-        directories[*path].set(set)?;
+    let not_made = in_turn(names, |(_, node)| plain_len(node), |(path, node)| pull.make(path, node, &failed))?;
+    // Names in a directory change its time. A pull that was killed may have made it.
+    for (path, attributes) in directories.iter().rev() {
+        if found_at(&tree, path)?.is_some_and(|of| of.is_dir() && Attributes::of(&of).mode == UNFINISHED) {
+            attributes.set(&store.io().open_with(&beneath::reach(&tree, path)?, libc::O_DIRECTORY)?)?;
+        }
     }
     let all = directories.keys().map(PathBuf::as_path).chain([Path::new("")]);
     let all: Vec<&Path> = all.filter(|path| is_directory(store, path)).collect();
-    let synced = in_parallel(&all, |path| store.io().sync_dir(&beneath::reach(&store.tree(), path)?, IN_PLACE));
+    let synced = in_parallel(&all, |path| store.io().sync_dir(&beneath::reach(&tree, path)?, IN_PLACE));
     synced.into_iter().collect::<io::Result<()>>()?;
-    Ok(missing)
+    let names = not_made.into_iter().map(|((path, _), why)| (path, why)).collect();
+    Ok(Missing { found, names, unread: from.tree.unread.clone() })
 }
 
-/// Why one thing does not come, if it does not.
+/// Brings small things side by side, and large ones one after the other: their pieces come side by side. Returns those that
+/// do not come, each with the reason.
 ///
 /// # Errors
 /// Those that concern all others, too.
-fn fault(done: Result<()>) -> Result<Option<String>> {
-    match done {
-        Ok(()) => Ok(None),
-        Err(error @ (Error::Wrong(_) | Error::Missing(_))) => Ok(Some(error.to_string())),
-        Err(Error::Local(error)) if error.kind() == io::ErrorKind::InvalidData => Ok(Some(error.to_string())),
-        Err(error) => Err(error),
+fn in_turn<T: Sync>(
+    things: Vec<T>,
+    len: impl Fn(&T) -> u64,
+    bring: impl Fn(&T) -> Result<()> + Sync,
+) -> Result<Vec<(T, String)>> {
+    let (small, large): (Vec<_>, Vec<_>) = things.into_iter().partition(|thing| len(thing) <= PIECE);
+    let mut brought = in_parallel(&small, &bring);
+    brought.extend(large.iter().map(&bring));
+    let mut failed = Vec::new();
+    for (thing, brought) in small.into_iter().chain(large).zip(brought) {
+        match brought {
+            Ok(()) => {}
+            Err(Error::Local(error)) if error.kind() != io::ErrorKind::InvalidData => return Err(error.into()),
+            Err(error @ (Error::Busy(_) | Error::Away(_) | Error::Denied(_))) => return Err(error),
+            Err(error) => failed.push((thing, error.to_string())),
+        }
+    }
+    Ok(failed)
+}
+
+/// Bytes that come with a name itself.
+fn plain_len(node: &Node) -> u64 {
+    match node {
+        Node::File(File { content: Content::Plain(bytes), .. }) => bytes.len,
+        _ => 0,
     }
 }
 
@@ -115,7 +140,7 @@ impl Pull<'_> {
     fn bring(&self, names: &[(PathBuf, &Node)]) -> Result<BTreeMap<Id, String>> {
         let mut levels: BTreeMap<usize, BTreeMap<Id, &Encoding>> = BTreeMap::new();
         for (_, node) in names {
-            let Node::File(File { content: Content::Object(id), .. }) = node else { continue };
+            let Node::File(File { content: Content::Object(id, _), .. }) = node else { continue };
             let chain = self.from.tree.chain(*id).unwrap_or_default();
             for (depth, encoding) in chain.into_iter().rev().enumerate() {
                 if self.objects.get(encoding.id).is_none() {
@@ -123,51 +148,36 @@ impl Pull<'_> {
                 }
             }
         }
-        self.tell(Step::Total(levels.values().flat_map(BTreeMap::values).map(|encoding| encoding.len).sum()))?;
+        let objects = levels.values().flat_map(BTreeMap::values).map(|encoding| encoding.bytes.len);
+        self.tell(Step::Total(objects.chain(names.iter().map(|(_, node)| plain_len(node))).sum()))?;
         let mut failed = BTreeMap::new();
+        let bring = |encoding: &&Encoding| {
+            let fetch = |file: &DeviceFile| self.fetch(&encoding.bytes, file).map_err(io::Error::other);
+            let received = self.objects.receive(&self.store.tmp(), encoding.id, fetch);
+            // Nothing is collected in a store that nobody has mounted.
+            received.map(drop).map_err(|error| error.downcast().unwrap_or_else(Error::Local))
+        };
         for level in levels.into_values() {
-            // Small ones side by side; a large one's pieces are.
-            let (small, large): (Vec<_>, Vec<_>) = level.into_values().partition(|encoding| encoding.len <= PIECE);
-            let mut brought = in_parallel(&small, |encoding| self.bring_one(encoding));
-            brought.extend(large.iter().map(|encoding| self.bring_one(encoding)));
-            for (encoding, brought) in small.into_iter().chain(large).zip(brought) {
-                failed.extend(fault(brought)?.map(|why| (encoding.id, why)));
-            }
+            let not_brought = in_turn(level.into_values().collect(), |encoding| encoding.bytes.len, bring)?;
+            failed.extend(not_brought.into_iter().map(|(encoding, why)| (encoding.id, why)));
         }
         Ok(failed)
     }
 
-    fn bring_one(&self, encoding: &Encoding) -> Result<()> {
-        let received = self.objects.receive(&self.store.tmp(), encoding.id, |file| {
-            let put = |bytes: &[u8], at| {
-                file.write_all_at(bytes, at, CrashPoint::ObjectWritten)?;
-                if (at + bytes.len() as u64).is_multiple_of(PIECE) {
-                    // The device writes while the next pieces come, so the fsync has little left.
-                    file.begin_sync()?;
-                }
-                self.tell(Step::Came(bytes.len() as u64))
-            };
-            self.from.fetch(encoding, &put).map_err(io::Error::other)
-        });
-        // Nothing is collected in a store that nobody has mounted.
-        received.map(drop).map_err(|error| error.downcast().unwrap_or_else(Error::Local))
+    /// Brings bytes into a file.
+    fn fetch(&self, bytes: &Bytes, file: &DeviceFile) -> Result<()> {
+        bytes.read(self.from.place.as_ref(), &|some, at| {
+            file.write_all_at(some, at, WRITTEN)?;
+            if (at + some.len() as u64).is_multiple_of(PIECE) {
+                // The device writes while the next pieces come, so the fsync has little left.
+                file.begin_sync()?;
+            }
+            self.tell(Step::Came(some.len() as u64))
+        })
     }
 
     fn tell(&self, step: Step) -> Result<()> {
         if (self.watch)(step) { Ok(()) } else { Err(io::Error::from(io::ErrorKind::Interrupted).into()) }
-    }
-
-    /// Makes the directories that are missing. Returns those, each after the one that it is in.
-    fn make_directories<'a>(&self, directories: &'a BTreeMap<PathBuf, Attributes>) -> Result<Vec<&'a PathBuf>> {
-        let (tree, mut made) = (self.store.tree(), Vec::new());
-        for path in directories.keys() {
-            let is_reached = path.parent().is_none_or(|above| is_directory(self.store, above));
-            if is_reached && found_at(&tree, path)?.is_none() {
-                self.store.io().make_dir(&beneath::reach(&tree, path)?, 0o700, WRITTEN)?;
-                made.push(path);
-            }
-        }
-        Ok(made)
     }
 
     /// Makes a file or link, unless it is there.
@@ -176,22 +186,18 @@ impl Pull<'_> {
         if !path.parent().is_none_or(|above| is_directory(self.store, above)) {
             return Err(Error::Wrong("something else has the place of its directory".into()));
         }
-        // An interrupted pull has made it, or a program the same one.
         let is_there = match (node, found_at(&tree, path)?) {
             (Node::Directory(..), _) => true,
+            (Node::File(file), None) => return self.make_file(path, file, failed),
             (Node::Link(_, target), None) => {
-                symlink(OsStr::from_bytes(target), beneath::reach(&tree, path)?)?;
-                true
+                return Ok(symlink(OsStr::from_bytes(target), beneath::reach(&tree, path)?)?);
             }
-            (Node::File(file), None) => {
-                self.make_file(path, file, failed)?;
-                true
-            }
+            // An interrupted pull has made it, or a program the same one.
             (Node::Link(_, target), Some(there)) => {
                 there.is_symlink() && fs::read_link(beneath::reach(&tree, path)?)?.as_os_str().as_bytes() == target
             }
             (Node::File(file), Some(there)) => {
-                let is_like = (there.len(), modified_ns(&there)) == (file.len, file.attributes.modified_ns);
+                let is_like = (there.len(), modified_ns(&there)) == (file.content.len(), file.attributes.modified_ns);
                 there.is_file() && is_like && self.has(path, file, failed)?
             }
         };
@@ -199,42 +205,36 @@ impl Pull<'_> {
     }
 
     /// Whether a file of the store, as long as this one, has its bytes, or those that a lossy object was made from. Reads
-    /// only files that no object decodes to, and the mirror only if this program packs a small file in another way.
+    /// only files that no object decodes to, and the mirror only if this program packs a piece in another way.
     fn has(&self, path: &Path, file: &File, failed: &BTreeMap<Id, String>) -> Result<bool> {
         let own = self.store.io().open_beneath(&self.store.tree(), path, 0)?;
-        let object = match file.content {
-            Content::Small(blob) => {
-                let mut bytes = vec![0; own.size() as usize];
-                own.read_exact_at(&mut bytes, 0)?;
-                return Ok(Blob::pack(&bytes)?.0 == blob || self.small(file, blob)? == bytes);
+        let object = match &file.content {
+            Content::Plain(bytes) => {
+                let is_same = |hash, at, len| {
+                    let mut piece = vec![0; len as usize];
+                    own.read_exact_at(&mut piece, at)?;
+                    self.tell(Step::Came(len))?;
+                    Ok(pieces::pack(&piece)?.0 == hash || pieces::get(self.from.place.as_ref(), hash, len)? == piece)
+                };
+                return Ok(bytes.each(is_same)?.into_iter().all(|is_same| is_same));
             }
-            Content::Object(object) => self.object(file, object, failed)?,
+            Content::Object(id, len) => self.object(*id, *len, failed)?,
         };
+        let is_stopped = || !(self.watch)(Step::Came(0));
         Ok(match Stub::read_on(&own, self.store.id())? {
             Some(stub) => {
                 let of = self.objects.get(stub.object);
                 stub.object == object.id || of.is_some_and(|(of, _)| of.decoded_hash == object.decoded_hash)
             }
-            None => whole::hash(&own, &|| (self.watch)(Step::Came(0)))? == object.original,
+            None => hash_of(&own, own.size(), &is_stopped).map_err(io::Error::from)? == object.original,
         })
     }
 
-    /// The bytes of a small file.
-    fn small(&self, file: &File, blob: Blob) -> Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        let packed = blob.get(self.from.place.as_ref())?;
-        zstd::stream::read::Decoder::new(&packed[..])?.take(file.len + 1).read_to_end(&mut bytes)?;
-        match bytes.len() as u64 == file.len {
-            true => Ok(bytes),
-            false => Err(Error::Wrong(format!("{} has another length", blob.name()))),
-        }
-    }
-
     /// The object that decodes to a file.
-    fn object(&self, file: &File, id: Id, failed: &BTreeMap<Id, String>) -> Result<Header> {
+    fn object(&self, id: Id, len: u64, failed: &BTreeMap<Id, String>) -> Result<Header> {
         let ids = self.from.tree.chain(id);
         match self.objects.get(id).filter(|_| ids.is_some()) {
-            Some((header, _)) if header.logical_len == file.len => Ok(header),
+            Some((header, _)) if header.logical_len == len && len >= MIN_RELEASE_BYTES => Ok(header),
             Some(_) => Err(Error::Wrong(format!("object {id} has another length"))),
             None => {
                 let why = ids.into_iter().flatten().find_map(|encoding| failed.get(&encoding.id));
@@ -245,35 +245,37 @@ impl Pull<'_> {
 
     fn make_file(&self, path: &Path, file: &File, failed: &BTreeMap<Id, String>) -> Result<()> {
         let store = self.store;
-        let bytes = match file.content {
-            Content::Small(blob) if file.len < MIN_RELEASE_BYTES => self.small(file, blob)?,
-            Content::Object(object) if file.len >= MIN_RELEASE_BYTES => {
-                self.object(file, object, failed)?;
-                Stub { store: store.id(), object, logical_len: file.len }.encode().to_vec()
-            }
-            _ => return Err(Error::Wrong("its bytes are of another kind than its length says".into())),
-        };
         let part = store.tmp().join(format!("pulled-{}", Id::random()?));
-        let write = || -> io::Result<()> {
-            let made: DeviceFile = store.io().create(&part, WRITTEN)?;
-            made.write_all_at(&bytes, 0, WRITTEN)?;
-            made.set_len(file.len, WRITTEN)?;
-            file.attributes.set(&mut |attribute| made.set(attribute, WRITTEN))?;
+        let write = || -> Result<()> {
+            let made = store.io().create(&part, WRITTEN)?;
+            match &file.content {
+                Content::Plain(bytes) => {
+                    self.fetch(bytes, &made)?;
+                    Stub::disown_if_possible(&made, WRITTEN)?;
+                }
+                Content::Object(id, len) => {
+                    let stub =
+                        Stub { store: store.id(), object: self.object(*id, *len, failed)?.id, logical_len: *len };
+                    made.write_all_at(&stub.encode(), 0, WRITTEN)?;
+                    made.set_len(*len, WRITTEN)?;
+                }
+            }
+            file.attributes.set(&made)?;
             made.sync(WRITTEN)?;
-            store.io().device().rename(&part, &beneath::reach(&store.tree(), path)?, IN_PLACE)
+            Ok(store.io().device().rename(&part, &beneath::reach(&store.tree(), path)?, IN_PLACE)?)
         };
-        Ok(write().inspect_err(|_| store.io().discard(&part, WRITTEN))?)
+        write().inspect_err(|_| store.io().discard(&part, WRITTEN))
     }
 }
 
 impl Attributes {
     /// Gives them to a file or directory; the owner only if this process may.
-    fn set(&self, give: &mut dyn FnMut(&Attribute) -> io::Result<()>) -> io::Result<()> {
+    fn set(&self, file: &DeviceFile) -> io::Result<()> {
         if rustix::process::geteuid().is_root() {
-            give(&Attribute::Owner(self.uid, self.gid))?;
+            file.set(&Attribute::Owner(self.uid, self.gid), WRITTEN)?;
         }
-        give(&Attribute::Mode(self.mode & 0o1777))?;
+        file.set(&Attribute::Mode(self.mode & 0o1777), WRITTEN)?;
         let time = (self.modified_ns.div_euclid(1_000_000_000), self.modified_ns.rem_euclid(1_000_000_000));
-        give(&Attribute::Times(Times { accessed: time, modified: time }))
+        file.set(&Attribute::Times(Times { accessed: time, modified: time }), WRITTEN)
     }
 }

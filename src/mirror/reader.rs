@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use super::manifest::{self, Number};
 use super::place::{Error, Place, Result};
-use super::tree::{Encoding, PIECE, Tree};
+use super::tree::{Encoding, Tree};
+use crate::store::Id;
 use crate::store::durable::scratch;
-use crate::store::{Id, in_parallel};
 
 /// A state.
 pub struct Reader {
@@ -49,36 +49,18 @@ impl Reader {
                 states.len()
             ))
         })?;
-        let is_wanted = |path: &Path, _| path.starts_with(wanted) || wanted.starts_with(path);
+        let is_wanted = |path: &Path, _: &_| path.starts_with(wanted) || wanted.starts_with(path);
         let tree = Tree::load(place.as_ref(), manifest::get(place.as_ref(), *state)?, &is_wanted)?;
         Ok(Reader { place: Arc::clone(place), tree })
-    }
-
-    /// Passes the bytes of an object to `put`, each with its offset. Pieces come side by side. The bytes are verified once
-    /// this has succeeded, and not before.
-    ///
-    /// # Errors
-    /// [`Error::Wrong`] for bytes that are not what their name says; those of the mirror and of `put`.
-    pub fn fetch(&self, encoding: &Encoding, put: &(dyn Fn(&[u8], u64) -> Result<()> + Sync)) -> Result<()> {
-        let pieces: Vec<_> = encoding.blobs().zip(0..).collect();
-        let fetched = in_parallel(&pieces, |(blob, number)| {
-            let mut at = number * PIECE;
-            blob.read(self.place.as_ref(), &mut |bytes| {
-                put(bytes, at)?;
-                at += bytes.len() as u64;
-                Ok(())
-            })
-        });
-        fetched.into_iter().collect()
     }
 
     /// An object in a file without a name.
     ///
     /// # Errors
-    /// As of [`Reader::fetch`].
+    /// [`Error::Wrong`] for bytes that are not what their name says; those of the mirror.
     pub fn fetch_aside(&self, encoding: &Encoding) -> Result<File> {
         let file = tempfile::tempfile()?;
-        self.fetch(encoding, &|bytes, at| Ok(scratch::write_all_at(&file, bytes, at)?))?;
+        encoding.bytes.read(self.place.as_ref(), &|bytes, at| Ok(scratch::write_all_at(&file, bytes, at)?))?;
         Ok(file)
     }
 }

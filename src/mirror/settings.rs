@@ -4,15 +4,11 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::store::Newest;
-
 /// How a store uses its mirror.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// `file:///DIRECTORY` or `s3://BUCKET/PREFIX`.
     pub url: String,
-    /// How the newest file of a lineage travels.
-    pub newest: Newest,
     /// How long states stay that were true once.
     pub keep: Duration,
     /// Bytes a second.
@@ -35,7 +31,6 @@ pub struct Progress {
     /// The mirror has all changes up to this one.
     pub done: u64,
     /// The same for the files that do not fail.
-    #[serde(default)]
     pub others: u64,
     /// Why it does not go on at the moment.
     pub failing: Option<String>,

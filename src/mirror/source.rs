@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use crate::store::{Hold, Id, Objects, Store};
 
-/// What the archive knows of a regular file.
+/// How a regular file is to travel, by what the archive knows of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
-    /// It may still change, or is not durable yet.
+    /// Not yet: it may still change, or is not durable, or the settings say so.
     Unsettled,
-    /// Durable, and the newest of its lineage: its bytes are in the tree.
+    /// As [`Source::ahead`] says: it is the newest of its lineage, and need not stay exact.
     Newest,
-    /// Durable, and stays as it is: its bytes are in the tree.
+    /// All of its bytes, which are in the tree, and durable.
     Whole,
     /// An object decodes to it.
     Object(Id),
@@ -32,6 +32,9 @@ pub enum Ahead {
     Later,
 }
 
+/// A name, and how a regular file there is to travel; `None` if the archive knows of none. Device errors.
+pub type Told = (PathBuf, io::Result<Option<Shape>>);
+
 /// A store with its archive. All paths are relative to the tree.
 pub trait Source: Send + Sync {
     /// The store.
@@ -45,13 +48,7 @@ pub trait Source: Send + Sync {
 
     /// The names that changed since the last call, or `all` files, and the names in `also`; each with what the archive knows
     /// of a regular file there. All is of one instant: a file that moves has one name.
-    fn changed(&self, all: bool, also: Vec<PathBuf>) -> Vec<(PathBuf, Option<Shape>)>;
-
-    /// Whether a file that is the newest of its lineage is to stay exact.
-    ///
-    /// # Errors
-    /// Device errors.
-    fn stays_exact(&self, path: &Path) -> io::Result<bool>;
+    fn changed(&self, all: bool, also: Vec<PathBuf>) -> Vec<Told>;
 
     /// Encodes the newest file of a lineage, which stays as it is.
     ///

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use super::manifest::{self, Number};
 use super::pace::Pace;
+use super::pieces::{BLOBS, Bytes, Packed, name};
 use super::place::{Error, Place, Result};
 use super::settings::Settings;
-use super::tree::{BLOBS, Blob, Tree};
+use super::tree::Tree;
 use super::work::Work;
 use crate::clock::{age_ns, wall_ns};
 use crate::store::{Id, in_parallel};
@@ -28,9 +29,7 @@ pub(super) struct States {
     there: HashSet<Id>,
     last: Option<Number>,
     /// The tree that the last manifest names.
-    published: Option<Blob>,
-    /// Directories that are not put yet.
-    packed: Vec<(Blob, Vec<u8>)>,
+    published: Option<Bytes>,
     collect_at: Instant,
     /// The mirror's own time, in nanoseconds since 1970, was this at least at that moment.
     clock: (i64, Instant),
@@ -42,20 +41,9 @@ impl States {
     /// # Errors
     /// The mirror is another store's; those of the mirror. Damage is none: what is lost is written again.
     pub(super) fn open(place: &Arc<dyn Place>, store: Id, settings: &Settings) -> Result<(States, Tree)> {
-        let mut states = States {
-            place: Arc::clone(place),
-            store,
-            keep: settings.keep,
-            there: HashSet::new(),
-            last: None,
-            published: None,
-            packed: Vec::new(),
-            collect_at: Instant::now(),
-            clock: (0, Instant::now()),
-        };
-        states.check()?;
-        states.last = manifest::list(place.as_ref(), store)?.pop().map(|(number, _)| number);
-        let root = states.last.map(|number| manifest::get(place.as_ref(), number));
+        manifest::check(place.as_ref(), store)?;
+        let last = manifest::list(place.as_ref(), store)?.pop().map(|(number, _)| number);
+        let root = last.map(|number| manifest::get(place.as_ref(), number));
         let tree = match root.map(|root| Tree::load(place.as_ref(), root?, &|_, _| true)) {
             None => Tree::default(),
             Some(Err(error @ (Error::Wrong(_) | Error::Missing(_)))) => {
@@ -64,12 +52,14 @@ impl States {
             }
             Some(tree) => tree?,
         };
-        tree.unread.values().for_each(|why| log::warn!("mirror: {why}; it is written again"));
-        states.published = tree.root();
+        tree.unread.iter().for_each(|why| log::warn!("mirror: {why}; it is written again"));
+        let (place, keep, published, now) = (Arc::clone(place), settings.keep, tree.root().cloned(), Instant::now());
+        let (there, clock) = (HashSet::new(), (0, now));
+        let mut states = States { place, store, keep, there, last, published, collect_at: now, clock };
         states.list()?;
         states.there.retain(|hash| !tree.damaged.contains(hash));
         // What is new comes first.
-        states.collect_at = Instant::now() + settings.keep.min(FIRST_COLLECTION);
+        states.collect_at = Instant::now() + keep.min(FIRST_COLLECTION);
         Ok((states, tree))
     }
 
@@ -78,9 +68,9 @@ impl States {
         manifest::check(self.place.as_ref(), self.store)
     }
 
-    /// Whether the last manifest names this tree, and nothing of it is missing.
+    /// Whether the last manifest names this tree.
     pub(super) fn have(&self, tree: &Tree) -> bool {
-        tree.root().is_some() && tree.root() == self.published && self.packed.is_empty()
+        tree.root().is_some() && tree.root() == self.published.as_ref()
     }
 
     /// Learns which blobs are there. Returns them, and when each was put. A collection follows.
@@ -88,7 +78,7 @@ impl States {
         self.collect_at = Instant::now() + self.keep.clamp(OFTEN, manifest::ALL_FOR);
         let hash = |name: &str| name.rsplit_once('/').and_then(|(_, hash)| hash.parse().ok());
         let listed = self.place.list(BLOBS)?;
-        let listed: Vec<(Id, i64)> = listed.iter().filter_map(|of| Some((hash(&of.name)?, of.put_ns))).collect();
+        let listed: Vec<(Id, i64)> = listed.iter().filter_map(|(name, put_ns)| Some((hash(name)?, *put_ns))).collect();
         self.there = listed.iter().map(|(hash, _)| *hash).collect();
         let newest = listed.iter().map(|(_, put_ns)| *put_ns).max().unwrap_or_default();
         // Old is what this machine's clock calls old, too. Else a clock that was ahead once would thin a directory for ever.
@@ -106,71 +96,62 @@ impl States {
         self.there.contains(hash)
     }
 
-    /// Puts a blob, unless it is there. `None` if its turn does not come in time.
-    fn put(&self, bytes: &[u8], pace: &Pace, until: Option<Instant>) -> Result<Option<Id>> {
-        let blob = Blob::of(bytes);
-        while !self.has(&blob.hash) {
-            if !pace.take(blob.len, until) {
+    /// Puts a piece, unless it is there. `None` if its turn does not come in time.
+    fn put(&self, (hash, packed): &Packed, pace: &Pace, until: Option<Instant>) -> Result<Option<Id>> {
+        while !self.has(hash) {
+            if !pace.take(packed.len() as u64, until) {
                 return Ok(None);
             }
-            let put = self.place.put(&blob.name(), bytes);
+            let put = self.place.put(&name(*hash), packed);
             let is_busy = matches!(put, Err(Error::Busy(_)));
             pace.answered(is_busy);
             if !is_busy {
-                return put.map(|()| Some(blob.hash));
+                return put.map(|()| Some(*hash));
             }
         }
-        Ok(Some(blob.hash))
+        Ok(Some(*hash))
     }
 
     /// Puts the missing pieces of all work, side by side, until the time is over. Each error is of one file.
-    pub(super) fn bring(
-        &mut self,
-        works: &mut [(PathBuf, Box<Work>)],
-        pace: &Pace,
-        until: Instant,
-    ) -> Vec<Option<Error>> {
+    pub(super) fn bring(&mut self, works: &mut [(PathBuf, Box<Work>)], pace: &Pace, until: Instant) {
         let all = works.iter().enumerate();
         let jobs: Vec<_> = all.flat_map(|(work, (_, of))| of.missing().map(move |piece| (work, piece))).collect();
         let done = in_parallel(&jobs, |job| {
             let (work, piece) = *job;
             // A slow mirror gets one piece at least.
             let until = (jobs.first() != Some(job)).then_some(until);
-            match until.is_some_and(|until| Instant::now() > until) {
+            match until.is_some_and(|until| pace.next() > until) {
                 true => Ok(None),
-                false => self.put(&works[work].1.bytes(piece)?, pace, until),
+                false => self.put(&works[work].1.pack(piece)?, pace, until),
             }
         });
-        let mut errors: Vec<Option<Error>> = works.iter().map(|_| None).collect();
         for ((work, piece), done) in jobs.into_iter().zip(done) {
             match done {
                 Ok(Some(hash)) => {
-                    works[work].1.has_come(piece, hash);
+                    works[work].1.pieces[piece] = Some(hash);
                     self.there.insert(hash);
                 }
                 Ok(None) => {}
-                Err(error) => errors[work] = Some(error),
+                Err(error) => works[work].1.failed = Some(error),
             }
         }
-        errors
     }
 
     /// Puts the directories of a tree that changed, and then a manifest.
     pub(super) fn publish(&mut self, tree: &mut Tree, pace: &Pace) -> Result<()> {
-        let root = tree.pack(&mut self.packed)?;
         // The mirror may have lost directories of the last state, too.
-        for put in in_parallel(&self.packed, |(_, bytes)| self.put(bytes, pace, None)) {
+        let (root, packed) = tree.pack(&|hash| self.has(hash))?;
+        for put in in_parallel(&packed, |packed| self.put(packed, pace, None)) {
             self.there.insert(put?.ok_or_else(|| Error::Away("the daemon stops".into()))?);
         }
-        self.packed.clear();
-        if self.published == Some(root) {
+        if self.published.as_ref() == Some(&root) {
             return Ok(());
         }
         let now_ms = (wall_ns() / 1_000_000).max(0) as u64;
         let number = Number::after(self.last, now_ms, self.store);
         // Its answer may be lost: no number is used twice.
         self.last = Some(number);
-        manifest::put(self.place.as_ref(), self.store, number, root)?;
+        manifest::put(self.place.as_ref(), number, &root)?;
         self.published = Some(root);
         Ok(())
     }
@@ -184,29 +165,26 @@ impl States {
     ///
     /// # Errors
     /// Those of the mirror; [`Error::Wrong`] if a state that stays cannot be read.
-    pub(super) fn collect(&mut self, tree: &Tree, listed: &[(Id, i64)], on_their_way: &[Id]) -> Result<()> {
-        let place = Arc::clone(&self.place);
-        let mut states = manifest::list(place.as_ref(), self.store)?;
+    pub(super) fn collect(&mut self, tree: &Tree, listed: &[(Id, i64)], on_their_way: HashSet<Id>) -> Result<()> {
+        let place = self.place.as_ref();
+        let mut states = manifest::list(place, self.store)?;
         let old = manifest::outdated(&states, self.now_ns(), self.keep);
-        manifest::delete(place.as_ref(), &old)?;
+        manifest::delete(place, &old)?;
         states.retain(|(state, _)| !old.contains(state));
-        let mut needed = HashSet::new();
-        tree.blobs(&mut needed);
         if states.last().map(|(state, _)| *state) != self.last {
             // Somebody removed the newest state: it is put again.
             self.published = None;
         }
+        let (mut needed, mut told) = (on_their_way, HashSet::new());
+        tree.tell(&mut needed, &mut told);
         for (state, _) in states {
-            let root = manifest::get(place.as_ref(), state)?;
-            // A directory that was read has told what it needs.
-            let loaded = Tree::load(place.as_ref(), root, &|_, blob| !needed.contains(&blob.hash))?;
-            if let Some(why) = loaded.unread.values().next() {
+            let root = manifest::get(place, state)?;
+            let loaded = Tree::load(place, root, &|_, directory| !told.contains(directory))?;
+            if let Some(why) = loaded.unread.first() {
                 return Err(Error::Wrong(format!("{why}; it may need anything")));
             }
-            loaded.blobs(&mut needed);
+            loaded.tell(&mut needed, &mut told);
         }
-        // After the states: a directory of theirs that is packed here, too, was not read by anybody.
-        needed.extend(self.packed.iter().map(|(blob, _)| blob.hash).chain(on_their_way.iter().copied()));
         // A blob may be young because its file is on its way.
         let (now_ns, grace) = (self.now_ns(), self.keep.min(manifest::ALL_FOR).as_nanos() as i64);
         let is_garbage = |(hash, put_ns): &&(Id, i64)| !needed.contains(hash) && now_ns - put_ns >= grace;
@@ -214,6 +192,6 @@ impl States {
         // Some may be gone in spite of an error, because only its answer was lost.
         self.there.retain(|hash| !garbage.contains(hash));
         let garbage: Vec<Id> = garbage.into_iter().collect();
-        in_parallel(&garbage, |hash| place.delete(&Blob { hash: *hash, len: 0 }.name())).into_iter().collect()
+        in_parallel(&garbage, |hash| place.delete(&name(*hash))).into_iter().collect()
     }
 }

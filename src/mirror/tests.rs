@@ -11,11 +11,11 @@ use std::time::Duration;
 use super::pace::Pace;
 use super::place::{Error, Place, Result};
 use super::settings::{Progress, Settings};
-use super::source::{Ahead, Shape, Source};
+use super::source::{Ahead, Shape, Source, Told};
 use super::writer::Writer;
 use super::{Missing, Reader, claim, manifest, pull};
 use crate::store::object::{Header, Index, ObjectWriter};
-use crate::store::{Id, Newest, Objects, Store, Stub, files_below};
+use crate::store::{Id, Objects, Store, Stub, files_below};
 use codec::hash::{Xxh3Of128, sha256, xxh3_64};
 use memory::Memory;
 
@@ -53,7 +53,7 @@ impl Source for Machine {
         self.changes.load(Ordering::Relaxed)
     }
 
-    fn changed(&self, all: bool, also: Vec<PathBuf>) -> Vec<(PathBuf, Option<Shape>)> {
+    fn changed(&self, all: bool, also: Vec<PathBuf>) -> Vec<Told> {
         let mut touched = std::mem::take(&mut *self.touched.lock().unwrap());
         touched.extend(also);
         if all {
@@ -61,13 +61,10 @@ impl Source for Machine {
         }
         let is_file = |path: &Path| self.store.tree().join(path).symlink_metadata().is_ok_and(|of| of.is_file());
         let shape = |path: &Path| self.shapes.lock().unwrap().get(path).copied().unwrap_or(Shape::Whole);
-        let changed = touched.into_iter().map(|path| (path.clone(), is_file(&path).then(|| shape(&path)))).collect();
+        let changed =
+            touched.into_iter().map(|path| (path.clone(), Ok(is_file(&path).then(|| shape(&path))))).collect();
         self.meanwhile.lock().unwrap().iter_mut().for_each(|act| act(self));
         changed
-    }
-
-    fn stays_exact(&self, _: &Path) -> io::Result<bool> {
-        Ok(false)
     }
 
     fn ahead(&self, _: &Path) -> io::Result<Ahead> {
@@ -222,7 +219,7 @@ fn step(writer: &mut Writer, machine: &Machine, asked: bool) -> Result<bool> {
 }
 
 fn settings() -> Settings {
-    Settings { url: "memory".into(), newest: Newest::Exact, keep: Duration::from_secs(7 * 86_400), bandwidth: None }
+    Settings { url: "memory".into(), keep: Duration::from_secs(7 * 86_400), bandwidth: None }
 }
 
 /// Each name of a tree, with a hash of a file's bytes or a link's target, or of nothing for a directory.

@@ -5,87 +5,25 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsStr;
-use std::io::{self, Read, Write};
+use std::fs::Metadata;
 use std::ops::Bound;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
-use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::pieces::{Bytes, Packed};
 use super::place::{Error, Place, Result};
-use super::whole::short;
-use crate::store::{Damage, Id, MAX_CHAIN, in_parallel, record};
-use codec::hash::{Sha256, sha256};
+use crate::store::{Damage, Id, MAX_CHAIN, in_parallel, modified_ns, record};
 
-/// Bytes of a piece of an object. A request costs as much time as some 100 KB, a failed one is repeated whole, and
-/// sixteen are under way at once.
-pub(super) const PIECE: u64 = 4 << 20;
-/// Limit on a directory's bytes, packed and unpacked: a crafted one must not fill the memory. A million names take
-/// about 100 MB.
-const MAX_PACKED: u64 = 1 << 28;
-const MAX_UNPACKED: u64 = 1 << 30;
+/// Limit on a directory's bytes: a crafted one must not fill the memory. A million names take about 100 MB.
+const MAX_DIRECTORY: u64 = 1 << 30;
 /// Longer than any path that the kernel takes.
 const MAX_PATH: usize = 4096;
-/// zstd level of small files and directories: a directory is packed at each save in it.
-const LEVEL: i32 = 1;
+/// Directories that are read at once: their bytes are in memory meanwhile.
+const AT_ONCE: usize = 256;
 const MAGIC: &[u8; 8] = b"stepfsMD";
-
-/// Bytes on the mirror, under the hash of themselves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Blob {
-    /// The beginning of the SHA-256 of the bytes.
-    pub hash: Id,
-    /// How many.
-    pub len: u64,
-}
-
-impl Blob {
-    /// Of a directory that was never packed.
-    pub(super) const NONE: Blob = Blob { hash: Id::NONE, len: 0 };
-
-    /// Of these bytes.
-    pub(super) fn of(bytes: &[u8]) -> Blob {
-        Blob { hash: short(&sha256(bytes)), len: bytes.len() as u64 }
-    }
-
-    /// Packs bytes.
-    pub(super) fn pack(bytes: &[u8]) -> io::Result<(Blob, Vec<u8>)> {
-        let packed = zstd::bulk::compress(bytes, LEVEL)?;
-        Ok((Blob::of(&packed), packed))
-    }
-
-    /// Its name on the mirror.
-    pub(super) fn name(&self) -> String {
-        let hash = self.hash.to_string();
-        format!("{BLOBS}{}/{hash}", &hash[..2])
-    }
-
-    /// Passes its bytes to `each`, in order. They are verified once this has succeeded, and not before.
-    pub(super) fn read(&self, place: &dyn Place, each: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
-        let (mut hash, mut len) = (Sha256::default(), 0);
-        // One byte more: a longer name is damaged, too.
-        place.read(&self.name(), self.len + 1, &mut |bytes| {
-            hash.update(bytes);
-            len += bytes.len() as u64;
-            each(bytes)
-        })?;
-        match (short(&hash.digest()), len) == (self.hash, self.len) {
-            true => Ok(()),
-            false => Err(Error::Wrong(format!("{} is damaged: its bytes are not what its name says", self.name()))),
-        }
-    }
-
-    /// Its bytes, verified.
-    pub(super) fn get(&self, place: &dyn Place) -> Result<Vec<u8>> {
-        let mut all = Vec::new();
-        self.read(place, &mut |bytes| Ok(all.write_all(bytes)?))?;
-        Ok(all)
-    }
-}
-
-/// Where all blobs are.
-pub(super) const BLOBS: &str = "blobs/";
 
 /// An object on the mirror: an encoding that never changes, of an object that may have others in the store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -94,20 +32,10 @@ pub struct Encoding {
     pub id: Id,
     /// The object that it is a difference to.
     pub parent: Option<Id>,
-    /// Bytes of the object's file.
-    pub len: u64,
     /// It decodes to other bytes than the file had.
     pub lossy: bool,
-    /// The hashes of its pieces.
-    pub pieces: Vec<Id>,
-}
-
-impl Encoding {
-    /// Its pieces, in order.
-    pub fn blobs(&self) -> impl Iterator<Item = Blob> {
-        let len = |number: usize| self.len.saturating_sub(number as u64 * PIECE).min(PIECE);
-        self.pieces.iter().enumerate().map(move |(number, hash)| Blob { hash: *hash, len: len(number) })
-    }
+    /// The bytes of the object's file.
+    pub bytes: Bytes,
 }
 
 /// What travels beside the bytes.
@@ -123,13 +51,30 @@ pub struct Attributes {
     pub modified_ns: i64,
 }
 
+impl Attributes {
+    /// Those of a file, link or directory.
+    pub(super) fn of(metadata: &Metadata) -> Attributes {
+        let (mode, uid, gid) = (metadata.mode() & 0o1777, metadata.uid(), metadata.gid());
+        Attributes { mode, uid, gid, modified_ns: modified_ns(metadata) }
+    }
+}
+
 /// The bytes of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Content {
-    /// A file below [`crate::store::MIN_RELEASE_BYTES`], packed.
-    Small(Blob),
-    /// An object decodes to it.
-    Object(Id),
+    /// They are there as they are.
+    Plain(Bytes),
+    /// An object decodes to them, and how many they are.
+    Object(Id, u64),
+}
+
+impl Content {
+    /// How many they are.
+    pub(super) fn len(&self) -> u64 {
+        match self {
+            Content::Plain(Bytes { len, .. }) | Content::Object(_, len) => *len,
+        }
+    }
 }
 
 /// Tells a file's content in the store from any other. No program can set the time of the last change.
@@ -141,13 +86,18 @@ pub struct Witness {
     pub changed_ns: i64,
 }
 
+impl Witness {
+    pub(super) fn of(metadata: &Metadata) -> Witness {
+        let changed_ns = metadata.ctime().saturating_mul(1_000_000_000).saturating_add(metadata.ctime_nsec());
+        Witness { inode: metadata.ino(), changed_ns }
+    }
+}
+
 /// A file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct File {
     /// Its attributes.
     pub attributes: Attributes,
-    /// Its length, bytes.
-    pub len: u64,
     /// Its bytes.
     pub content: Content,
     /// The file of the store that has these bytes.
@@ -162,7 +112,7 @@ pub enum Node {
     /// A symbolic link, and its target.
     Link(Attributes, Vec<u8>),
     /// A directory, and its bytes as they were packed last.
-    Directory(Attributes, Blob),
+    Directory(Attributes, Bytes),
 }
 
 /// The names in a directory.
@@ -170,27 +120,20 @@ pub enum Node {
 struct Directory {
     entries: BTreeMap<Vec<u8>, Node>,
     /// Where its bytes are; `None` if it, or one below it, has changed since.
-    stored: Option<Blob>,
+    stored: Option<Bytes>,
 }
 
 /// The names of a store, and the objects that they need.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Tree {
-    /// Each under its path. The top one, whose path is empty, is always there.
+    /// Each under its path. That of the top one is empty.
     directories: BTreeMap<PathBuf, Directory>,
     /// The objects on the mirror.
-    pub objects: HashMap<Id, Arc<Encoding>>,
+    pub objects: HashMap<Id, Encoding>,
     /// Directories that cannot be read, each with the reason. They are empty here, and may have more names.
-    pub unread: BTreeMap<PathBuf, String>,
-    /// Their blobs.
-    pub(super) damaged: Vec<Id>,
-}
-
-impl Default for Tree {
-    fn default() -> Tree {
-        let directories = BTreeMap::from([(PathBuf::new(), Directory::default())]);
-        Tree { directories, objects: HashMap::new(), unread: BTreeMap::new(), damaged: Vec::new() }
-    }
+    pub unread: Vec<String>,
+    /// Their pieces.
+    pub(super) damaged: HashSet<Id>,
 }
 
 impl Tree {
@@ -212,8 +155,8 @@ impl Tree {
     }
 
     /// Where the bytes of the top directory are; `None` if something has changed since.
-    pub(super) fn root(&self) -> Option<Blob> {
-        self.directories[Path::new("")].stored
+    pub(super) fn root(&self) -> Option<&Bytes> {
+        self.directories.get(Path::new(""))?.stored.as_ref()
     }
 
     /// The links and directories in the directory at a path. `None` if there is no such directory.
@@ -227,45 +170,43 @@ impl Tree {
         let (mut chain, mut next) = (Vec::new(), Some(id));
         while let Some(id) = next {
             let encoding = self.objects.get(&id).filter(|_| chain.len() <= MAX_CHAIN as usize)?;
-            chain.push(encoding.as_ref());
+            chain.push(encoding);
             next = encoding.parent;
         }
         Some(chain)
     }
 
-    /// Whether the bytes of a file are there, of which `is_there` says each blob.
-    pub(super) fn has(&self, content: Content, is_there: &dyn Fn(&Id) -> bool) -> bool {
+    /// Whether the bytes of a file are there; `is_there` says it of each blob.
+    pub(super) fn has(&self, content: &Content, is_there: &dyn Fn(&Id) -> bool) -> bool {
         match content {
-            Content::Small(blob) => is_there(&blob.hash),
-            Content::Object(id) => self.chain(id).is_some(),
+            Content::Plain(bytes) => bytes.are(is_there),
+            Content::Object(id, _) => self.chain(*id).is_some(),
         }
     }
 
-    /// Puts something at a path, or takes away what is there. A directory stays what it is, but for its attributes.
-    pub(super) fn set(&mut self, path: &Path, mut node: Option<Node>) {
+    /// Puts something at a path, or takes away what is there. A directory stays what it is, but for its attributes. One that
+    /// could not be looked at has no name yet: it waits, and its files do not.
+    pub(super) fn set(&mut self, path: &Path, node: Option<Node>) {
         let Some((parent, name)) = path.parent().zip(path.file_name()) else { return };
-        if node.is_some() && !self.directories.contains_key(parent) {
-            // It could not be looked at, and is tried again.
-            let unknown = Attributes { mode: 0o755, ..Attributes::default() };
-            self.set(parent, Some(Node::Directory(unknown, Blob::NONE)));
+        let is_same = match (&node, self.get(path)) {
+            (Some(Node::Directory(now, _)), Some(Node::Directory(had, _))) => now == had,
+            (now, had) => now.as_ref() == had,
+        };
+        if is_same {
+            return;
         }
-        let Some(Directory { entries, .. }) = self.directories.get_mut(parent) else { return };
-        let had = entries.remove(name.as_bytes());
-        if let (Some(Node::Directory(_, now)), Some(Node::Directory(_, had))) = (&mut node, &had) {
-            *now = *had;
-        }
-        let (is_changed, is_directory) = (had != node, matches!(node, Some(Node::Directory(..))));
-        entries.extend(node.map(|node| (name.as_bytes().to_vec(), node)));
-        if is_directory {
+        if matches!(node, Some(Node::Directory(..))) {
             self.directories.entry(path.into()).or_default();
-        } else if let Some(Node::Directory(..)) = had {
+        } else {
             let below = self.directories.range(path.to_path_buf()..).map(|(at, _)| at.clone());
             let below: Vec<PathBuf> = below.take_while(|at| at.starts_with(path)).collect();
             below.iter().for_each(|at| drop(self.directories.remove(at)));
         }
-        if is_changed {
-            self.has_changed(parent);
-        }
+        let entries = &mut self.directories.entry(parent.into()).or_default().entries;
+        entries.remove(name.as_bytes());
+        entries.extend(node.map(|node| (name.as_bytes().to_vec(), node)));
+        // A directory's name says where its bytes are once it is packed.
+        self.has_changed(path);
     }
 
     /// The bytes of a directory and of those above it are others now.
@@ -275,73 +216,69 @@ impl Tree {
         }
     }
 
-    /// Takes away what the mirror has lost. Directories are packed again. Returns the files.
+    /// Takes away what the mirror has lost. Returns the files.
     pub(super) fn lose(&mut self, is_there: &dyn Fn(&Id) -> bool) -> Vec<PathBuf> {
-        self.objects.retain(|_, object| object.pieces.iter().all(is_there));
-        let is_lost = |node: &Node| matches!(node, Node::File(file) if !self.has(file.content, is_there));
+        self.objects.retain(|_, object| object.bytes.are(is_there));
+        let is_lost = |node: &Node| matches!(node, Node::File(file) if !self.has(&file.content, is_there));
         let lost: Vec<PathBuf> = self.iter().filter(|(_, node)| is_lost(node)).map(|(path, _)| path).collect();
         lost.iter().for_each(|path| self.set(path, None));
-        let stored = self.directories.iter().filter_map(|(path, directory)| Some((path, directory.stored?)));
-        let gone = stored.filter(|(_, blob)| !is_there(&blob.hash)).map(|(path, _)| path.clone());
-        gone.collect::<Vec<_>>().iter().for_each(|path| self.has_changed(path));
         lost
     }
 
-    /// Packs all directories that have changed, the deepest first, and says where the bytes of the top one are.
-    pub(super) fn pack(&mut self, packed: &mut Vec<(Blob, Vec<u8>)>) -> Result<Blob> {
+    /// Packs all directories that the mirror lacks, the deepest first. Returns the bytes of the top one, and the pieces.
+    pub(super) fn pack(&mut self, is_there: &dyn Fn(&Id) -> bool) -> Result<(Bytes, Vec<Packed>)> {
+        let is_gone = |directory: &Directory| directory.stored.as_ref().is_some_and(|bytes| !bytes.are(is_there));
+        let gone = self.directories.iter().filter(|(_, directory)| is_gone(directory));
+        gone.map(|(at, _)| at.clone()).collect::<Vec<_>>().iter().for_each(|at| self.has_changed(at));
+        // An empty store has a top directory, too.
+        self.directories.entry(PathBuf::new()).or_default();
         let changed = self.directories.iter().rev().filter(|(_, directory)| directory.stored.is_none());
-        let mut root = self.root().unwrap_or(Blob::NONE);
+        let mut all = Vec::new();
         for at in changed.map(|(at, _)| at.clone()).collect::<Vec<_>>() {
             let (entries, mut needed) = (&self.directories[&at].entries, BTreeMap::new());
             for node in entries.values() {
-                if let Node::File(File { content: Content::Object(id), .. }) = node {
+                if let Node::File(File { content: Content::Object(id, _), .. }) = node {
                     let chain = self.chain(*id).ok_or(Damage("an object is not on the mirror"))?;
                     needed.extend(chain.into_iter().map(|encoding| (encoding.id, encoding)));
                 }
             }
             let needed: Vec<&Encoding> = needed.into_values().collect();
-            let (blob, bytes) = Blob::pack(&record::encode(MAGIC, &(entries, needed)))?;
-            packed.push((blob, bytes));
-            self.directories.entry(at.clone()).and_modify(|directory| directory.stored = Some(blob));
-            let Some((above, name)) = at.parent().zip(at.file_name()) else {
-                root = blob;
-                continue;
-            };
-            let above = self.directories.get_mut(above).and_then(|above| above.entries.get_mut(name.as_bytes()));
-            if let Some(Node::Directory(_, stored)) = above {
-                *stored = blob;
+            let (bytes, packed) = Bytes::pack(&record::encode(MAGIC, &(entries, needed)))?;
+            all.extend(packed);
+            let above = at.parent().and_then(|above| self.directories.get_mut(above)).zip(at.file_name());
+            if let Some((above, name)) = above
+                && let Some(Node::Directory(_, stored)) = above.entries.get_mut(name.as_bytes())
+            {
+                stored.clone_from(&bytes);
             }
+            self.directories.entry(at).or_default().stored = Some(bytes);
         }
-        Ok(root)
+        Ok((self.root().cloned().unwrap_or_default(), all))
     }
 
     /// Reads a directory's bytes, and adds the objects that it names. Returns the directories in it, which are empty yet.
     ///
     /// # Errors
     /// [`Error::Wrong`] for bytes that no stepfs writes.
-    pub fn unpack(&mut self, path: &Path, blob: Blob, packed: &[u8]) -> Result<Vec<(PathBuf, Blob)>> {
-        let mut bytes = Vec::new();
-        zstd::stream::read::Decoder::new(packed)?.take(MAX_UNPACKED).read_to_end(&mut bytes)?;
-        let (entries, needed): (BTreeMap<Vec<u8>, Node>, Vec<Encoding>) = record::decode(MAGIC, &bytes)?;
+    pub fn unpack(&mut self, path: &Path, stored: Bytes, bytes: &[u8]) -> Result<Vec<(PathBuf, Bytes)>> {
+        let (entries, needed): (BTreeMap<Vec<u8>, Node>, Vec<Encoding>) = record::decode(MAGIC, bytes)?;
         let is_name = |name: &OsStr| matches!(Path::new(name).components().collect::<Vec<_>>()[..], [Component::Normal(only)] if only == name);
         if !entries.keys().all(|name| is_name(OsStr::from_bytes(name)) && !name.contains(&0)) {
             return Err(Damage("a name leads elsewhere").into());
         }
         for encoding in needed {
-            if encoding.pieces.len() as u64 != encoding.len.div_ceil(PIECE) {
-                return Err(Damage("an object has other pieces than its length says").into());
-            }
-            self.objects.entry(encoding.id).or_insert_with(|| Arc::new(encoding));
+            self.objects.entry(encoding.id).or_insert(encoding);
         }
         let mut below = Vec::new();
         for (name, node) in &entries {
             if let Node::Directory(_, stored) = node {
                 let at = path.join(OsStr::from_bytes(name));
-                self.directories.insert(at.clone(), Directory { stored: Some(*stored), ..Directory::default() });
-                below.push((at, *stored));
+                let unread = Directory { stored: Some(stored.clone()), ..Directory::default() };
+                self.directories.insert(at.clone(), unread);
+                below.push((at, stored.clone()));
             }
         }
-        self.directories.insert(path.into(), Directory { entries, stored: Some(blob) });
+        self.directories.insert(path.into(), Directory { entries, stored: Some(stored) });
         Ok(below)
     }
 
@@ -349,40 +286,40 @@ impl Tree {
     ///
     /// # Errors
     /// Those of the mirror. Damage of a directory is none.
-    pub(super) fn load(place: &dyn Place, root: Blob, wanted: &dyn Fn(&Path, Blob) -> bool) -> Result<Tree> {
-        let (mut tree, mut level) = (Tree::default(), vec![(PathBuf::new(), root)]);
-        while !level.is_empty() {
-            level.retain(|(path, blob)| wanted(path, *blob));
-            let got = in_parallel(&level, |(path, blob)| match blob.len {
-                0..=MAX_PACKED if path.as_os_str().len() <= MAX_PATH => blob.get(place),
-                _ => Err(Error::Wrong(format!("{} is too large, or too deep, for a directory", blob.name()))),
+    pub(super) fn load(place: &dyn Place, root: Bytes, wanted: &dyn Fn(&Path, &Bytes) -> bool) -> Result<Tree> {
+        let (mut tree, mut rest) = (Tree::default(), vec![(PathBuf::new(), root)]);
+        while !rest.is_empty() {
+            let mut some = rest.split_off(rest.len().saturating_sub(AT_ONCE));
+            some.retain(|(path, stored)| wanted(path, stored));
+            let got = in_parallel(&some, |(path, stored)| match stored.len {
+                0..=MAX_DIRECTORY if path.as_os_str().len() <= MAX_PATH => stored.get(place),
+                _ => Err(Error::Wrong("it is too large, or too deep, for a directory".into())),
             });
-            for ((path, blob), got) in std::mem::take(&mut level).into_iter().zip(got) {
-                match got.and_then(|bytes| tree.unpack(&path, blob, &bytes)) {
+            for ((path, stored), got) in some.into_iter().zip(got) {
+                match got.and_then(|bytes| tree.unpack(&path, stored.clone(), &bytes)) {
                     Err(error @ (Error::Wrong(_) | Error::Missing(_) | Error::Local(_))) => {
-                        tree.unread.insert(path, error.to_string());
-                        tree.damaged.push(blob.hash);
+                        tree.unread.push(format!("{}: {error}", path.display()));
+                        tree.damaged.extend(stored.pieces);
                     }
-                    below => level.extend(below?),
+                    below => rest.extend(below?),
                 }
             }
         }
         Ok(tree)
     }
 
-    /// The blobs that all this needs, as far as they are on the mirror.
-    pub(super) fn blobs(&self, needed: &mut HashSet<Id>) {
+    /// Adds the blobs that all this needs, as far as they are on the mirror, and the directories that have told so.
+    pub(super) fn tell(&self, needed: &mut HashSet<Id>, told: &mut HashSet<Bytes>) {
         for Directory { entries, stored } in self.directories.values() {
-            needed.extend(stored.map(|blob| blob.hash));
-            for node in entries.values() {
-                match node {
-                    Node::File(File { content: Content::Small(blob), .. }) => drop(needed.insert(blob.hash)),
-                    Node::File(File { content: Content::Object(id), .. }) => {
-                        needed.extend(self.chain(*id).into_iter().flatten().flat_map(|encoding| &encoding.pieces));
-                    }
-                    Node::Link(..) | Node::Directory(..) => {}
+            let of_files = entries.values().flat_map(|node| match node {
+                Node::File(File { content: Content::Plain(bytes), .. }) => vec![bytes],
+                Node::File(File { content: Content::Object(id, _), .. }) => {
+                    self.chain(*id).into_iter().flatten().map(|encoding| &encoding.bytes).collect()
                 }
-            }
+                Node::Link(..) | Node::Directory(..) => Vec::new(),
+            });
+            needed.extend(of_files.chain(stored).flat_map(|bytes| &bytes.pieces));
+            told.extend(stored.clone());
         }
     }
 }

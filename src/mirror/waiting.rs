@@ -15,32 +15,28 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// When something that failed is tried again.
 #[derive(Default)]
 pub(super) struct Retry {
-    at: Option<Instant>,
+    pub(super) at: Option<Instant>,
     /// The pause after the next failure; none before the first.
     pause: Option<Duration>,
+    /// Why it failed.
+    pub(super) failed: Option<String>,
 }
 
 impl Retry {
-    /// Leaves it alone for a pause. The next pause is longer if this was a failure.
-    pub(super) fn postpone(&mut self, fails: bool) {
+    /// Leaves something for a pause, because it failed or because its turn has not come. Says a new reason in the log.
+    pub(super) fn postpone(&mut self, what: &str, error: Option<Error>) {
         let pause = self.pause.unwrap_or(FIRST_PAUSE);
         self.at = Some(Instant::now() + pause);
-        if fails {
-            self.pause = Some((pause * 2).min(LONGEST_PAUSE));
+        let Some(why) = error.map(|error| error.to_string()) else { return };
+        self.pause = Some((pause * 2).min(LONGEST_PAUSE));
+        if self.failed.as_ref() != Some(&why) {
+            log::warn!("mirror: {what}{why}; stepfs tries again, and no save waits for it");
         }
-    }
-
-    /// It is tried now.
-    pub(super) fn hasten(&mut self) {
-        self.at = None;
+        self.failed = Some(why);
     }
 
     pub(super) fn is_due(&self) -> bool {
         self.at.is_none_or(|at| at <= Instant::now())
-    }
-
-    pub(super) fn has_failed(&self) -> bool {
-        self.pause.is_some()
     }
 }
 
@@ -58,13 +54,12 @@ pub(super) struct Waiting {
     /// What is under way of its bytes.
     pub(super) work: Option<Box<Work>>,
     pub(super) retry: Retry,
-    pub(super) failed: Option<String>,
 }
 
 impl Waiting {
     pub(super) fn new(seen: Option<Seen>, change: u64) -> Waiting {
-        let (look, is_doubted, work, failed) = Default::default();
-        Waiting { seen, change, look, is_doubted, since: Instant::now(), work, retry: Retry::default(), failed }
+        let (look, is_doubted, work, retry) = Default::default();
+        Waiting { seen, change, look, is_doubted, since: Instant::now(), work, retry }
     }
 
     /// The file that was seen, if it is one.
@@ -78,7 +73,7 @@ impl Waiting {
     /// Whether the mirror is to have something that it lacks. What may still change is not to be there, and what has gone
     /// waits for others.
     pub(super) fn is_wanted(&self) -> bool {
-        self.failed.is_some() || self.file().is_some_and(|found| found.shape != Shape::Unsettled)
+        self.retry.failed.is_some() || self.file().is_some_and(|found| found.shape != Shape::Unsettled)
     }
 
     /// The first change that the mirror may lack, if it is to have it.
@@ -86,18 +81,8 @@ impl Waiting {
         self.look.into_iter().chain(self.is_wanted().then_some(self.change)).min()
     }
 
-    /// Whether it is to be looked at now. What failed may have changed without a note.
-    pub(super) fn is_to_be_looked_at(&self) -> bool {
-        self.look.is_some() || self.failed.is_some() && self.retry.is_due()
-    }
-
-    /// Leaves it for later, because it failed or because its turn has not come.
+    /// Leaves it for later.
     pub(super) fn postpone(&mut self, path: &Path, error: Option<Error>) {
-        self.retry.postpone(error.is_some());
-        let Some(why) = error.map(|error| error.to_string()) else { return };
-        if self.failed.as_ref() != Some(&why) {
-            log::warn!("mirror: {} is not there: {why}; stepfs tries again", path.display());
-        }
-        self.failed = Some(why);
+        self.retry.postpone(&format!("{} is not there: ", path.display()), error);
     }
 }

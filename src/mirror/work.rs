@@ -1,178 +1,127 @@
-//! The bytes of one file on their way to a mirror.
+//! Bytes on their way to a mirror: those of one file, or one object that a file needs.
+//!
+//! A file comes with its objects one after the other, the oldest first. So files bring no object twice that they share.
 
 use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use super::look::{Found, witness_of};
+use super::look::Found;
+use super::pieces::{Bytes, PIECE, Packed, pack};
 use super::place::{Error, Result};
 use super::source::{Ahead, Shape, Source};
-use super::tree::{Blob, Content, Encoding, PIECE, Tree};
-use super::whole;
+use super::tree::{Content, Encoding, Tree, Witness};
 use crate::clock::stamp_ns;
-use crate::store::{Hold, Id, MAX_CHAIN, MIN_RELEASE_BYTES};
-use formats::ReadAt;
+use crate::store::{Hold, Id, MAX_CHAIN};
 
 /// The kernel's clock for files advances within this time.
 const A_TICK: Duration = Duration::from_millis(10);
 
 /// See the module.
 pub(super) struct Work {
-    /// What the file's bytes are once all have come.
-    pub(super) content: Content,
     /// The file, as it was when this began.
     pub(super) found: Found,
-    bodies: Vec<Body>,
-    /// Keeps an object made ahead until the mirror has it.
-    _hold: Option<Hold>,
-}
-
-/// An object, or a packed small file.
-struct Body {
     read: Read,
+    /// Of an object: its id and parent, and whether it is lossy.
+    pub(super) object: Option<(Id, Option<Id>, bool)>,
     len: u64,
-    object: Option<Encoding>,
     /// The hashes of the pieces that have come.
-    pieces: Vec<Option<Id>>,
+    pub(super) pieces: Vec<Option<Id>>,
+    /// Why some did not come.
+    pub(super) failed: Option<Error>,
+    /// Keeps an object made ahead until the mirror has it.
+    hold: Option<Hold>,
 }
 
-/// Reads all bytes at an offset.
+/// Reads all bytes at an offset. It holds the open file.
 type Read = Box<dyn Fn(&mut [u8], u64) -> io::Result<()> + Send + Sync>;
 
 impl Work {
-    fn new(found: &Found, content: Content, hold: Option<Hold>) -> Work {
-        Work { content, found: found.clone(), bodies: Vec::new(), _hold: hold }
+    fn new(found: &Found, len: u64, read: Read) -> Work {
+        let pieces = vec![None; len.div_ceil(PIECE) as usize];
+        Work { found: found.clone(), read, object: None, len, pieces, failed: None, hold: None }
     }
 
-    /// Adds a body. `object`: its id and parent, and whether it is lossy.
-    fn add(&mut self, len: u64, read: Read, object: Option<(Id, Option<Id>, bool)>) {
-        let object = object.map(|(id, parent, lossy)| Encoding { id, parent, len, lossy, pieces: Vec::new() });
-        self.bodies.push(Body { read, len, object, pieces: vec![None; len.div_ceil(PIECE) as usize] });
-    }
-
-    /// Opens the bytes of a file, as far as the mirror has not its objects. `None`: later.
+    /// Opens the next bytes of a file that the mirror lacks. `None`: later.
     ///
     /// # Errors
-    /// It cannot be read, or changes meanwhile; [`Error::Away`] once `going` is false.
-    pub(super) fn begin(
-        source: &dyn Source,
-        path: &Path,
-        found: &Found,
-        tree: &Tree,
-        going: &(dyn Fn() -> bool + Sync),
-    ) -> Result<Option<Work>> {
+    /// It cannot be read.
+    pub(super) fn begin(source: &dyn Source, path: &Path, found: &Found, tree: &Tree) -> Result<Option<Work>> {
         match found.shape {
-            Shape::Object(id) => Work::of_object(source, found, id, tree, None).map(Some),
+            Shape::Object(id) => Work::of_object(source, found, id, tree).map(Some),
+            Shape::Whole => Work::of_file(source, path, found).map(Some),
             Shape::Newest => match source.ahead(path)? {
-                Ahead::Object(hold) => Work::of_object(source, found, hold.id(), tree, Some(hold)).map(Some),
-                Ahead::Whole => Work::of_whole(source, path, found, tree, going).map(Some),
+                Ahead::Object(hold) => {
+                    let work = Work::of_object(source, found, hold.id(), tree)?;
+                    Ok(Some(Work { hold: Some(hold), ..work }))
+                }
+                Ahead::Whole => Work::of_file(source, path, found).map(Some),
                 Ahead::Later => Ok(None),
             },
-            Shape::Whole => Work::of_whole(source, path, found, tree, going).map(Some),
             Shape::Stuck | Shape::Unsettled => {
                 Err(io::Error::other("it cannot be read, or is not durable; `stepfs why` says why").into())
             }
         }
     }
 
-    fn of_object(source: &dyn Source, found: &Found, id: Id, tree: &Tree, hold: Option<Hold>) -> Result<Work> {
-        let (mut work, mut next) = (Work::new(found, Content::Object(id), hold), Some(id));
-        // An open object stays readable, whatever takes its name.
-        while let Some(id) = next.filter(|id| tree.chain(*id).is_none()) {
-            let object = source.objects().open(id)?;
-            let (parent, lossy, len) = (object.header().parent, object.header().lossy, object.file().size());
-            work.add(len, Box::new(move |buf, at| object.file().read_exact_at(buf, at)), Some((id, parent, lossy)));
-            next = parent;
-            if work.bodies.len() > MAX_CHAIN as usize + 1 {
+    /// The oldest object of a chain that the mirror lacks.
+    fn of_object(source: &dyn Source, found: &Found, id: Id, tree: &Tree) -> Result<Work> {
+        let mut object = source.objects().open(id)?;
+        let mut newer = 0;
+        while let Some(parent) = object.header().parent.filter(|parent| tree.chain(*parent).is_none()) {
+            object = source.objects().open(parent)?;
+            newer += 1;
+            if newer > MAX_CHAIN {
                 return Err(Error::Wrong(format!("object {id}: its chain of parents is too long")));
             }
         }
-        Ok(work)
+        let (header, len) = (object.header().clone(), object.file().size());
+        // An open object stays readable, whatever takes its name.
+        let read = Box::new(move |buf: &mut [u8], at| object.file().read_exact_at(buf, at));
+        Ok(Work { object: Some((header.id, header.parent, header.lossy)), ..Work::new(found, len, read) })
     }
 
-    fn of_whole(
-        source: &dyn Source,
-        path: &Path,
-        found: &Found,
-        tree: &Tree,
-        going: &(dyn Fn() -> bool + Sync),
-    ) -> Result<Work> {
-        let store = source.store();
+    /// All bytes of a file of the tree.
+    fn of_file(source: &dyn Source, path: &Path, found: &Found) -> Result<Work> {
+        let (store, witness) = (source.store(), found.witness);
         // A write in the same tick of the clock for files would not show.
-        if (0..A_TICK.as_nanos() as i64).contains(&(stamp_ns() - found.witness.changed_ns)) {
+        if (0..A_TICK.as_nanos() as i64).contains(&(stamp_ns() - witness.changed_ns)) {
             std::thread::sleep(A_TICK);
         }
         // Only the owner may leave the access time alone.
         let open = |flags| store.io().open_beneath(&store.tree(), path, flags);
         let file = open(libc::O_NOATIME).or_else(|_| open(0))?;
-        let check = || match witness_of(&file.metadata()?) == found.witness && file.size() == found.len {
-            true => Ok(()),
-            false => Err(io::Error::other("it changes while it is read")),
+        let read = move |buf: &mut [u8], at| {
+            file.read_exact_at(buf, at)?;
+            // After the piece that is read last, this says it of all.
+            let is_same = Witness::of(&file.metadata()?) == witness;
+            is_same.then_some(()).ok_or_else(|| io::Error::other("it changes while it is read"))
         };
-        check()?;
-        let mut work;
-        if found.len < MIN_RELEASE_BYTES {
-            let mut bytes = vec![0; found.len as usize];
-            file.read_exact_at(&mut bytes, 0)?;
-            let (blob, packed) = Blob::pack(&bytes)?;
-            work = Work::new(found, Content::Small(blob), None);
-            work.add(blob.len, Box::new(move |buf, at| packed.read_exact_at(buf, at)), None);
-        } else {
-            let original = whole::hash(&file, going)?;
-            let id = whole::short(&original);
-            work = Work::new(found, Content::Object(id), None);
-            if !tree.objects.contains_key(&id) {
-                let object = whole::encode(store, path, (&file, original), found.attributes.modified_ns, going)?;
-                work.add(
-                    object.size(),
-                    Box::new(move |buf, at| object.read_exact_at(buf, at)),
-                    Some((id, None, false)),
-                );
-            }
-        }
-        check()?;
-        Ok(work)
+        Ok(Work::new(found, found.len, Box::new(read)))
     }
 
-    /// The objects that it brings.
-    pub(super) fn objects(&self) -> impl Iterator<Item = Id> {
-        self.bodies.iter().filter_map(|body| Some(body.object.as_ref()?.id))
+    /// The object that has come, if it is one, and the file's content, if that has come.
+    pub(super) fn come(&self) -> Option<(Option<Encoding>, Option<Content>)> {
+        let bytes = Bytes { len: self.len, pieces: self.pieces.iter().copied().collect::<Option<_>>()? };
+        let Some((id, parent, lossy)) = self.object else { return Some((None, Some(Content::Plain(bytes)))) };
+        let is_ahead = self.hold.as_ref().is_some_and(|hold| hold.id() == id);
+        let content = is_ahead.then_some(Content::Object(id, self.found.len));
+        Some((Some(Encoding { id, parent, lossy, bytes }), content))
     }
 
-    /// Those that have come whole.
-    pub(super) fn whole_objects(&self) -> impl Iterator<Item = Encoding> {
-        self.bodies.iter().filter_map(|body| {
-            let pieces = body.pieces.iter().copied().collect::<Option<Vec<Id>>>()?;
-            Some(Encoding { pieces, ..body.object.clone()? })
-        })
+    /// The numbers of the pieces that have not come.
+    pub(super) fn missing(&self) -> impl Iterator<Item = usize> {
+        self.pieces.iter().enumerate().filter(|(_, piece)| piece.is_none()).map(|(number, _)| number)
     }
 
-    /// The pieces that have not come, by numbers of their own.
-    pub(super) fn missing(&self) -> impl Iterator<Item = (usize, usize)> {
-        self.bodies.iter().enumerate().flat_map(|(body, of)| {
-            let missing = of.pieces.iter().enumerate().filter(|(_, piece)| piece.is_none());
-            missing.map(move |(piece, _)| (body, piece))
-        })
-    }
-
-    /// The hashes of those that have.
-    pub(super) fn pieces(&self) -> impl Iterator<Item = Id> {
-        self.bodies.iter().flat_map(|body| body.pieces.iter().copied().flatten())
-    }
-
-    /// The bytes of a piece.
+    /// Packs a piece.
     ///
     /// # Errors
-    /// Device errors.
-    pub(super) fn bytes(&self, (body, piece): (usize, usize)) -> io::Result<Vec<u8>> {
-        let (body, from) = (&self.bodies[body], piece as u64 * PIECE);
-        let mut bytes = vec![0; (body.len - from).min(PIECE) as usize];
-        (body.read)(&mut bytes, from)?;
-        Ok(bytes)
-    }
-
-    /// A piece has come.
-    pub(super) fn has_come(&mut self, (body, piece): (usize, usize), hash: Id) {
-        self.bodies[body].pieces[piece] = Some(hash);
+    /// Device errors; the file has changed.
+    pub(super) fn pack(&self, piece: usize) -> io::Result<Packed> {
+        let from = piece as u64 * PIECE;
+        let mut bytes = vec![0; (self.len - from).min(PIECE) as usize];
+        (self.read)(&mut bytes, from)?;
+        pack(&bytes)
     }
 }

@@ -6,13 +6,14 @@
 //! The catalog's answer, a look at a name, and the bytes of a file are three instants. So nothing is entered of a name
 //! that changed between them: the catalog is asked again first, and tells of the name anew.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::look::{Found, Seen, others, see};
+use super::look::{Found, Seen, see};
 use super::pace::Pace;
 use super::place::{Place, Result};
 use super::settings::{Progress, Settings};
@@ -21,7 +22,7 @@ use super::states::States;
 use super::tree::{Attributes, Content, File, Node, Tree, Witness};
 use super::waiting::Waiting;
 use super::work::Work;
-use crate::store::{Id, MIN_RELEASE_BYTES, Newest};
+use crate::store::{Id, entries};
 
 /// Files that travel at once. Each may be open meanwhile.
 const AT_ONCE: usize = 256;
@@ -35,10 +36,9 @@ const MOST_NAMED: usize = 20;
 /// See the module.
 pub(super) struct Writer {
     states: States,
-    newest: Newest,
     tree: Tree,
     /// The bytes of files, by inode number.
-    known: HashMap<u64, File>,
+    known: HashMap<u64, (Witness, Content)>,
     /// What the tree has not as the store has it.
     waiting: BTreeMap<PathBuf, Waiting>,
     /// The store's change that was looked at last, and the first one after the look before: a name that was told now may have
@@ -54,8 +54,8 @@ impl Writer {
     /// It is another store's; those of the mirror. Damage is none: what is lost is written again.
     pub(super) fn open(place: &Arc<dyn Place>, store: Id, settings: &Settings) -> Result<Writer> {
         let (states, tree) = States::open(place, store, settings)?;
-        let (newest, known, waiting) = (settings.newest, HashMap::new(), BTreeMap::new());
-        let mut writer = Writer { states, newest, tree, known, waiting, change: 0, first: 1 };
+        let (known, waiting) = Default::default();
+        let mut writer = Writer { states, tree, known, waiting, change: 0, first: 1 };
         let names = writer.tree.iter().map(|(path, _)| path).chain([PathBuf::new()]);
         names.collect::<Vec<_>>().into_iter().for_each(|path| writer.note(path));
         writer.lose();
@@ -75,7 +75,7 @@ impl Writer {
             self.note(path);
         }
         let files = self.tree.iter().filter_map(|(_, node)| match node {
-            Node::File(file) => Some((file.witness.inode, file.clone())),
+            Node::File(File { content, witness, .. }) => Some((witness.inode, (*witness, content.clone()))),
             _ => None,
         });
         self.known = files.collect();
@@ -91,7 +91,7 @@ impl Writer {
     /// A later change of a file does not count for an earlier one: saves may go on all the time.
     pub(super) fn done(&self) -> (u64, u64) {
         let before = |fails: bool| {
-            let lacking = self.waiting.values().filter(|of| fails || of.failed.is_none());
+            let lacking = self.waiting.values().filter(|of| fails || of.retry.failed.is_none());
             lacking.filter_map(Waiting::lacks).min().map_or(self.change, |change| change.saturating_sub(1))
         };
         (before(true), before(false))
@@ -103,7 +103,7 @@ impl Writer {
         progress.files = wanted.clone().count() as u64;
         progress.bytes = wanted.clone().filter_map(|of| Some(of.file()?.len)).sum();
         progress.lag_seconds = wanted.map(|of| of.since.elapsed().as_secs()).max();
-        let failed = self.waiting.iter().filter_map(|(path, of)| Some((path, of.failed.as_ref()?)));
+        let failed = self.waiting.iter().filter_map(|(path, of)| Some((path, of.retry.failed.as_ref()?)));
         progress.failed = failed.take(MOST_NAMED).map(|(path, why)| format!("{}: {why}", path.display())).collect();
     }
 
@@ -132,59 +132,52 @@ impl Writer {
         let is_new = self.change == 0;
         (self.first, self.change) = (self.change + 1, change);
         if asked {
-            self.waiting.values_mut().for_each(|of| of.retry.hasten());
+            self.waiting.values_mut().for_each(|of| of.retry.at = None);
         }
         let tree = source.store().tree();
         // A file may be archived, or get another name or mode, while its bytes are on their way: that makes it no later. Of
         // two states of one file, the same time means the same bytes.
         let of_file = |of: &Waiting| Some((of.file()?.attributes.modified_ns, of.change));
         let changes: BTreeSet<(i64, u64)> = self.waiting.values().filter_map(of_file).collect();
-        let also = self.waiting.iter().filter(|(_, of)| of.is_to_be_looked_at()).map(|(path, _)| path.clone());
+        // A file that failed may have changed without a note.
+        let is_to_be_looked_at = |of: &Waiting| of.look.is_some() || of.retry.failed.is_some() && of.retry.is_due();
+        let also = self.waiting.iter().filter(|(_, of)| is_to_be_looked_at(of)).map(|(path, _)| path.clone());
         let also: Vec<PathBuf> = also.collect();
         let told = source.changed(is_new, also.clone());
         // A name that comes or goes changes the time of its directory.
         let above: BTreeSet<&Path> = told.iter().flat_map(|(path, _)| path.ancestors().skip(1)).collect();
         // One that is new, or could not be listed, is listed.
         let is_new = |path: &Path| self.tree.others(path).is_none() || self.waiting.contains_key(path);
-        let above = above.into_iter().map(|path| (path.to_path_buf(), None, is_new(path))).collect::<Vec<_>>();
+        let above = above.into_iter().map(|path| (path.to_path_buf(), Ok(None), is_new(path))).collect::<Vec<_>>();
         let told = told.into_iter().map(|(path, shape)| (path, shape, true));
         let (mut rest, mut listed): (Vec<_>, _) = (above.into_iter().chain(told).collect(), HashSet::new());
         while let Some((path, shape, is_told)) = rest.pop() {
-            let mut seen = see(&tree, &path, shape);
+            let mut seen = shape.and_then(|shape| see(&tree, &path, shape));
             // Another directory may have its place, and of all that is in it only files are told.
             if let (true, Ok(Some(Seen::Other(Node::Directory(..))))) = (is_told, &seen)
                 && listed.insert(path.clone())
             {
-                rest.extend(self.tree.others(&path).into_iter().flatten().map(|path| (path, None, true)));
-                match others(&tree, &path) {
-                    Ok(others) => rest.extend(others.into_iter().map(|path| (path, None, true))),
+                rest.extend(self.tree.others(&path).into_iter().flatten().map(|path| (path, Ok(None), true)));
+                match entries(&tree, &path) {
+                    Ok(entries) => {
+                        let others = entries.into_iter().filter(|(_, kind)| !kind.is_file());
+                        rest.extend(others.map(|(path, _)| (path, Ok(None), true)));
+                    }
                     Err(error) => seen = Err(error),
                 }
             }
-            self.learn(source, &path, seen, &changes);
+            self.learn(&path, seen, &changes);
         }
         for path in also {
             self.waiting.entry(path).and_modify(|of| of.look = None);
         }
-        self.waiting.retain(|_, of| of.seen.is_some() || of.failed.is_some());
+        self.waiting.retain(|_, of| of.seen.is_some() || of.retry.failed.is_some());
         self.settle(source);
     }
 
     /// Notes a name as it was seen. One that cannot be looked at is tried again. `changes` has the times of files that wait,
     /// each with their changes.
-    fn learn(
-        &mut self,
-        source: &dyn Source,
-        path: &Path,
-        seen: io::Result<Option<Seen>>,
-        changes: &BTreeSet<(i64, u64)>,
-    ) {
-        let seen = seen.and_then(|mut seen| {
-            if let Some(Seen::File(found)) = &mut seen {
-                found.shape = self.shape(source, path, found)?;
-            }
-            Ok(seen)
-        });
+    fn learn(&mut self, path: &Path, seen: io::Result<Option<Seen>>, changes: &BTreeSet<(i64, u64)>) {
         // If the archive has not told of a file, the note of it is on its way.
         let Some(seen) = seen.transpose() else { return };
         let waiting = self.waiting.entry(path.into()).or_insert_with(|| Waiting::new(None, self.first));
@@ -206,34 +199,34 @@ impl Writer {
         }
     }
 
-    /// How a file is to travel: as the settings say of the newest one.
-    fn shape(&self, source: &dyn Source, path: &Path, found: &Found) -> io::Result<Shape> {
-        let is_newest = found.shape == Shape::Newest && found.len >= MIN_RELEASE_BYTES;
-        Ok(match self.newest {
-            // An object that was made ahead, and may be on its way, is not shown.
-            Newest::Quantized if is_newest && !source.stays_exact(path)? => Shape::Newest,
-            Newest::None if is_newest && !source.stays_exact(path)? => Shape::Unsettled,
-            _ if found.shape == Shape::Newest => Shape::Whole,
-            _ => found.shape,
-        })
-    }
-
     /// The bytes of a file, if they are there. The collector may have taken an ancestor of its object meanwhile.
     fn content(&self, found: &Found) -> Option<Content> {
         let content = match found.shape {
-            Shape::Object(id) => Content::Object(id),
+            Shape::Object(id) => Content::Object(id, found.len),
             Shape::Newest | Shape::Whole => {
-                let known = self.known.get(&found.witness.inode)?;
-                let is_lossy = |id| self.tree.objects.get(&id).is_some_and(|object| object.lossy);
-                match known.content {
-                    _ if (known.witness, known.len) != (found.witness, found.len) => return None,
-                    Content::Object(id) if found.shape == Shape::Whole && is_lossy(id) => return None,
-                    content => content,
+                let (witness, content) = self.known.get(&found.witness.inode)?;
+                let is_lossy = |id| self.tree.objects.get(id).is_some_and(|object| object.lossy);
+                match content {
+                    _ if (*witness, content.len()) != (found.witness, found.len) => return None,
+                    Content::Object(id, _) if found.shape == Shape::Whole && is_lossy(id) => return None,
+                    content => content.clone(),
                 }
             }
             Shape::Stuck | Shape::Unsettled => return None,
         };
-        self.tree.has(content, &|hash| self.states.has(hash)).then_some(content)
+        self.tree.has(&content, &|hash| self.states.has(hash)).then_some(content)
+    }
+
+    /// The node of a name that waits, if the mirror can have it; `None` inside if the name went.
+    fn node(&self, waiting: &Waiting) -> Option<Option<Node>> {
+        Some(match waiting.seen.as_ref()? {
+            Seen::Nothing => None,
+            Seen::Other(node) => Some(node.clone()),
+            Seen::File(found) => {
+                let Found { attributes, witness, .. } = *found;
+                Some(Node::File(File { attributes, content: self.content(found)?, witness }))
+            }
+        })
     }
 
     /// Enters all names that the mirror can have as they were seen, but for those that changed since.
@@ -244,35 +237,27 @@ impl Writer {
         // With a directory that moved, all below it is told anew.
         let is_noted =
             |path: &Path| path.ancestors().any(|at| self.waiting.get(at).is_some_and(|of| of.look.is_some()));
-        let is_there = |of: &Waiting| of.file().is_none_or(|found| self.content(found).is_some());
-        let settled = self.waiting.iter().filter(|(path, of)| is_there(of) && !is_noted(path));
-        let settled: Vec<PathBuf> = settled.map(|(path, _)| path.clone()).collect();
+        let settled = self.waiting.iter().filter(|(path, _)| !is_noted(path));
+        let settled = settled.filter_map(|(path, of)| Some((path.clone(), self.node(of)?)));
         let (mut gone, mut renewed) = (Vec::new(), HashMap::new());
-        for path in settled {
-            let node = match &self.waiting[&path].seen {
-                Some(Seen::Other(node)) => node.clone(),
-                Some(Seen::File(found)) => {
-                    let Some(content) = self.content(found) else { continue };
-                    let Found { attributes, len, names, witness, .. } = *found;
-                    let file = File { attributes, len, content, witness };
-                    // A file changes under all of its names, and the archive may know of one only.
-                    if names > 1 {
-                        renewed.insert(witness.inode, witness);
-                    }
-                    self.known.insert(witness.inode, file.clone());
-                    Node::File(file)
-                }
-                Some(Seen::Nothing) => {
-                    gone.push(path);
-                    continue;
-                }
-                None => continue,
-            };
-            self.tree.set(&path, Some(node));
-            self.waiting.remove(&path);
+        for (path, node) in settled.collect::<Vec<_>>() {
+            if node.is_none() {
+                gone.push(path);
+                continue;
+            }
+            self.tree.set(&path, node);
+            // A file changes under all of its names, and the archive may know of one only.
+            if let Some(Found { names: 2.., witness, .. }) = self.waiting.remove(&path).as_ref().and_then(Waiting::file)
+            {
+                renewed.insert(witness.inode, *witness);
+            }
         }
         self.take_away(gone, is_quiet);
-        self.look_at_other_names(&renewed);
+        if !renewed.is_empty() {
+            let is_former = |node: &Node| matches!(node, Node::File(of) if renewed.get(&of.witness.inode).is_some_and(|witness| *witness != of.witness));
+            let former = self.tree.iter().filter(|(_, node)| is_former(node)).map(|(path, _)| path);
+            former.collect::<Vec<_>>().into_iter().for_each(|path| self.note(path));
+        }
     }
 
     /// Takes away names that went. A file that moved is never without a name. `is_quiet`: nothing changed meanwhile.
@@ -291,31 +276,23 @@ impl Writer {
         }
     }
 
-    /// Looks again at the other names of files that changed.
-    fn look_at_other_names(&mut self, renewed: &HashMap<u64, Witness>) {
-        if renewed.is_empty() {
-            return;
-        }
-        let is_former = |node: &Node| matches!(node, Node::File(of) if renewed.get(&of.witness.inode).is_some_and(|witness| *witness != of.witness));
-        let former = self.tree.iter().filter(|(_, node)| is_former(node)).map(|(path, _)| path);
-        former.collect::<Vec<_>>().into_iter().for_each(|path| self.note(path));
-    }
-
     /// Brings the bytes of the newest files that wait for theirs, as many as come in time.
     fn push(&mut self, source: &dyn Source, pace: &Pace) {
         let until = Instant::now() + ROUND;
         let due = self.waiting.iter().filter(|(_, of)| of.is_wanted() && of.retry.is_due());
         let due = due.filter_map(|(path, of)| Some((path, of.file()?)));
         let due = due.filter(|(_, found)| self.content(found).is_none());
-        let mut due: Vec<_> = due.map(|(path, found)| (found.attributes.modified_ns, path, found)).collect();
-        due.sort_unstable_by_key(|(modified_ns, path, _)| std::cmp::Reverse((*modified_ns, *path)));
+        let mut due: Vec<_> = due.map(|(path, found)| (path.clone(), found.clone())).collect();
+        // A file travels under one of its names.
+        let newest = |(_, found): &(PathBuf, Found)| Reverse((found.attributes.modified_ns, found.witness.inode));
+        due.sort_by_key(newest);
+        due.dedup_by_key(|(_, found)| found.witness.inode);
         due.truncate(MOST_IN_A_ROUND);
-        let due: Vec<_> = due.into_iter().map(|(_, path, found)| (path.clone(), found.clone())).collect();
-        for (number, some) in due.chunks(AT_ONCE).enumerate() {
-            if number > 0 && Instant::now() > until {
+        for some in due.chunks(AT_ONCE) {
+            self.push_some(source, pace, some, until);
+            if Instant::now() > until {
                 break;
             }
-            self.push_some(source, pace, some, until);
         }
         // What a program has opened meanwhile may have been read half written.
         self.settle(source);
@@ -331,32 +308,27 @@ impl Writer {
             let Some(waiting) = self.waiting.get_mut(path) else { continue };
             let work = match waiting.work.take().filter(|work| work.found == *found) {
                 Some(work) => Ok(Some(work)),
-                None => {
-                    Work::begin(source, path, found, &self.tree, &|| !pace.is_stopped()).map(|work| work.map(Box::new))
-                }
+                None => Work::begin(source, path, found, &self.tree).map(|work| work.map(Box::new)),
             };
             match work {
-                // Another file brings one of its objects now.
-                Ok(Some(work)) if work.objects().any(|id| coming.contains(&id)) => {}
-                Ok(Some(work)) => {
-                    coming.extend(work.objects());
-                    works.push((path.clone(), work));
-                }
+                // Another file brings its object now.
+                Ok(Some(work)) if work.object.is_some_and(|(id, ..)| !coming.insert(id)) => {}
+                Ok(Some(work)) => works.push((path.clone(), work)),
                 later => waiting.postpone(path, later.err()),
             }
         }
-        let errors = self.states.bring(&mut works, pace, until);
-        for ((path, work), error) in works.into_iter().zip(errors) {
-            for object in work.whole_objects() {
+        self.states.bring(&mut works, pace, until);
+        for (path, mut work) in works {
+            let witness = work.found.witness;
+            if let Some((object, content)) = work.come() {
                 // Never another encoding of an object that is there: directories of the mirror need its pieces.
-                self.tree.objects.entry(object.id).or_insert_with(|| Arc::new(object));
-            }
-            let Found { attributes, len, witness, .. } = work.found;
-            if error.is_none() && work.missing().next().is_none() {
-                self.known.insert(witness.inode, File { attributes, len, content: work.content, witness });
+                if let Some(object) = object {
+                    self.tree.objects.entry(object.id).or_insert(object);
+                }
+                self.known.extend(content.map(|content| (witness.inode, (witness, content))));
             } else if let Some(waiting) = self.waiting.get_mut(&path) {
+                work.failed.take().into_iter().for_each(|error| waiting.postpone(&path, Some(error)));
                 waiting.work = Some(work);
-                error.into_iter().for_each(|error| waiting.postpone(&path, Some(error)));
             }
         }
     }
@@ -369,8 +341,8 @@ impl Writer {
         let listed = self.states.list()?;
         self.lose();
         let works = self.waiting.values().filter_map(|of| of.work.as_deref());
-        let on_their_way: Vec<Id> = works.flat_map(Work::pieces).collect();
-        let collected = self.states.collect(&self.tree, &listed, &on_their_way);
+        let on_their_way = works.flat_map(|work| &work.pieces).copied().flatten().collect();
+        let collected = self.states.collect(&self.tree, &listed, on_their_way);
         self.lose();
         collected
     }

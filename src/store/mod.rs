@@ -49,4 +49,4 @@ pub use store::{DAEMON_LOG, Store, exposed};
 pub use stub::{MIN_RELEASE_BYTES, STUB_BYTES, Stub};
 pub use transfer::{export_file, import_file, part_of, remove_part, write_beside};
 pub use walk::{TRASH, files_below, is_trash, open_aside};
-pub(crate) use walk::{found_at, modified_ns};
+pub(crate) use walk::{entries, found_at, modified_ns};

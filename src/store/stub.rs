@@ -139,6 +139,17 @@ impl Stub {
     pub fn disown(file: &DeviceFile, at: CrashPoint) -> io::Result<()> {
         if Stub::looks_like_one(file)? { marks::mark_plain(file, at) } else { Ok(()) }
     }
+
+    /// The same, on a file system that has such marks.
+    ///
+    /// # Errors
+    /// Device errors.
+    pub fn disown_if_possible(file: &DeviceFile, at: CrashPoint) -> io::Result<()> {
+        Stub::disown(file, at).or_else(|error| match error.raw_os_error() {
+            Some(libc::EOPNOTSUPP) => Ok(()),
+            _ => Err(error),
+        })
+    }
 }
 
 #[cfg(test)]

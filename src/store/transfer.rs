@@ -40,10 +40,7 @@ pub fn import_file(store: &Store, from: &Path, to: &Path, progress: impl Fn(u64)
         let metadata = source.metadata()?;
         copy_attributes(&source, &metadata, &file, WRITTEN)
             .or_else(|_| copy_but_owner(&source, &metadata, &file, WRITTEN))?;
-        Stub::disown(&file, WRITTEN).or_else(|error| match error.raw_os_error() {
-            Some(libc::EOPNOTSUPP) => Ok(()),
-            _ => Err(error),
-        })?;
+        Stub::disown_if_possible(&file, WRITTEN)?;
         file.sync(WRITTEN)?;
         io.publish(&part, &target, CrashPoint::ImportInPlace)?;
         // Its directories may be as new as the file.

@@ -1,6 +1,6 @@
 //! Lists files, and looks at them.
 
-use std::fs::{self, File, Metadata};
+use std::fs::{self, DirEntry, File, FileType, Metadata};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -29,9 +29,7 @@ pub fn files_below(tree: &Path, path: &Path) -> io::Result<Vec<PathBuf>> {
     let (mut files, mut rest) = (Vec::new(), vec![path.to_path_buf()]);
     while let Some(directory) = rest.pop() {
         let mut look = || -> io::Result<()> {
-            for entry in fs::read_dir(beneath::by_descriptor(&beneath::open_dir(tree, &directory)?))? {
-                let entry = entry?;
-                let (kind, found) = (entry.file_type()?, directory.join(entry.file_name()));
+            for (found, kind) in entries(tree, &directory)? {
                 if kind.is_dir() {
                     rest.push(found);
                 } else if kind.is_file() {
@@ -49,6 +47,19 @@ pub fn files_below(tree: &Path, path: &Path) -> io::Result<Vec<PathBuf>> {
         }
     }
     Ok(files)
+}
+
+/// The names in a directory of the tree, as paths inside the tree, each with its kind.
+///
+/// # Errors
+/// Device errors; `ENOTDIR` for a link.
+pub(crate) fn entries(tree: &Path, directory: &Path) -> io::Result<Vec<(PathBuf, FileType)>> {
+    let listed = fs::read_dir(beneath::by_descriptor(&beneath::open_dir(tree, directory)?))?;
+    let entry = |entry: io::Result<DirEntry>| {
+        let entry = entry?;
+        Ok((directory.join(entry.file_name()), entry.file_type()?))
+    };
+    listed.map(entry).collect()
 }
 
 /// Opens any file to look at it, without a trace in its times where that is allowed. A pipe does not wait for a writer.

@@ -10,9 +10,9 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use stepfs::mirror::{Ahead, Daemon, Settings, Shape, Source};
+use stepfs::mirror::{Ahead, Daemon, Settings, Shape, Source, Told};
 use stepfs::store::object::{FOOTER_BYTES, Footer, HEADER_BYTES, Header};
-use stepfs::store::{Id, Newest, Objects, STUB_BYTES, Store, Stub};
+use stepfs::store::{Id, Objects, STUB_BYTES, Store, Stub};
 use stepfs::tile::Coding;
 
 use super::series::{Random, Rest, decode, step};
@@ -229,18 +229,14 @@ impl Source for Still {
         0
     }
 
-    fn changed(&self, all: bool, _: Vec<PathBuf>) -> Vec<(PathBuf, Option<Shape>)> {
+    fn changed(&self, all: bool, _: Vec<PathBuf>) -> Vec<Told> {
         if !all {
             return Vec::new();
         }
         let files = stepfs::store::files_below(&self.0.tree(), Path::new("")).unwrap().into_iter();
         let stub =
             |path: &PathBuf| Stub::read(&fs::File::open(self.0.tree().join(path)).unwrap(), self.0.id()).unwrap();
-        files.filter_map(|path| Some((path.clone(), Some(Shape::Object(stub(&path)?.object))))).collect()
-    }
-
-    fn stays_exact(&self, _: &Path) -> io::Result<bool> {
-        Ok(true)
+        files.filter_map(|path| Some((path.clone(), Ok(Some(Shape::Object(stub(&path)?.object)))))).collect()
     }
 
     fn ahead(&self, _: &Path) -> io::Result<Ahead> {
@@ -260,8 +256,7 @@ fn objects_are_taken_from_the_mirror() {
         stepfs::mirror::claim(place.as_ref(), store.id()).unwrap();
         let objects = Arc::new(Objects::load(&store.objects(), |_, _| {}).unwrap());
         let still: Arc<dyn Source> = Arc::new(Still(store, objects));
-        let settings =
-            Settings { url: url.clone(), newest: Newest::Exact, keep: Duration::from_secs(60), bandwidth: None };
+        let settings = Settings { url: url.clone(), keep: Duration::from_secs(60), bandwidth: None };
         let daemon = Daemon::start(Arc::clone(&still), place, settings).unwrap();
         while daemon.progress(still.as_ref()).done == 0 {
             std::thread::sleep(Duration::from_millis(10));

@@ -104,7 +104,7 @@ impl<'a> Sources<'a> {
 
     /// An object on the mirror.
     pub(super) fn on_mirror(&self, id: Id) -> Option<&Encoding> {
-        self.mirror()?.tree.objects.get(&id).map(AsRef::as_ref)
+        self.mirror()?.tree.objects.get(&id)
     }
 
     /// Brings an object from the mirror into a file without a name.

@@ -1,6 +1,7 @@
 //! Faults of the mirror, of single files, and of what lies there.
 
 use super::*;
+use crate::mirror::pieces::{Bytes, name};
 
 /// Some rounds, until nothing is left. False if something stays.
 fn round(writer: &mut Writer, machine: &Machine) -> Result<bool> {
@@ -225,13 +226,23 @@ fn what_may_still_change_keeps_what_it_had() {
 }
 
 #[test]
-fn the_newest_file_may_stay_behind() {
-    let (machine, place) = (run(), Arc::new(Memory::default()));
-    machine.shapes.lock().unwrap().insert("run/newest.pt".into(), Shape::Newest);
-    let shared: Arc<dyn Place> = Arc::clone(&place) as _;
-    claim(shared.as_ref(), machine.store.id()).unwrap();
-    let newest_none = Settings { newest: Newest::None, ..settings() };
-    let mut writer = Writer::open(&shared, machine.store.id(), &newest_none).unwrap();
-    assert!(round(&mut writer, &machine).unwrap());
-    assert!(!pulled(&place, None).unwrap().0.contains_key("run/newest.pt"));
+fn bytes_in_pieces_come_back_and_false_ones_are_errors() {
+    let (place, original) = (Memory::default(), noise(9 << 20, 3));
+    let (bytes, packed) = Bytes::pack(&original).unwrap();
+    packed.into_iter().for_each(|(hash, packed)| place.set(&name(hash), Some(packed)));
+    assert_eq!(bytes.pieces.len(), 3);
+    assert!(bytes.get(&place).unwrap() == original);
+    let of = |len, pieces: &[Id]| Bytes { len, pieces: pieces.to_vec() };
+    let [first, second, third] = bytes.pieces[..] else { panic!() };
+    let others = [
+        of(bytes.len - 1, &bytes.pieces),
+        of(bytes.len + 1, &bytes.pieces),
+        of(u64::MAX, &bytes.pieces),
+        of(0, &bytes.pieces),
+        of(bytes.len, &[first, second]),
+        of(bytes.len, &[third, second, first]),
+    ];
+    for other in others {
+        assert!(matches!(other.get(&place), Err(Error::Wrong(_))), "{other:?}");
+    }
 }

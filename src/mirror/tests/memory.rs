@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::clock::wall_ns;
-use crate::mirror::place::{Error, Listed, Place, Result};
+use crate::mirror::place::{Error, Place, Result};
 
 /// A request as a test sees it: `put`, `get`, `list`, `delete` or `sync`, the name, and the bytes of a put. An error is its answer.
 type Fault = Box<dyn FnMut(&str, &str, usize) -> Option<Error> + Send>;
@@ -137,10 +137,10 @@ impl Place for Memory {
         found.chunks(1 << 16).try_for_each(each)
     }
 
-    fn list(&self, prefix: &str) -> Result<Vec<Listed>> {
+    fn list(&self, prefix: &str) -> Result<Vec<(String, i64)>> {
         self.request(("list", prefix, 0), |inside| {
             let below = inside.names.range(prefix.to_string()..).take_while(|(name, _)| name.starts_with(prefix));
-            Ok(below.map(|(name, (_, put_ns))| Listed { name: name.clone(), put_ns: *put_ns }).collect())
+            Ok(below.map(|(name, (_, put_ns))| (name.clone(), *put_ns)).collect())
         })
     }
 

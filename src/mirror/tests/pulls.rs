@@ -1,6 +1,7 @@
 //! The files that a pull makes in a store, and those that it leaves alone.
 
 use super::*;
+use crate::mirror::pieces;
 
 /// The last state of a mirror.
 fn reader(place: &Arc<Memory>, wanted: &str) -> Reader {
@@ -106,8 +107,7 @@ fn a_file_with_the_same_bytes_is_the_same_and_is_not_brought() {
     copy.release("run/step_2.pt", &noise(100_000, 3), None);
     let names = ["run/config.json", "run/newest.pt", "run/step_1.pt", "run/step_2.pt"];
     names.iter().for_each(|name| same_time(&copy, &machine, name));
-    let small = zstd::bulk::compress(b"{}", 1).unwrap();
-    let small = super::super::tree::Blob::of(&small).name();
+    let small = pieces::name(pieces::pack(b"{}").unwrap().0);
     place.fault(move |what, name, _| (what == "get" && name == small).then(|| Error::Denied("once is enough".into())));
     let missing = pull(&reader(&place, ""), &copy.store, Path::new(""), &|_| true).unwrap();
     assert_eq!(missing, Missing { found: 5, ..Missing::default() });
@@ -125,4 +125,17 @@ fn a_link_in_the_place_of_a_directory_leads_nothing_out_of_the_store() {
     assert_eq!(missing.names.len(), 4, "{missing:?}");
     assert!(missing.names.values().all(|why| why.contains("place of its directory")), "{missing:?}");
     assert_eq!(fs::read_link(copy.at("run")).unwrap(), outside.path());
+}
+
+#[test]
+fn a_file_that_looks_like_a_stub_is_marked_as_a_programs() {
+    let (machine, place) = (Machine::new(), Arc::new(Memory::default()));
+    let stub = Stub { store: machine.store.id(), object: Id([7; 16]), logical_len: 4096 };
+    machine.write("like.pt", &stub.encode());
+    machine.session(&place, false).unwrap();
+    let copy = Machine::new();
+    assert_eq!(pull(&reader(&place, ""), &copy.store, Path::new(""), &|_| true).unwrap().names.len(), 0);
+    let file = copy.store.io().open(&copy.at("like.pt")).unwrap();
+    assert!(!Stub::looks_like_one(&file).unwrap());
+    assert_eq!(fs::read(copy.at("like.pt")).unwrap(), stub.encode());
 }

@@ -143,7 +143,7 @@ fn a_clock_that_is_a_year_ahead_takes_no_state() {
         let root = manifest::get(place.as_ref(), *state).unwrap();
         place.set(&state.name(), None);
         let number = manifest::Number::after(None, state.at_ms - 365 * 24 * 3_600_000, machine.store.id());
-        manifest::put(place.as_ref(), machine.store.id(), number, root).unwrap();
+        manifest::put(place.as_ref(), number, &root).unwrap();
         (number, number.at_ms)
     };
     let states: Vec<_> = states.iter().map(year_ago).collect();

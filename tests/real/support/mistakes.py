@@ -567,10 +567,10 @@ LEFT_OUT = {
     ("src/cli/profile", "by the rules"): "no error",
     ("src/(store/(error|settings)|archive/mod)", "32 hex|unknown field|expected_restores|stepfs.toml"):
         "a part of another message, or of its test",
-    ("src/mirror/(tree|pull|work|states|place|manifest)", ""):
+    ("src/mirror/(tree|pieces|pull|work|states|place|manifest)", ""):
         "a reason of damage on a mirror, after its name: test_mirror, and src/mirror/tests",
     ("src/mirror/bucket", ""): "an answer of a server: src/mirror/bucket, test_mirror",
-    ("src/mirror/(states|whole)", "the daemon stops"): "ends a thread of the daemon; nobody sees it",
+    ("src/mirror/states", "the daemon stops"): "ends a thread of the daemon; nobody sees it",
     ("src/mirror/url", "without s3"): "only a program that was built so",
     ("src/mirror/directory", "no room"): "in `status`, while the mirror is full: test_mirror",
     ("src/mirror/directory", "no mirror of stepfs"): "in the log: the mark is looked for first",
