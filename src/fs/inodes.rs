@@ -273,11 +273,6 @@ impl Table {
         Ok(held)
     }
 
-    /// What has just been made at a name, with these metadata.
-    pub(super) fn made(&self, parent: u64, name: &OsStr, metadata: Metadata) -> Result<Found> {
-        if self.shared { self.look(parent, name) } else { Ok(Found::of(metadata)) }
-    }
-
     /// The node of the file that was found at `parent`/`name`, with that name. The caller counts the lookup.
     pub(super) fn admit(&mut self, archive: &Archive, parent: u64, name: &OsStr, found: &Found) -> Result<u64> {
         let metadata = &found.metadata;
