@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::source::Shape;
 use super::tree::{Attributes, Blob, Node, Witness};
-use crate::store::{beneath, found_at, modified_ns};
+use crate::store::{beneath, changed_ns, found_at, modified_ns};
 
 /// A file of the tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,6 +74,5 @@ pub(super) fn attributes_of(metadata: &Metadata) -> Attributes {
 }
 
 pub(super) fn witness_of(metadata: &Metadata) -> Witness {
-    let changed_ns = metadata.ctime().saturating_mul(1_000_000_000).saturating_add(metadata.ctime_nsec());
-    Witness { inode: metadata.ino(), changed_ns }
+    Witness { inode: metadata.ino(), changed_ns: changed_ns(metadata) }
 }
