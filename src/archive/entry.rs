@@ -3,14 +3,13 @@
 
 use std::fs::Metadata;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::clock::wall_ns;
 use crate::encode::Facts;
-use crate::store::{Id, MIN_RELEASE_BYTES, is_trash, modified_ns, step_pattern};
+use crate::store::{Id, MIN_RELEASE_BYTES, changed_ns, is_trash, modified_ns, step_pattern};
 use formats::may_name_best;
 
 use super::FileId;
@@ -139,11 +138,6 @@ impl Sealed {
             && metadata.len() == self.len
             && modified_ns(metadata) == self.modified_ns
     }
-}
-
-/// The time of a file's last change, in nanoseconds since 1970.
-pub(super) fn changed_ns(metadata: &Metadata) -> i64 {
-    metadata.ctime().saturating_mul(1_000_000_000).saturating_add(metadata.ctime_nsec())
 }
 
 /// The files of a checkpoint whose index tells their tensors. All lie in one directory.

@@ -12,17 +12,15 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, FileType, Stat, statat};
-use rustix::io::Errno;
-
 use crate::store::engine::Engine;
-use crate::store::{Id, MIN_RELEASE_BYTES, beneath, is_pinned, locks};
+use crate::store::fence::is_gone;
+use crate::store::{Fingerprint, Id, MIN_RELEASE_BYTES, beneath, is_pinned, locks};
 
 use super::entry::{Entry, Held, State};
-use super::namespace::{FileId, found_at};
+use super::namespace::found_at;
 use super::scan::{self, FoundFile};
 use super::shared::Shared;
 
@@ -34,46 +32,23 @@ const DIRECTORY_NS: i64 = 1_000_000_000;
 const PAUSE: Duration = Duration::from_secs(2);
 /// And so many times the duration of the last one.
 const PAUSE_FACTOR: u32 = 10;
-/// A look that is younger than this is new enough for whoever waits.
-const FRESH: Duration = Duration::from_millis(250);
-/// How long somebody waits for a look.
-pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+/// A look that began so long ago is new enough for whoever asks again and again.
+pub(super) const FRESH: Duration = Duration::from_millis(250);
 /// How long an object stays that nothing needs. A program may have a name in a place where no look finds it, for a while: it is
 /// just being renamed; and readers on other machines may have it open.
 const GRACE: Duration = Duration::from_secs(3600);
 /// For tests: the grace in milliseconds.
 const GRACE_VARIABLE: &str = "STEPFS_GRACE_MS";
 
-/// What shows that a file changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Print {
-    file: FileId,
-    len: u64,
-    modified_ns: i64,
-    changed_ns: i64,
-}
-
-impl Print {
-    fn of(stat: &Stat) -> Print {
-        let ns = |seconds: i64, rest: u64| seconds.saturating_mul(1_000_000_000).saturating_add(rest as i64);
-        Print {
-            file: FileId { dev: stat.st_dev, ino: stat.st_ino },
-            len: stat.st_size.unsigned_abs(),
-            modified_ns: ns(stat.st_mtime, stat.st_mtime_nsec),
-            changed_ns: ns(stat.st_ctime, stat.st_ctime_nsec),
-        }
-    }
-}
-
 /// A look at all names.
 #[derive(Default)]
 struct Listing {
-    files: HashMap<PathBuf, Print>,
-    links: HashMap<PathBuf, Print>,
+    files: HashMap<PathBuf, Fingerprint>,
+    links: HashMap<PathBuf, Fingerprint>,
     /// No name can have been missed: no directory changed between its listing and the end of the look.
     is_complete: bool,
-    /// Directories that this daemon may not list.
-    hidden: Vec<PathBuf>,
+    /// A directory that this daemon may not list.
+    hidden: Option<PathBuf>,
 }
 
 impl Listing {
@@ -86,40 +61,42 @@ impl Listing {
                 Ok(print) => directories.push((path, print)),
                 Err(error) => {
                     listing.is_complete = false;
-                    match error.raw_os_error() {
-                        Some(libc::ENOENT | libc::ENOTDIR | libc::ESTALE) => {}
-                        _ if error.kind() == io::ErrorKind::PermissionDenied => listing.hidden.push(path),
+                    match error.kind() {
+                        io::ErrorKind::PermissionDenied => listing.hidden = Some(path),
+                        _ if is_gone(&error) && !path.as_os_str().is_empty() => {}
                         _ => return Err(error),
                     }
                 }
             }
         }
-        let is_old = |print: &Print| print.changed_ns.max(print.modified_ns) < now_ns.saturating_sub(DIRECTORY_NS);
-        let is_still = |path: &Path, print: &Print| open(tree, engine, path).is_ok_and(|(_, now)| now == *print);
+        let is_old =
+            |print: &Fingerprint| print.changed_ns.max(print.modified_ns) < now_ns.saturating_sub(DIRECTORY_NS);
+        let is_still = |path: &Path, print: &Fingerprint| open(tree, engine, path).is_ok_and(|(_, now)| now == *print);
         listing.is_complete &= directories.iter().all(|(path, print)| is_old(print) && is_still(path, print));
         Ok(listing)
     }
 
     /// Lists a directory; those in it are left to do. Answers what would show a change of it.
-    fn enter(&mut self, tree: &Path, engine: Engine, path: &Path, rest: &mut Vec<PathBuf>) -> io::Result<Print> {
+    fn enter(&mut self, tree: &Path, engine: Engine, path: &Path, rest: &mut Vec<PathBuf>) -> io::Result<Fingerprint> {
         let (directory, print) = open(tree, engine, path)?;
         for entry in fs::read_dir(beneath::by_descriptor(&directory))? {
-            let name = entry?.file_name();
+            let entry = entry?;
             // The answer is that of the next call.
-            let _ = engine.refresh_name(&directory, &name);
-            let stat = match statat(&directory, &name, AtFlags::SYMLINK_NOFOLLOW) {
-                Err(Errno::NOENT | Errno::STALE) => {
+            let _ = engine.refresh(&directory, entry.file_name());
+            let metadata = match entry.metadata() {
+                Err(error) if is_gone(&error) => {
                     self.is_complete = false;
                     continue;
                 }
-                stat => stat?,
+                metadata => metadata?,
             };
-            let below = path.join(name);
-            match FileType::from_raw_mode(stat.st_mode) {
-                FileType::Directory => rest.push(below),
-                FileType::RegularFile => drop(self.files.insert(below, Print::of(&stat))),
-                FileType::Symlink => drop(self.links.insert(below, Print::of(&stat))),
-                _ => {}
+            let below = path.join(entry.file_name());
+            if metadata.is_dir() {
+                rest.push(below);
+            } else if metadata.is_file() {
+                self.files.insert(below, Fingerprint::of(&metadata));
+            } else if metadata.is_symlink() {
+                self.links.insert(below, Fingerprint::of(&metadata));
             }
         }
         Ok(print)
@@ -127,15 +104,15 @@ impl Listing {
 }
 
 /// A directory of the tree, as the server has it.
-fn open(tree: &Path, engine: Engine, path: &Path) -> io::Result<(File, Print)> {
+fn open(tree: &Path, engine: Engine, path: &Path) -> io::Result<(File, Fingerprint)> {
     let directory = beneath::open_dir(tree, path)?;
-    engine.refresh(&directory)?;
-    let print = Print::of(&rustix::fs::fstat(&directory)?);
+    engine.refresh(&directory, "")?;
+    let print = Fingerprint::of(&directory.metadata()?);
     Ok((directory, print))
 }
 
 struct Seen {
-    print: Print,
+    print: Fingerprint,
     stage: Stage,
 }
 
@@ -152,94 +129,62 @@ enum Stage {
     Given,
 }
 
-#[derive(Default)]
-struct Schedule {
-    /// When the last look began that has ended.
-    began: Option<Instant>,
-    /// Somebody waits for a look that begins after this.
-    wanted: Option<Instant>,
-    /// Files that settle, if nothing happens to them.
-    unsettled: usize,
-}
-
 /// The looks of one keeper.
 pub(super) struct Looks {
     shared: Arc<Shared>,
     grace: Duration,
-    /// Taken for moments only.
-    schedule: Mutex<Schedule>,
-    changed: Condvar,
+    /// Taken for a whole look, before all other locks. Threads that want a look wait for it.
+    eyes: Mutex<Eyes>,
 }
 
 impl Looks {
     pub(super) fn of(shared: &Arc<Shared>) -> Looks {
         let set = std::env::var(GRACE_VARIABLE).ok().and_then(|text| text.parse().ok());
         let grace = set.map_or(GRACE, Duration::from_millis);
-        Looks { shared: Arc::clone(shared), grace, schedule: Mutex::default(), changed: Condvar::new() }
+        Looks { shared: Arc::clone(shared), grace, eyes: Mutex::default() }
     }
 
-    fn schedule(&self) -> MutexGuard<'_, Schedule> {
-        self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits until a look has ended that began now, or with `recent` a moment ago. Answers how many files no step can be taken of
-    /// yet, because they are being written or changed just now. Without such a look within `patience` it is one at least: nobody
-    /// knows that nothing is left.
-    pub(super) fn await_look(&self, recent: bool, patience: Duration) -> usize {
+    /// Looks, unless a look has ended that began at most so long ago. Answers how many files no step can be taken of yet, because
+    /// they are being written or changed just now. If the tree cannot be looked at, it is one at least: nobody knows that nothing is
+    /// left.
+    pub(super) fn look(&self, age: Duration) -> usize {
         let asked = Instant::now();
-        let from = if recent { asked.checked_sub(FRESH).unwrap_or(asked) } else { asked };
-        let mut schedule = self.schedule();
-        let is_new = |schedule: &Schedule| schedule.began.is_some_and(|began| began >= from);
-        while !is_new(&schedule) && asked.elapsed() < patience && !self.shared.is_stopping() {
-            schedule.wanted = Some(from);
-            self.changed.notify_all();
-            schedule = self.changed.wait_timeout(schedule, FRESH).unwrap_or_else(PoisonError::into_inner).0;
-        }
-        schedule.unsettled.max(usize::from(!is_new(&schedule)))
-    }
-
-    /// Looks until the archive stops. `clock` gives the server's time.
-    pub(super) fn run(&self, clock: impl Fn() -> io::Result<i64>) {
-        let mut eyes = Eyes::default();
-        let mut told = String::new();
-        while !self.shared.is_stopping() {
+        let mut eyes = self.eyes.lock().unwrap_or_else(PoisonError::into_inner);
+        if eyes.began.is_none_or(|began| began + age < asked) {
             let began = Instant::now();
-            let looked = clock().and_then(|now_ns| eyes.look(&self.shared, now_ns, self.grace));
-            let took = began.elapsed();
-            let mut schedule = self.schedule();
-            match looked {
-                Ok(unsettled) => (schedule.began, schedule.unsettled) = (Some(began), unsettled),
-                Err(error) => tell(&mut told, format!("the tree cannot be looked at: {error}; the next try follows")),
+            let looked = self.shared.store.beat().and_then(|now_ns| eyes.look(&self.shared, now_ns, self.grace));
+            if let Err(error) = looked {
+                eyes.tell(format!("the tree cannot be looked at: {error}; the next try follows"));
+                return 1;
             }
-            self.changed.notify_all();
-            let pause = PAUSE.max(took * PAUSE_FACTOR);
-            while began.elapsed() < took + pause && !self.shared.is_stopping() {
-                if schedule.wanted.take_if(|wanted| *wanted <= began).is_none() && schedule.wanted.is_some() {
-                    break;
-                }
-                // Also to see that the archive stops.
-                schedule = self.changed.wait_timeout(schedule, FRESH).unwrap_or_else(PoisonError::into_inner).0;
-            }
+            eyes.began = Some(began);
+        }
+        eyes.unsettled()
+    }
+
+    /// Looks until the archive stops.
+    pub(super) fn run(&self) {
+        let mut pause = Duration::ZERO;
+        while self.shared.rest(pause) {
+            let began = Instant::now();
+            self.look(Duration::ZERO);
+            pause = PAUSE.max(began.elapsed() * PAUSE_FACTOR);
         }
     }
 }
 
-/// Warns of something that every look finds again: once.
-fn tell(told: &mut String, news: String) {
-    if *told != news {
-        log::warn!("{news}");
-        *told = news;
-    }
-}
-
-/// What was seen. The thread that looks has it alone.
+/// What was seen.
 #[derive(Default)]
 struct Eyes {
+    /// When the last look began that has ended.
+    began: Option<Instant>,
+    /// And the last one that was complete.
+    complete: Option<Instant>,
     seen: HashMap<PathBuf, Seen>,
-    links: HashMap<PathBuf, Print>,
+    links: HashMap<PathBuf, Fingerprint>,
     /// Objects that nothing needed, since a complete look at this time.
     unneeded: HashMap<Id, Instant>,
-    /// The last warning of a directory that cannot be listed.
+    /// The last warning.
     told: String,
 }
 
@@ -250,15 +195,23 @@ fn is_written(file: &File) -> io::Result<bool> {
 }
 
 impl Eyes {
-    /// Looks, and tells the catalog the difference. Answers how many files are not settled.
-    fn look(&mut self, shared: &Shared, now_ns: i64, grace: Duration) -> io::Result<usize> {
+    /// Warns of something that every look finds again: once.
+    fn tell(&mut self, news: String) {
+        if self.told != news && !news.is_empty() {
+            log::warn!("{news}");
+        }
+        self.told = news;
+    }
+
+    /// Looks, and tells the catalog the difference.
+    fn look(&mut self, shared: &Shared, now_ns: i64, grace: Duration) -> io::Result<()> {
         let began = Instant::now();
         let tree = shared.store.tree();
         shared.quiet_ns.store(now_ns.saturating_sub(QUIET_NS), Ordering::Relaxed);
         let listing = Listing::of(&tree, shared.store.engine(), now_ns)?;
-        let hidden =
-            listing.hidden.first().map(|path| format!("{}: cannot be listed, so no object is removed", path.display()));
-        tell(&mut self.told, hidden.unwrap_or_default());
+        let hidden = listing.hidden.as_ref();
+        let hidden = hidden.map(|path| format!("{}: cannot be listed, so no object is removed", path.display()));
+        self.tell(hidden.unwrap_or_default());
         let mut changes = Vec::new();
         for (path, print) in &listing.files {
             let known = self.seen.get(path).filter(|known| known.print == *print).map(|known| known.stage);
@@ -291,9 +244,8 @@ impl Eyes {
                     (Some(FoundFile { state: State::Released(found), .. }), Some(State::Released(known)))
                         if found == *known => {}
                     (Some(file), known) => {
-                        let is_known = known.is_some();
                         let held = if let State::Released(id) = file.state { shared.objects.hold(id) } else { None };
-                        if is_known {
+                        if known.is_some() {
                             catalog.removed(path);
                         }
                         scan::enter_one(file, &shared.objects, &mut catalog);
@@ -316,59 +268,63 @@ impl Eyes {
             links.into_iter().for_each(|link| catalog.link_changed(link));
         }
         self.links = listing.links;
-        self.try_again(shared);
+        try_again(shared);
+        if listing.is_complete {
+            self.complete = Some(began);
+        }
+        self.count(shared, listing.is_complete, grace);
         shared.notify();
-        self.count(shared, began, listing.is_complete, grace);
-        Ok(self.seen.values().filter(|seen| seen.stage == Stage::Young).count())
+        Ok(())
     }
 
-    /// Nobody tells that a handle was closed or a pin removed: it is looked at.
-    fn try_again(&self, shared: &Shared) {
-        let waits: Vec<PathBuf> = {
-            let catalog = shared.catalog();
-            let waits = |entry: &Entry| entry.busy || entry.held == Some(Held::Pinned);
-            catalog.files().iter().filter(|(_, entry)| waits(entry)).map(|(path, _)| path.to_path_buf()).collect()
-        };
-        let is_free = |path: &&PathBuf| {
-            let is_open = || shared.open_file(path).and_then(|file| locks::is_open(file.as_file(), false));
-            !is_pinned(&shared.store.tree(), path).unwrap_or(true) && !is_open().unwrap_or(false)
-        };
-        for path in waits.iter().filter(is_free) {
-            let mut catalog = shared.catalog();
-            catalog.closed(path, None);
-            catalog.unpinned(path);
-        }
+    /// How many files will be given if nothing happens to them any more.
+    fn unsettled(&self) -> usize {
+        self.seen.values().filter(|seen| seen.stage == Stage::Young).count()
     }
 
     /// Counts how long objects have been unneeded.
-    fn count(&mut self, shared: &Shared, began: Instant, is_complete: bool, grace: Duration) {
+    fn count(&mut self, shared: &Shared, is_complete: bool, grace: Duration) {
         let lineages = shared.catalog().files().lineages();
         let keep: HashSet<Id> = lineages.into_iter().filter_map(|lineage| shared.objects.newest(lineage)).collect();
         let unneeded = shared.objects.unneeded(&keep);
         self.unneeded.retain(|id, _| unneeded.contains(id));
-        if !is_complete {
-            shared.ripe().retain(|id| unneeded.contains(id));
-            return;
+        let Some(now) = self.complete else { return };
+        for id in unneeded.into_iter().filter(|_| is_complete) {
+            self.unneeded.entry(id).or_insert(now);
         }
-        for id in unneeded {
-            self.unneeded.entry(id).or_insert(began);
-        }
-        let is_ripe = |since: &Instant| began.saturating_duration_since(*since) >= grace && *since < began;
+        let is_ripe = |since: &Instant| now.saturating_duration_since(*since) >= grace && *since < now;
         let ripe: HashSet<Id> = self.unneeded.iter().filter(|(_, since)| is_ripe(since)).map(|(id, _)| *id).collect();
         if !ripe.is_empty() {
             shared.garbage.store(true, Ordering::Relaxed);
         }
         *shared.ripe() = ripe;
-        shared.notify();
+    }
+}
+
+/// Nobody tells that a handle was closed or a pin removed: it is looked at.
+fn try_again(shared: &Shared) {
+    let waits: Vec<PathBuf> = {
+        let catalog = shared.catalog();
+        let waits = |entry: &Entry| entry.busy || entry.held == Some(Held::Pinned);
+        catalog.files().iter().filter(|(_, entry)| waits(entry)).map(|(path, _)| path.to_path_buf()).collect()
+    };
+    let is_free = |path: &&PathBuf| {
+        let is_open = || shared.open_file(path).and_then(|file| locks::is_open(file.as_file(), false));
+        !is_pinned(&shared.store.tree(), path).unwrap_or(true) && !is_open().unwrap_or(false)
+    };
+    for path in waits.iter().filter(is_free) {
+        let mut catalog = shared.catalog();
+        catalog.closed(path, None);
+        catalog.unpinned(path);
     }
 }
 
 /// How far a file is known, and the file if it is a stub, or nothing that a sealer can look at.
-fn examine(shared: &Shared, path: &Path, print: &Print, now_ns: i64) -> io::Result<(Stage, Option<FoundFile>)> {
+fn examine(shared: &Shared, path: &Path, print: &Fingerprint, now_ns: i64) -> io::Result<(Stage, Option<FoundFile>)> {
     let file = shared.open_file(path)?;
     let found = (print.len >= MIN_RELEASE_BYTES).then(|| scan::found(&shared.store, path)).transpose()?;
     let is_written = is_written(file.as_file())?;
-    let is_it = Print::of(&rustix::fs::fstat(file.as_file())?) == *print;
+    let is_it = Fingerprint::of(&file.metadata()?) == *print;
     let found = found.filter(|found| is_it && !matches!(found.state, State::Closed));
     let is_stub = found.as_ref().is_some_and(|found| matches!(found.state, State::Released(_)));
     Ok(match () {

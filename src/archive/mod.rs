@@ -37,7 +37,8 @@ mod status;
 mod trash;
 mod twins;
 
-use std::sync::{Arc, OnceLock, PoisonError};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use crate::encode::Workers;
 use crate::recall::{Cache, Recall, usual_memory};
@@ -48,6 +49,7 @@ use archiving::Encoder;
 use catalog::Catalog;
 use entry::State;
 use housekeeper::Housekeeper;
+use look::Looks;
 use merge::Merges;
 use mirror::Mirrored;
 use resident::ResidentReason;
@@ -109,8 +111,10 @@ pub struct Archive {
     mirror: Arc<Mirrored>,
     /// Room on the disk of the store.
     pub reserve: Arc<Reserve>,
-    /// Of a daemon of a shared store: its part in the election. Set once it serves.
-    keeper: OnceLock<Arc<Keeper>>,
+    /// Of a daemon of a shared store: its part in the election.
+    keeper: Option<Keeper>,
+    /// Of the keeper of a shared store.
+    looks: Option<Arc<Looks>>,
 }
 
 impl Archive {
@@ -149,16 +153,10 @@ impl Archive {
 
     /// Starts the threads. `namespace` is asked before any file is replaced.
     pub fn start(self: &Arc<Self>, namespace: Arc<dyn Namespace>) {
-        if self.store().seat().is_some() {
-            match Keeper::start(self) {
-                Ok(keeper) => drop(self.keeper.set(keeper)),
-                Err(error) => log::error!("this daemon cannot become the keeper: {error}"),
-            }
-            return;
-        }
         self.shared.serve(namespace);
         let me = Arc::clone(self);
-        match thread::Builder::new().name("housekeeper".into()).spawn(move || me.run()) {
+        let work = move || me.keeper.as_ref().map_or_else(|| me.run(), |keeper| keeper.run(&me));
+        match thread::Builder::new().name("housekeeper".into()).spawn(work) {
             Ok(started) => *self.housekeeper.lock().unwrap_or_else(PoisonError::into_inner) = Some(started),
             Err(error) => log::error!("the archive cannot run: {error}; files stay as they are written"),
         }
@@ -166,7 +164,6 @@ impl Archive {
 
     /// Ends the threads after the steps under way; everything else is picked up by the next mount.
     pub fn stop(&self) {
-        self.keeper.get().into_iter().for_each(|keeper| keeper.stop());
         self.mirror.disconnect();
         self.shared.end();
         let housekeeper = self.housekeeper.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -178,6 +175,11 @@ impl Archive {
     /// The store.
     pub fn store(&self) -> &Store {
         &self.shared.store
+    }
+
+    /// In the keeper's: how many files no step can be taken of yet ([`Looks::look`]).
+    fn look(&self, age: Duration) -> usize {
+        self.looks.as_ref().map_or(0, |looks| looks.look(age))
     }
 
     /// What is known of restores.
@@ -218,9 +220,13 @@ impl Archive {
             let encoder = encoder();
             start("encode", Box::new(move || encoder.archive_files()))
         });
-        let (waiting, shared) = (sealer(), Arc::clone(&self.shared));
+        let (waiting, shared, looks) = (sealer(), Arc::clone(&self.shared), self.looks.clone());
         let together = start("seal-together", Box::new(move || waiting.seal_together()));
-        let notes = start("notes", Box::new(move || shared.read_notes()));
+        let notes = start("notes", Box::new(move || looks.map_or_else(|| shared.read_notes(), |looks| looks.run())));
+        if notes.is_none() && self.looks.is_some() {
+            // Without eyes it must not hold the lock that another keeper needs.
+            self.shared.end();
+        }
         let threads: Vec<_> = sealers.chain(encoders).chain(together).chain(notes).collect();
         let (reserve, retention, restores) = (&self.reserve, &self.retention, &self.restores);
         Housekeeper::new(&self.shared, reserve, retention, restores, &self.merges, &self.workers).run();
@@ -257,7 +263,8 @@ fn assemble(store: Store, objects: Arc<Objects>, catalog: Catalog, memory: u64) 
     let recall = Recall::new(Arc::clone(&objects), cache, memory, threads).map_err(Error::io(store.root()))?;
     let workers = Workers::new(threads).map_err(Error::io(store.root()))?;
     let workers = Arc::new(workers);
-    let shared = Arc::new(Shared::new(store, objects, recall, catalog));
+    let keeper = store.is_serving().then(Keeper::default);
+    let shared = Arc::new(Shared::new(Arc::new(store), objects, recall, catalog));
     let contents = Arc::new(Contents::of(Arc::clone(&shared)));
     let twins = Arc::new(Twins::new(Arc::clone(&shared), Arc::clone(&workers)));
     let retention = Arc::new(Retention::of(Arc::clone(&shared)));
@@ -268,7 +275,6 @@ fn assemble(store: Store, objects: Arc<Objects>, catalog: Catalog, memory: u64) 
     Ok(Arc::new(Archive {
         mirror: Mirrored::of(&shared, &encoder),
         reserve: Reserve::of(&shared, &encoder, &retention),
-        shared,
         workers,
         sealer: Arc::new(sealer),
         encoder,
@@ -276,6 +282,8 @@ fn assemble(store: Store, objects: Arc<Objects>, catalog: Catalog, memory: u64) 
         restores,
         merges: Arc::default(),
         housekeeper: Mutex::new(None),
-        keeper: OnceLock::new(),
+        keeper,
+        looks: shared.store.is_keepers().then(|| Arc::new(Looks::of(&shared))),
+        shared,
     }))
 }

@@ -180,7 +180,7 @@ impl Reserve {
     /// Whether the archive takes a step that may free room, or can take one now. `closed_by`: see [`Reserve::hasten`], which was
     /// called so long ago. In a shared store the keeper frees room, perhaps on another machine, and tells nobody.
     pub fn is_being_freed(&self, closed_by: u64, ago: Duration) -> bool {
-        if self.shared.store.seat().is_some() {
+        if self.shared.store.is_serving() {
             return ago < KEEPERS_TIME;
         }
         let has_garbage = self.shared.objects.frozen().is_none() && self.shared.garbage.load(Ordering::Relaxed);

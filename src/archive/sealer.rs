@@ -17,10 +17,10 @@ use std::time::Instant;
 use crate::encode::{StepError, StepResult};
 use crate::store::durable::{CrashPoint, DeviceFile};
 use crate::store::object::Id;
-use crate::store::{Stub, recalled_from, side_by_side};
+use crate::store::{Stub, changed_ns, recalled_from, side_by_side};
 
 use super::catalog::{Closed, Step, Task};
-use super::entry::{Sealed, Stamp, State, changed_ns};
+use super::entry::{Sealed, Stamp, State};
 use super::namespace::{FileId, Outcome};
 use super::resident::ResidentReason;
 use super::retention::Retention;

@@ -110,6 +110,8 @@ pub(super) struct Wake {
     encoders: Condvar,
     /// Something may be garbage, or was asked for.
     pub(super) housekeeper: Condvar,
+    /// The archive stops.
+    end: Condvar,
 }
 
 impl Wake {
@@ -123,7 +125,7 @@ impl Wake {
 
     /// The archive stops.
     fn everybody(&self) {
-        for condition in [&self.sealers, &self.together, &self.encoders, &self.housekeeper] {
+        for condition in [&self.sealers, &self.together, &self.encoders, &self.housekeeper, &self.end] {
             condition.notify_all();
         }
     }
@@ -131,7 +133,7 @@ impl Wake {
 
 /// See the module. Paths are relative to the tree.
 pub(super) struct Shared {
-    pub(super) store: Store,
+    pub(super) store: Arc<Store>,
     pub(super) objects: Arc<Objects>,
     pub(super) recall: Arc<Recall>,
     /// Taken by the archive's threads for single look-ups and changes, and by the file system where it asks for
@@ -159,7 +161,7 @@ pub(super) struct Shared {
 
 impl Shared {
     /// Of a store whose files are entered.
-    pub(super) fn new(store: Store, objects: Arc<Objects>, recall: Arc<Recall>, catalog: Catalog) -> Shared {
+    pub(super) fn new(store: Arc<Store>, objects: Arc<Objects>, recall: Arc<Recall>, catalog: Catalog) -> Shared {
         Shared {
             store,
             objects,
@@ -228,7 +230,7 @@ impl Shared {
 
     pub(super) fn note(&self, note: impl FnOnce(&mut Catalog) + Send + 'static) {
         // The keeper looks for itself, and nobody else has a catalog.
-        if self.store.seat().is_some() {
+        if self.store.is_serving() {
             return;
         }
         self.notes.fetch_add(1, Ordering::Relaxed);
@@ -293,17 +295,25 @@ impl Shared {
     pub(super) fn begin(&self) {
         while let Err(error) = self.io().device().sync_all(self.store.root(), CrashPoint::Begun) {
             log::warn!("the store cannot be made durable: {error}; next try in {LONGEST_PAUSE:.0?}");
-            let until = Instant::now() + LONGEST_PAUSE;
-            while Instant::now() < until {
-                // Under the lock with which the thread is woken, or the wish to stop would be missed.
-                let catalog = self.catalog();
-                if self.is_stopping() {
-                    return;
-                }
-                let left = until.saturating_duration_since(Instant::now());
-                drop(self.wait(&self.wake.housekeeper, catalog, left));
+            if !self.rest(LONGEST_PAUSE) {
+                return;
             }
         }
+    }
+
+    /// Waits so long, or until the archive stops: then the answer is false.
+    pub(super) fn rest(&self, time: Duration) -> bool {
+        let until = Instant::now() + time;
+        // Under the lock with which the thread is woken, or the wish to stop would be missed.
+        let mut catalog = self.catalog();
+        while !self.is_stopping() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return true;
+            }
+            catalog = self.wait(&self.wake.end, catalog, left);
+        }
+        false
     }
 
     /// The next link or file for a sealer; `None` once the archive stops.

@@ -6,6 +6,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -20,6 +21,7 @@ use super::catalog::Catalog;
 use super::entry::{Entry, State};
 use super::growth::{self, Part, Room, Run};
 use super::health::{FileStatus, Problem, fault};
+use super::look::FRESH;
 use super::resident::ResidentReason;
 use super::saves::Save;
 use super::shared::Shared;
@@ -164,7 +166,7 @@ impl Queue {
 impl Archive {
     /// The state of the store as a whole. Looks at the size of every resident file: not for the file system's threads.
     pub fn status(&self) -> Status {
-        if let Some(keeper) = self.keeper.get() {
+        if let Some(keeper) = &self.keeper {
             return keeper.status(self.store());
         }
         let mut status = Status {
@@ -238,14 +240,17 @@ impl Archive {
         status
     }
 
-    /// The outstanding steps. Reads no file.
+    /// The outstanding steps. Reads no file. The keeper's archive looks at the tree first. There files count that a step may be taken of
+    /// later, and programs that go on saving do not end a wait.
     pub fn queue(&self) -> Queue {
+        let unsettled = self.look(FRESH) as u64;
         let mut catalog = self.shared.catalog();
         let (queued, stalled) = self.count_queue(&mut catalog);
         let (newest, opened, oldest) = catalog.progress();
         let gone = |entry: &Entry| entry.failed.as_ref().filter(|failed| failed.retry.is_none()).map(|f| f.why.clone());
         let failed = catalog.files().iter().filter_map(|(_, entry)| gone(entry)).collect();
         let open = catalog.files().iter().filter(|(_, entry)| matches!(entry.state, State::Staged)).count() as u64;
+        let (queued, opened) = (queued + unsettled, if self.looks.is_some() { 0 } else { opened });
         Queue { queued, stalled, failed, open, newest, opened, oldest }
     }
 
@@ -347,10 +352,8 @@ impl Archive {
                 return Some(place.into_os_string().into_encoded_bytes());
             }
             "version" => return Some(crate::version().into()),
-            _ if self.keeper.get().is_some() => {
-                return self.keeper.get()?.attribute(self.store(), path, name);
-            }
             "status" => return serde_json::to_vec(&self.status()).ok(),
+            _ if self.keeper.is_some() => return self.keeper.as_ref()?.attribute(self.store(), path, name),
             "queue" => return serde_json::to_vec(&self.queue()).ok(),
             "gc" => return serde_json::to_vec(&self.retention.report()).ok(),
             "mirror" => return serde_json::to_vec(&self.mirror.progress()?).ok(),
@@ -369,9 +372,12 @@ impl Archive {
     ///
     /// # Errors
     /// The errno `EPERM`: all other attributes are stepfs's own.
-    pub fn set_attribute(&self, path: &Path, name: &str, value: &[u8]) -> Result<(), i32> {
-        if let Some(keeper) = self.keeper.get() {
-            return keeper.set_attribute(path, name, value);
+    pub fn set_attribute(&self, path: &Path, name: &str) -> Result<(), i32> {
+        if let Some(keeper) = &self.keeper {
+            return keeper.keeping().ok_or(libc::EOPNOTSUPP)?.set_attribute(path, name);
+        }
+        if name == "sync" || name == "gc" {
+            self.look(Duration::ZERO);
         }
         match name {
             "release" => {

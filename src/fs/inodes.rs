@@ -57,7 +57,7 @@ pub(super) struct Found {
     /// for each call: a descriptor would keep the file's room on the disk, even if another daemon has removed or released it.
     held: Option<Arc<File>>,
     /// See [`identity`]. Empty in a store of one daemon.
-    identity: Vec<u8>,
+    identity: Vec<u32>,
 }
 
 impl Found {
@@ -171,7 +171,7 @@ impl Table {
         }
         // The kernel looks a name up anew after ESTALE.
         if let Some(Source::File(file)) = node.opened.as_ref().map(|opened| &opened.source) {
-            self.engine.refresh(file)?;
+            self.engine.refresh(file, "")?;
             return Ok(Place::held(Arc::clone(file)));
         }
         let (parent, name) = node.names.first().ok_or(Fault::Code(libc::ESTALE))?;
@@ -260,7 +260,7 @@ impl Table {
     /// In a shared store: opens the file at a name now, only to refer to it.
     fn open_name(&self, parent: u64, name: &OsStr) -> Result<File> {
         let at = self.at(parent, name)?;
-        self.engine.refresh(&*self.directory(parent)?)?;
+        self.engine.refresh(&*self.directory(parent)?, "")?;
         let held = match sys::open_path(&at) {
             // A network file system may not know it yet.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -269,13 +269,8 @@ impl Table {
             }
             held => held?,
         };
-        self.engine.refresh(&held)?;
+        self.engine.refresh(&held, "")?;
         Ok(held)
-    }
-
-    /// What has just been made at a name, with these metadata.
-    pub(super) fn made(&self, parent: u64, name: &OsStr, metadata: Metadata) -> Result<Found> {
-        if self.shared { self.look(parent, name) } else { Ok(Found::of(metadata)) }
     }
 
     /// The node of the file that was found at `parent`/`name`, with that name. The caller counts the lookup.

@@ -45,7 +45,7 @@ pub(super) struct Node {
     /// Refers to the file once it has no name left, so that it can be reached until the kernel forgets it.
     pub(super) held: Option<Arc<File>>,
     /// Of its file ([`crate::store::engine::identity`]).
-    pub(super) identity: Vec<u8>,
+    pub(super) identity: Vec<u32>,
     /// Counts the changes to its bytes that the kernel's page cache does not see.
     pub(super) version: u64,
     /// The version that the kernel's page cache holds.

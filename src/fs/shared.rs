@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use fuser::FileType;
 use rustix::fs::OFlags;
+use tempfile::TempPath;
 
 use super::errno::{Fault, Result};
 use super::inodes::{Found, Table};
@@ -17,8 +18,8 @@ use super::node::{Handle, Opened, Source};
 use super::workers::Workers;
 use crate::archive::{Archive, FileId};
 use crate::store::durable::CrashPoint;
-use crate::store::fence::{Fence, Second, Take, leads_to, open_beside};
-use crate::store::{MIN_RELEASE_BYTES, Store, Stub, locks, replace_taken};
+use crate::store::fence::{Fence, Taken, is_gone, leads_to, open_beside};
+use crate::store::{Fingerprint, MIN_RELEASE_BYTES, Store, Stub, locks, replace_taken};
 
 /// How long others hold a file that they replace: a few system calls.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -62,8 +63,37 @@ fn readable<T>(opened: io::Result<T>) -> Result<Option<T>> {
     }
 }
 
-/// Locks a file of which a program changes attributes or names, until the result is dropped. Others replace it neither meanwhile,
-/// nor by an attempt that began before. Only files that stepfs may replace need that.
+/// Locks a file until it is closed, unless `check` finds that another one is meant by now. If the caller changes the file, others
+/// replace it neither meanwhile, nor by an attempt that began before.
+fn lock(store: &Store, file: &File, writes: bool, changes: bool, check: impl FnOnce() -> Result<()>) -> Result<()> {
+    match locks::open(file, writes) {
+        // A file that its owner may not read: no daemon of that user archives or replaces it.
+        Err(error) if error.raw_os_error() == Some(libc::EBADF) => {}
+        Ok(true) => {}
+        Ok(false) => return Err(Fault::Locked),
+        Err(error) => return Err(error.into()),
+    }
+    check()?;
+    if changes {
+        store.fences().revoke(file.metadata()?.ino())?;
+    }
+    Ok(())
+}
+
+/// Checks that a locked file is a node's; with `named`, that it still has the node's name, too.
+fn check_node(table: &Table, ino: u64, file: &File, named: bool) -> Result<()> {
+    table.require(ino, file)?;
+    for (parent, name) in table.node(ino)?.names.iter().filter(|_| named) {
+        if !leads_to(&*table.directory(*parent)?, name, file)? {
+            // Replaced or renamed since: the kernel looks the name up anew.
+            return Err(libc::ESTALE.into());
+        }
+    }
+    Ok(())
+}
+
+/// Locks a file of which a program changes attributes or names, until the result is dropped. Only files that stepfs may replace need
+/// that.
 pub(super) fn lock_node(store: &Store, table: &Table, ino: u64) -> Result<Option<File>> {
     let node = table.node(ino)?;
     if !table.is_shared() || node.kind != FileType::RegularFile {
@@ -74,16 +104,8 @@ pub(super) fn lock_node(store: &Store, table: &Table, ino: u64) -> Result<Option
         return Ok(None);
     }
     let Some(file) = readable(place.open(true, false))? else { return Ok(None) };
-    if !locks::open(&file, false)? {
-        return Err(Fault::Locked);
-    }
-    table.require(ino, &file)?;
-    let metadata = file.metadata()?;
-    // Replaced: the kernel looks the name up anew.
-    if metadata.nlink() == 0 && node.opened.is_none() {
-        return Err(libc::ESTALE.into());
-    }
-    store.fences().revoke(metadata.ino(), None)?;
+    // A program may have it open that another one has removed.
+    lock(store, &file, false, true, || check_node(table, ino, &file, node.opened.is_none()))?;
     Ok(Some(file))
 }
 
@@ -93,44 +115,26 @@ pub(super) fn lock_name(
     table: &Table,
     (parent, name): (u64, &OsStr),
     found: &Found,
-) -> Result<Option<(File, Option<Second>)>> {
+) -> Result<Option<(File, Option<TempPath>)>> {
     if !table.is_shared() || !found.metadata.is_file() {
         return Ok(None);
     }
     let directory = table.directory(parent)?;
     let opened = open_beside(&directory, name, OFlags::RDONLY, store.second_name()?);
-    let Some((file, second)) = readable(opened)? else { return Ok(None) };
-    let is_it = FileId::of(&file.metadata()?) == FileId::of(&found.metadata);
-    if !is_it || !locks::open(&file, false)? || !leads_to(&directory, name, &file)? {
-        return Err(Fault::Locked);
-    }
-    store.fences().revoke(found.metadata.ino(), None)?;
+    let Some((file, second)) = readable(opened.map_err(io::Error::from))? else { return Ok(None) };
+    lock(store, &file, false, true, || {
+        let is_it = FileId::of(&file.metadata()?) == FileId::of(&found.metadata);
+        if is_it && leads_to(&directory, name, &file)? { Ok(()) } else { Err(Fault::Locked) }
+    })?;
     Ok(Some((file, second)))
 }
 
-/// Locks a file that a program opens, and checks that its name still leads to it.
+/// Locks a file that a program opens.
 pub(super) fn lock_open(store: &Store, table: &Table, ino: u64, file: &File, writes: bool) -> Result<()> {
-    if !table.is_shared() {
-        return Ok(());
+    match table.is_shared() {
+        true => lock(store, file, writes, writes, || check_node(table, ino, file, true)),
+        false => Ok(()),
     }
-    match locks::open(file, writes) {
-        // A file that its owner may not read: no daemon of that user archives or replaces it.
-        Err(error) if error.raw_os_error() == Some(libc::EBADF) => {}
-        Ok(true) => {}
-        Ok(false) => return Err(Fault::Locked),
-        Err(error) => return Err(error.into()),
-    }
-    table.require(ino, file)?;
-    for (parent, name) in &table.node(ino)?.names {
-        if !leads_to(&*table.directory(*parent)?, name, file)? {
-            // Replaced or renamed since: the kernel looks the name up anew.
-            return Err(libc::ESTALE.into());
-        }
-    }
-    if writes {
-        store.fences().revoke(file.metadata()?.ino(), None)?;
-    }
-    Ok(())
 }
 
 /// Closes a file, whose lock goes with that. If it was written, its bytes become durable first: only this description hears of an
@@ -164,38 +168,30 @@ pub(super) fn give_back(
     }));
 }
 
-/// Gives a recalled file the stub's name, unless another daemon replaces or changes the stub. `original`: the stub, and its metadata
-/// when the file got its attributes.
+/// Gives a recalled file the stub's name, unless another daemon replaces or changes the stub. `original`: the stub's metadata when the
+/// file got its attributes. The caller has the stub not open by its name any more.
 pub(super) fn put_in_place(
     store: &Store,
     table: &Table,
     ino: u64,
-    (stub, original): (Arc<File>, &Metadata),
+    original: &Metadata,
     (path, opened): (&Path, &File),
     fence: &Fence,
 ) -> Result<()> {
-    let (parent, name) = table.node(ino)?.names.first().cloned().ok_or(Fault::Code(libc::ESTALE))?;
-    let directory = table.directory(parent)?;
-    if !leads_to(&directory, &name, &stub)? {
+    let (parent, name) = table.node(ino)?.names.first().ok_or(Fault::Code(libc::ESTALE))?;
+    let taken = match Taken::of(&*table.directory(*parent)?, name, store.second_name()?) {
+        Ok(taken) if FileId::of(taken.metadata()) == FileId::of(original) => taken,
+        Err(error) if !is_gone(&error) => return Err(error.into()),
         // Another daemon brought it back first, say: the kernel looks the name up anew.
-        return Err(libc::ESTALE.into());
-    }
-    // Not open by its name any more when another file takes that.
-    drop(stub);
-    let taken = match Take::of(&directory, &name, store.second_name()?)? {
-        Take::Taken(taken) => taken,
-        Take::Busy => return Err(Fault::Locked),
-        Take::Gone => return Err(libc::ESTALE.into()),
+        Ok(_) | Err(_) => return Err(libc::ESTALE.into()),
     };
-    let held = taken.metadata()?;
-    let changed = |of: &Metadata| (of.dev(), of.ino(), of.ctime(), of.ctime_nsec());
     // From its first moment under that name it is open to be written, by this node.
-    if changed(&held) != changed(original) || !locks::open(opened, true)? {
+    if Fingerprint::of(taken.metadata()) != Fingerprint::of(original) || !locks::open(opened, true)? {
         return Err(Fault::Locked);
     }
-    store.fences().revoke(held.ino(), Some(fence))?;
     let ready = fence.dir().join("recalled");
-    let replaced = std::fs::rename(path, &ready).and_then(|()| replace_taken(store.io(), &ready, &taken));
+    let replaced = fence.stand_alone().and_then(|()| std::fs::rename(path, &ready));
+    let replaced = replaced.and_then(|()| replace_taken(store.io(), &ready, &taken));
     // A new keeper takes down all fences.
     replaced.map_err(|error| if error.kind() == io::ErrorKind::NotFound { Fault::Locked } else { error.into() })
 }

@@ -19,12 +19,10 @@ use super::shared::{put_in_place, until_free};
 use super::tree::Tree;
 use super::workers::Workers;
 use crate::archive::FileId;
-use crate::clock;
 use crate::recall::Reader;
 use crate::store::beneath::Reached;
 use crate::store::durable::{CrashPoint, DeviceFile, scratch};
-use crate::store::shared::Seat;
-use crate::store::{Store, Stub, copy_attributes, copy_to_new_bytes, replace_stub, sync_replaced};
+use crate::store::{Stub, changed_ns, copy_attributes, copy_to_new_bytes, replace_stub, sync_replaced};
 use crate::sync::MutexGuard;
 
 /// The step that a released file needs first.
@@ -75,11 +73,6 @@ const MOST_ROUNDS: u32 = 64;
 /// The kernel's clock for files usually advances within this time.
 const A_TICK: Duration = Duration::from_millis(5);
 
-/// The clock that stamps the files of a store, nanoseconds since 1970. A server's may differ from this machine's.
-fn stamp(store: &Store) -> io::Result<i64> {
-    store.seat().map_or_else(|| Ok(clock::stamp_ns()), Seat::beat)
-}
-
 /// A file's attributes at some time.
 struct Seen {
     metadata: Metadata,
@@ -91,8 +84,7 @@ impl Seen {
     /// `stamp`: the clock of the file system, before.
     fn of(file: &File, stamp: i64) -> io::Result<Seen> {
         let metadata = file.metadata()?;
-        let changed = metadata.ctime().saturating_mul(1_000_000_000).saturating_add(metadata.ctime_nsec());
-        Ok(Seen { settled: changed < stamp, metadata })
+        Ok(Seen { settled: changed_ns(&metadata) < stamp, metadata })
     }
 
     fn is_still(&self, now: &Seen) -> bool {
@@ -207,7 +199,7 @@ impl Recalls {
         let given = reader.as_ref().filter(|_| !is_new_bytes && !is_shared).and_then(|reader| reader.give());
         // Before the bytes: others may change the stub's attributes meanwhile, and say so by taking it down.
         let fence = is_shared.then(|| self.tree.archive().store().fence(original.metadata()?.ino())).transpose()?;
-        let before = Seen::of(&original, stamp(self.tree.archive().store())?)?;
+        let before = Seen::of(&original, self.tree.archive().store().beat()?)?;
         let (path, file) = if is_new_bytes {
             let path = self.temporary();
             let file = self.tree.io().create(&path, CrashPoint::RecallWritten);
@@ -230,7 +222,8 @@ impl Recalls {
         let replaced = match &fence {
             Some(fence) => {
                 let store = self.tree.archive().store();
-                put_in_place(store, &table, ino, (original, &now), (&path, &opened), fence)?;
+                drop(original);
+                put_in_place(store, &table, ino, &now, (&path, &opened), fence)?;
                 None
             }
             None => Some(self.replace_names(&mut table, ino, &now, (&path, &opened), wanted)?),
@@ -309,7 +302,7 @@ impl Recalls {
         let with_bytes = seen.is_some();
         for round in 1.. {
             // Before the lock: in a shared store the server is asked.
-            let stamp = stamp(self.tree.archive().store())?;
+            let stamp = self.tree.archive().store().beat()?;
             let table = self.tree.table();
             table.node(ino)?;
             let now = Seen::of(original, stamp)?;

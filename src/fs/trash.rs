@@ -98,13 +98,12 @@ impl Trash<'_> {
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error.into()),
         }
-        let metadata = reached.symlink_metadata()?;
+        let found = self.table.look(parent, name)?;
         // A link would lead out of the trash, and the owner of a directory may read the names in it.
-        if !metadata.is_dir() || metadata.uid() != owner {
+        if !found.metadata.is_dir() || found.metadata.uid() != owner {
             return Err(Fault::Code(libc::EEXIST));
         }
         self.tree.archive().touched(&path);
-        let found = self.table.made(parent, name, metadata)?;
         self.table.admit(self.tree.archive(), parent, name, &found)
     }
 

@@ -230,9 +230,9 @@ impl Tree {
         Ok(self.shown(table, ino, &found.metadata))
     }
 
-    /// Gives something new to its creator, and answers what it is then. Only a daemon that is root can, and only it has to.
+    /// Gives something new to its creator. Only a daemon that is root can, and only it has to.
     /// Mostly nothing is left to do, and each change would wait for the file system's journal.
-    fn hand_over(&self, new: &File, parent: &Metadata, creator: Creator, mode: Option<u32>) -> io::Result<Metadata> {
+    fn hand_over(&self, new: &File, parent: &Metadata, creator: Creator, mode: Option<u32>) -> io::Result<()> {
         let (made, own) = (new.metadata()?, beneath::by_descriptor(new));
         // In a setgid directory the group is the directory's.
         let gid = if parent.mode() & libc::S_ISGID != 0 { made.gid() } else { creator.caller.gid };
@@ -242,10 +242,7 @@ impl Tree {
         }
         // After the change of owner, which takes bits away; and whatever our own umask is.
         let mode = mode.filter(|mode| gives || made.mode() & 0o7777 != *mode);
-        if let Some(mode) = mode {
-            fs::set_permissions(&own, Permissions::from_mode(mode))?;
-        }
-        if gives || mode.is_some() { new.metadata() } else { Ok(made) }
+        mode.map_or(Ok(()), |mode| fs::set_permissions(&own, Permissions::from_mode(mode)))
     }
 
     /// Opens a new file or directory at its path, only to refer to it. In a shared store another daemon may have renamed or removed it since.
@@ -294,8 +291,8 @@ impl Tree {
             _ => Some(creator.granted(self.user)),
         };
         match self.hand_over(&new, &directory, creator, mode) {
-            Ok(metadata) => {
-                let found = table.made(parent, name, metadata)?;
+            Ok(()) => {
+                let found = table.look(parent, name)?;
                 self.entry(table, parent, name, &found)
             }
             Err(error) => {
@@ -380,7 +377,7 @@ impl Tree {
             return Err(libc::ESTALE.into());
         }
         fs::hard_link(table.at(*above, called)?, &reached)?;
-        let found = table.made(parent, name, reached.symlink_metadata()?)?;
+        let found = table.look(parent, name)?;
         match found.metadata.is_symlink() {
             true => self.archive.link_changed(&to),
             false => self.archive.linked(&from, &to),

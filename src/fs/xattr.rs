@@ -125,7 +125,7 @@ impl Xattrs {
             }
             Name::Own(own) => {
                 let path = self.named(ino)?;
-                Ok(self.tree.archive().set_attribute(&path, own, value)?)
+                Ok(self.tree.archive().set_attribute(&path, own)?)
             }
             Name::Acl => Err(libc::EOPNOTSUPP.into()),
             Name::File => {

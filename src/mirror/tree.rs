@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::pieces::{Bytes, Packed};
 use super::place::{Error, Place, Result};
-use crate::store::{Damage, Id, MAX_CHAIN, in_parallel, modified_ns, record};
+use crate::store::{Damage, Id, MAX_CHAIN, changed_ns, in_parallel, modified_ns, record};
 
 /// Limit on a directory's bytes: a crafted one must not fill the memory. A million names take about 100 MB.
 const MAX_DIRECTORY: u64 = 1 << 30;
@@ -88,8 +88,7 @@ pub struct Witness {
 
 impl Witness {
     pub(super) fn of(metadata: &Metadata) -> Witness {
-        let changed_ns = metadata.ctime().saturating_mul(1_000_000_000).saturating_add(metadata.ctime_nsec());
-        Witness { inode: metadata.ino(), changed_ns }
+        Witness { inode: metadata.ino(), changed_ns: changed_ns(metadata) }
     }
 }
 

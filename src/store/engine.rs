@@ -31,25 +31,12 @@ impl Engine {
         Ok(if rustix::fs::statfs(at)?.f_type == NFS { Engine::Nfs } else { Engine::Coherent })
     }
 
-    /// That of an open file.
-    pub(super) fn of_file(file: &File) -> io::Result<Engine> {
-        Ok(if rustix::fs::fstatfs(file)?.f_type == NFS { Engine::Nfs } else { Engine::Coherent })
-    }
-
-    /// Makes sure that the kernel's attributes of a file, or names of a directory, are those of the server.
-    pub fn refresh(self, file: &File) -> io::Result<()> {
+    /// Makes sure that the kernel's attributes of a name in a directory are those of the server. Without a name: those of a file, or
+    /// the names of a directory.
+    pub fn refresh(self, at: &File, name: impl AsRef<OsStr>) -> io::Result<()> {
         if self == Engine::Nfs {
-            let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
-            rustix::fs::statx(file, "", flags, StatxFlags::BASIC_STATS)?;
-        }
-        Ok(())
-    }
-
-    /// [`Engine::refresh`] of a name in a directory.
-    pub fn refresh_name(self, directory: &File, name: &OsStr) -> io::Result<()> {
-        if self == Engine::Nfs {
-            let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_FORCE_SYNC;
-            rustix::fs::statx(directory, name, flags, StatxFlags::BASIC_STATS)?;
+            let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_FORCE_SYNC;
+            rustix::fs::statx(at, name.as_ref(), flags, StatxFlags::BASIC_STATS)?;
         }
         Ok(())
     }
@@ -69,20 +56,14 @@ impl Engine {
 }
 
 /// Tells a file from others that get its inode number once it is gone.
-pub fn identity(file: &File) -> io::Result<Vec<u8>> {
-    /// `struct file_handle` with room for the longest one.
-    #[repr(C)]
-    struct Handle {
-        length: libc::c_uint,
-        kind: libc::c_int,
-        bytes: [u8; LONGEST_HANDLE],
-    }
-    let mut handle = Handle { length: LONGEST_HANDLE as libc::c_uint, kind: 0, bytes: [0; LONGEST_HANDLE] };
-    let mut mount = 0;
-    let at = (&raw mut handle).cast();
+pub fn identity(file: &File) -> io::Result<Vec<u32>> {
+    // `struct file_handle`: the number of its bytes, their kind, and room for the longest.
+    let mut handle = [0; 2 + LONGEST_HANDLE / size_of::<u32>()];
+    handle[0] = LONGEST_HANDLE as u32;
+    let (at, mut mount) = (handle.as_mut_ptr().cast(), 0);
     // SAFETY: the name is a C string; `handle` is laid out as the kernel wants it and says how much room it has.
     match unsafe { libc::name_to_handle_at(file.as_raw_fd(), c"".as_ptr(), at, &raw mut mount, libc::AT_EMPTY_PATH) } {
-        0 => Ok(handle.bytes[..(handle.length as usize).min(LONGEST_HANDLE)].to_vec()),
+        0 => Ok(handle.into_iter().take(2 + (handle[0] as usize).div_ceil(size_of::<u32>())).collect()),
         _ => Err(io::Error::last_os_error()),
     }
 }

@@ -1,7 +1,7 @@
 //! The one way in which stepfs replaces or removes a file of a shared store.
 //!
 //! 1. A *fence* is put up: `replacing/INODE/UNIQUE/`. The replacement is made ready in it.
-//! 2. The file is locked against all others, on the description that [`Take::of`] opens.
+//! 2. The file is locked against all others, on the description that [`Taken::of`] opens.
 //! 3. Its name is looked up again, in its directory opened anew. What was made ready for must still be there.
 //! 4. One rename puts the replacement in place, or moves the name behind the fence.
 //!
@@ -20,10 +20,11 @@ use std::time::Duration;
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::io::Errno;
+use tempfile::TempPath;
 
 use super::engine::Engine;
 use super::object::Id;
-use super::{beneath, locks};
+use super::{beneath, durable, locks};
 
 /// Asks again for a name that seems to be missing, once its directory was opened: a network file system may have cached that.
 pub fn surely<T>(path: &Path, ask: impl Fn(&Path) -> io::Result<T>) -> io::Result<T> {
@@ -51,22 +52,23 @@ pub(super) fn tear_down(path: &Path) -> io::Result<()> {
 
 /// Tries once to remove a name, and all below it. Answers whether it is gone.
 fn remove(path: &Path) -> io::Result<bool> {
-    let is_kept = || path.file_name().is_some_and(Engine::keeps_removed);
-    let gone = |result: io::Result<()>| match result.map_err(|error| (error.raw_os_error(), error)) {
+    let removed = match surely(path, |path| fs::remove_file(path)) {
+        Err(error) if error.raw_os_error() == Some(libc::EISDIR) => fs::read_dir(path)
+            .and_then(|mut entries| entries.try_for_each(|entry| remove(&entry?.path()).map(drop)))
+            .and_then(|()| fs::remove_dir(path)),
+        removed => removed,
+    };
+    match removed.map_err(|error| (error.raw_os_error(), error)) {
         Ok(()) | Err((Some(libc::ENOENT), _)) => Ok(true),
         Err((Some(libc::ENOTEMPTY | libc::EEXIST), _)) => Ok(false),
-        Err((Some(libc::EBUSY), _)) if is_kept() => Ok(false),
+        Err((Some(libc::EBUSY), _)) if path.file_name().is_some_and(Engine::keeps_removed) => Ok(false),
         Err((_, error)) => Err(error),
-    };
-    match surely(path, |path| fs::remove_file(path)) {
-        Err(error) if error.raw_os_error() == Some(libc::EISDIR) => {}
-        removed => return gone(removed),
     }
-    match fs::read_dir(path) {
-        Err(error) => return gone(Err(error)),
-        Ok(entries) => entries.into_iter().try_for_each(|entry| remove(&entry?.path()).map(drop))?,
-    }
-    gone(fs::remove_dir(path))
+}
+
+/// Whether a file went, or another one took its place.
+pub fn is_gone(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR | libc::ESTALE))
 }
 
 /// The fences of a store.
@@ -103,22 +105,9 @@ impl Fences {
         }
     }
 
-    /// Takes down all fences of a file, but not the caller's own. The caller has the file's lock, so whoever put up another has lost
-    /// it, or has not got it.
-    pub fn revoke(&self, ino: u64, own: Option<&Fence>) -> io::Result<()> {
-        let above = self.of(ino);
-        let fences = match surely(&above, |above| fs::read_dir(above)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            fences => fences?,
-        };
-        for fence in fences {
-            let fence = fence?.path();
-            if own.is_none_or(|own| own.dir != fence) {
-                tear_down(&fence)?;
-            }
-        }
-        let _ = fs::remove_dir(above);
-        Ok(())
+    /// Takes down all fences of a file. The caller has the file's lock, so whoever put them up has lost it, or has not got it.
+    pub fn revoke(&self, ino: u64) -> io::Result<()> {
+        tear_down(&self.of(ino))
     }
 
     /// Takes down all.
@@ -138,6 +127,14 @@ impl Fence {
     pub fn dir(&self) -> &Path {
         &self.dir
     }
+
+    /// Takes down all others of the file, whose lock the caller has. `NotFound`: this one was taken down.
+    pub fn stand_alone(&self) -> io::Result<()> {
+        fs::read_dir(durable::parent(&self.dir))?.try_for_each(|entry| match entry?.path() {
+            own if own == self.dir => Ok(()),
+            other => tear_down(&other),
+        })
+    }
 }
 
 impl Drop for Fence {
@@ -150,47 +147,80 @@ impl Drop for Fence {
     }
 }
 
-/// A second name of a file, until this is dropped. The file is closed before.
-#[derive(Debug)]
-pub struct Second(PathBuf);
-
-impl Drop for Second {
-    fn drop(&mut self) {
-        // What stays goes when its directory does.
-        let _ = fs::remove_file(&self.0);
-    }
-}
-
-/// Opens the file at a name in a directory, so that another file can take its place while this one is open. `aside`: its second
-/// name meanwhile, where the file system wants one ([`Store::second_name`](super::Store::second_name)).
+/// Opens the file at a name in a directory, so that another file can take its place while this one is open. `second`: its second name
+/// meanwhile, where the file system wants one ([`Store::second_name`](super::Store::second_name)). Close the file first.
 pub fn open_beside(
     parent: &File,
     name: &OsStr,
     flags: OFlags,
-    aside: Option<PathBuf>,
-) -> io::Result<(File, Option<Second>)> {
+    second: Option<TempPath>,
+) -> rustix::io::Result<(File, Option<TempPath>)> {
     let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let Some(aside) = aside else { return Ok((rustix::fs::openat(parent, name, flags, Mode::empty())?.into(), None)) };
-    rustix::fs::linkat(parent, name, CWD, &aside, AtFlags::empty())?;
-    let second = Second(aside);
-    let file = rustix::fs::openat(CWD, &second.0, flags, Mode::empty())?;
-    Ok((file.into(), Some(second)))
+    let file = match &second {
+        Some(second) => {
+            rustix::fs::linkat(parent, name, CWD, &**second, AtFlags::empty())?;
+            rustix::fs::openat(CWD, &**second, flags, Mode::empty())?
+        }
+        None => rustix::fs::openat(parent, name, flags, Mode::empty())?,
+    };
+    Ok((file.into(), second))
 }
 
 /// A file that nobody else has open, and its name, until this is dropped. Or something that is no regular file.
 #[derive(Debug)]
 pub struct Taken {
     file: File,
-    /// With the file's metadata before it had two names. After the file, which is closed first.
-    second: Option<(Second, Box<Metadata>)>,
+    /// After the file, which is closed first.
+    _second: Option<TempPath>,
+    metadata: Metadata,
     parent: File,
     name: OsString,
 }
 
 impl Taken {
-    /// The file's metadata.
-    pub fn metadata(&self) -> io::Result<Metadata> {
-        self.second.as_ref().map_or_else(|| self.file.metadata(), |(_, before)| Ok(Metadata::clone(before)))
+    /// Takes the file at a name in a directory to replace or remove it. The caller has put up a fence before. Nobody writes to what is
+    /// no regular file, so nobody locks it. `second`: see [`open_beside`].
+    ///
+    /// # Errors
+    /// `WouldBlock`: somebody has it open. [`is_gone`]: the name leads to another file, or nowhere. Device errors.
+    pub fn of(directory: &File, name: &OsStr, second: Option<TempPath>) -> io::Result<Taken> {
+        let (busy, gone) = (|| io::ErrorKind::WouldBlock.into(), || Errno::STALE.into());
+        let parent = open_anew(directory)?;
+        let (found, _) = open_beside(&parent, name, OFlags::PATH, None)?;
+        let metadata = found.metadata()?;
+        if !metadata.is_file() {
+            return Ok(Taken { file: found, _second: None, metadata, parent, name: name.to_owned() });
+        }
+        let lock = |second| match open_beside(&parent, name, OFlags::RDWR, second) {
+            Ok((file, second)) if locks::alone(&file)? => Ok((file, second)),
+            // Somebody has it, or a lease for a moment; or its owner may not write it, and this daemon is not root.
+            Ok(_) | Err(Errno::ACCESS | Errno::TXTBSY | Errno::AGAIN) => Err(busy()),
+            Err(Errno::LOOP | Errno::ISDIR | Errno::NXIO) => Err(gone()),
+            Err(error) => Err(error.into()),
+        };
+        let (mut file, mut named) = lock(None)?;
+        // As it is with one name. Whoever changes the file from here on takes down the caller's fence.
+        let metadata = file.metadata()?;
+        if second.is_some() {
+            drop(file);
+            (file, named) = lock(second)?;
+            let known = |of: &Metadata| (of.dev(), of.ino(), of.len(), of.mtime(), of.mtime_nsec());
+            if known(&file.metadata()?) != known(&metadata) {
+                return Err(gone());
+            }
+        }
+        if !leads_to(&parent, name, &file)? {
+            return Err(gone());
+        }
+        if !locks::has_no_other(&file)? {
+            return Err(busy());
+        }
+        Ok(Taken { file, _second: named, metadata, parent, name: name.to_owned() })
+    }
+
+    /// The file's metadata, before it had two names.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
     }
 
     /// The name, wherever its directory is by now.
@@ -215,7 +245,7 @@ impl Taken {
         }
         let (path, aside) = (self.path(), fence.dir.join("removed"));
         fs::rename(&path, &aside)?;
-        let (moved, own) = (fs::symlink_metadata(&aside)?, self.metadata()?);
+        let (moved, own) = (fs::symlink_metadata(&aside)?, &self.metadata);
         let is_it = (moved.dev(), moved.ino()) == (own.dev(), own.ino());
         if !is_it {
             fs::hard_link(&aside, &path)?;
@@ -224,88 +254,20 @@ impl Taken {
     }
 }
 
-/// The answer to [`Take::of`].
-#[derive(Debug)]
-pub enum Take {
-    /// It is ours.
-    Taken(Taken),
-    /// Somebody has it open.
-    Busy,
-    /// The name leads to another file, or nowhere.
-    Gone,
-}
-
-impl Take {
-    /// Takes the file at a name in a directory to replace or remove it, unless somebody has it open. The caller has put up a
-    /// fence before. Nobody writes to what is no regular file, so nobody locks it. `aside`: see [`open_beside`].
-    pub fn of(directory: &File, name: &OsStr, aside: Option<PathBuf>) -> io::Result<Take> {
-        let parent = open_anew(directory)?;
-        let open = |flags| rustix::fs::openat(&parent, name, flags | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty());
-        let found = match open(OFlags::PATH) {
-            Err(Errno::NOENT | Errno::STALE) => return Ok(Take::Gone),
-            found => File::from(found?),
-        };
-        if !found.metadata()?.is_file() {
-            return Ok(Take::Taken(Taken { file: found, second: None, parent, name: name.to_owned() }));
-        }
-        let mut file = match open(OFlags::RDWR | OFlags::NONBLOCK) {
-            Ok(file) => File::from(file),
-            Err(Errno::NOENT | Errno::STALE | Errno::LOOP | Errno::ISDIR | Errno::NXIO) => return Ok(Take::Gone),
-            // A file that its owner may not write, and a daemon that is not root; or somebody has a lease for a moment.
-            Err(Errno::ACCESS | Errno::TXTBSY | Errno::AGAIN) => return Ok(Take::Busy),
-            Err(error) => return Err(error.into()),
-        };
-        if !locks::alone(&file)? {
-            return Ok(Take::Busy);
-        }
-        let mut second = None;
-        if aside.is_some() {
-            let before = file.metadata()?;
-            drop(file);
-            // Whoever changes the file from here on takes down the caller's fence.
-            let (again, named) = match open_beside(&parent, name, OFlags::RDWR, aside) {
-                Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESTALE | libc::ELOOP)) => {
-                    return Ok(Take::Gone);
-                }
-                opened => opened?,
-            };
-            file = again;
-            if !locks::alone(&file)? {
-                return Ok(Take::Busy);
-            }
-            let known = |of: &Metadata| (of.dev(), of.ino(), of.len(), of.mtime(), of.mtime_nsec());
-            if known(&file.metadata()?) != known(&before) {
-                return Ok(Take::Gone);
-            }
-            second = named.map(|named| (named, Box::new(before)));
-        }
-        if !leads_to(&parent, name, &file)? {
-            return Ok(Take::Gone);
-        }
-        if !locks::has_no_other(&file)? {
-            return Ok(Take::Busy);
-        }
-        Ok(Take::Taken(Taken { file, second, parent, name: name.to_owned() }))
-    }
-}
-
 /// Opens a directory anew: a network file system then checks its cache.
 pub fn open_anew(directory: &File) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let anew: File = rustix::fs::openat(CWD, beneath::by_descriptor(directory), flags, Mode::empty())?.into();
-    Engine::of_file(&anew)?.refresh(&anew)?;
+    Engine::of(&beneath::by_descriptor(&anew))?.refresh(&anew, "")?;
     Ok(anew)
 }
 
 /// Whether a name in a directory, opened anew, leads to an open file.
 pub fn leads_to(directory: &File, name: &OsStr, file: &File) -> io::Result<bool> {
-    let own = match file.metadata() {
-        Err(error) if error.raw_os_error() == Some(libc::ESTALE) => return Ok(false),
-        own => own?,
+    let leads = || -> io::Result<bool> {
+        let (own, parent) = (file.metadata()?, open_anew(directory)?);
+        let found = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        Ok(own.nlink() > 0 && (found.st_dev, found.st_ino) == (own.dev(), own.ino()))
     };
-    match rustix::fs::statat(open_anew(directory)?, name, AtFlags::SYMLINK_NOFOLLOW) {
-        Ok(found) => Ok(own.nlink() > 0 && (found.st_dev, found.st_ino) == (own.dev(), own.ino())),
-        Err(Errno::NOENT | Errno::STALE | Errno::NOTDIR) => Ok(false),
-        Err(error) => Err(error.into()),
-    }
+    leads().or_else(|error| if is_gone(&error) { Ok(false) } else { Err(error) })
 }

@@ -34,40 +34,33 @@ const BOTH: Range<i64> = BEHIND..BEHIND + 2;
 /// The kinds of locks, as fcntl(2) has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    Shared,
-    Alone,
+    Shared = libc::F_RDLCK as isize,
+    Alone = libc::F_WRLCK as isize,
 }
 
-fn flock(kind: Kind, range: &Range<i64>) -> libc::flock {
-    let l_type = match kind {
-        Kind::Shared => libc::F_RDLCK,
-        Kind::Alone => libc::F_WRLCK,
-    };
-    let (l_type, l_whence) = (l_type as libc::c_short, libc::SEEK_SET as libc::c_short);
-    libc::flock { l_type, l_whence, l_start: range.start, l_len: range.end - range.start, l_pid: 0 }
+/// A command of fcntl(2) for locks of open file descriptions, and what it left in its argument.
+fn call(file: &File, command: libc::c_int, kind: libc::c_int, range: &Range<i64>) -> io::Result<libc::flock> {
+    let (l_type, l_whence) = (kind as libc::c_short, libc::SEEK_SET as libc::c_short);
+    let mut lock = libc::flock { l_type, l_whence, l_start: range.start, l_len: range.end - range.start, l_pid: 0 };
+    // SAFETY: the descriptor is open and `lock` is an initialised flock that outlives the call.
+    match unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut lock) } {
+        0 => Ok(lock),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Takes a lock without waiting. False: another one is in the way.
 pub(super) fn take(file: &File, kind: Kind, range: &Range<i64>) -> io::Result<bool> {
-    let lock = flock(kind, range);
-    // SAFETY: the descriptor is open and `lock` is an initialised flock that outlives the call.
-    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) } {
-        0 => Ok(true),
-        _ => match io::Error::last_os_error() {
-            error if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(false),
-            error => Err(error),
-        },
+    match call(file, libc::F_OFD_SETLK, kind as libc::c_int, range) {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(false),
+        taken => taken.map(|_| true),
     }
 }
 
 /// Whether another description holds any lock there.
 pub(super) fn is_held(file: &File, range: &Range<i64>) -> io::Result<bool> {
-    let mut lock = flock(Kind::Alone, range);
-    // SAFETY: the descriptor is open and `lock` is an initialised flock that outlives the call.
-    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &mut lock) } {
-        0 => Ok(lock.l_type != libc::F_UNLCK as libc::c_short),
-        _ => Err(io::Error::last_os_error()),
-    }
+    let found = call(file, libc::F_OFD_GETLK, libc::F_WRLCK, range)?;
+    Ok(found.l_type != libc::F_UNLCK as libc::c_short)
 }
 
 /// Opens the file of a lock, and makes it if it is missing.
@@ -86,9 +79,7 @@ pub(super) fn hold(root: &Path, path: &Path, kind: Kind) -> Result<File, Error> 
             std::thread::sleep(Duration::from_millis(20));
             continue;
         }
-        let mut holder = String::new();
-        let _ = (&mut file).take(32).read_to_string(&mut holder);
-        let holder = match holder.trim() {
+        let holder = match io::read_to_string(file.take(32)).unwrap_or_default().trim() {
             "" => ANOTHER_MACHINE.to_string(),
             pid => pid.to_string(),
         };
@@ -103,9 +94,7 @@ pub(super) fn hold(root: &Path, path: &Path, kind: Kind) -> Result<File, Error> 
 
 #[cfg(test)]
 pub(super) fn give_up(file: &File) {
-    let lock = libc::flock { l_type: libc::F_UNLCK as libc::c_short, ..flock(Kind::Alone, &WHOLE) };
-    // SAFETY: the descriptor is open and `lock` is an initialised flock that outlives the call.
-    assert_eq!(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) }, 0);
+    call(file, libc::F_OFD_SETLK, libc::F_UNLCK, &WHOLE).unwrap();
 }
 
 /// Locks a file of a shared store that a program opens. False: it is being replaced.
@@ -143,7 +132,7 @@ pub(super) fn has_no_other(file: &File) -> io::Result<bool> {
 /// Whether a lease is granted, or nobody can be in its way: file systems without leases have no programs that the kernel serves, and
 /// those of NFS are the server's to give.
 fn is_free(file: &File, kind: libc::c_int) -> io::Result<bool> {
-    match Engine::of_file(file)? {
+    match Engine::of(&beneath::by_descriptor(file))? {
         Engine::Nfs => Ok(true),
         Engine::Coherent => match lease(file, kind) {
             Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EACCES)) => Ok(true),

@@ -39,6 +39,7 @@ pub use object::Id;
 pub use objects::{Hold, MAX_CHAIN, Merge, Objects, first_of_twins};
 pub use parallel::{in_parallel, side_by_side};
 pub use profile::{Profile, Profiles};
+pub(crate) use release::Fingerprint;
 pub use release::{
     Committed, Prepared, StubNote, copy_attributes, copy_but_owner, copy_to_new_bytes, replace_stub, replace_taken,
     sync_replaced,
@@ -49,4 +50,4 @@ pub use store::{DAEMON_LOG, Store, exposed};
 pub use stub::{MIN_RELEASE_BYTES, STUB_BYTES, Stub};
 pub use transfer::{export_file, import_file, part_of, remove_part, write_beside};
 pub use walk::{TRASH, files_below, is_trash, open_aside};
-pub(crate) use walk::{entries, found_at, modified_ns};
+pub(crate) use walk::{changed_ns, entries, found_at, modified_ns};

@@ -27,7 +27,7 @@ use super::fence::{Fence, Taken};
 use super::marks::{PLAIN, RECALLED};
 use super::object::Id;
 use super::stub::Stub;
-use super::{Damage, Store, beneath, locks, record};
+use super::{Damage, Store, beneath, changed_ns, locks, modified_ns, record};
 
 const NOTE_MAGIC: &[u8; 8] = b"stepfsDT";
 const NOTE_PREFIX: &str = "times-";
@@ -114,24 +114,24 @@ pub enum Committed {
 
 /// Changes whenever content, attributes or number of names of a file do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Fingerprint {
+pub(crate) struct Fingerprint {
     dev: u64,
     ino: u64,
-    len: u64,
+    pub(crate) len: u64,
     nlink: u64,
-    modified: (i64, i64),
-    changed: (i64, i64),
+    pub(crate) modified_ns: i64,
+    pub(crate) changed_ns: i64,
 }
 
 impl Fingerprint {
-    fn of(metadata: &Metadata) -> Fingerprint {
+    pub(crate) fn of(metadata: &Metadata) -> Fingerprint {
         Fingerprint {
             dev: metadata.dev(),
             ino: metadata.ino(),
             len: metadata.len(),
             nlink: metadata.nlink(),
-            modified: (metadata.mtime(), metadata.mtime_nsec()),
-            changed: (metadata.ctime(), metadata.ctime_nsec()),
+            modified_ns: modified_ns(metadata),
+            changed_ns: changed_ns(metadata),
         }
     }
 }
@@ -205,7 +205,7 @@ impl Prepared {
         let found = Fingerprint::of(&fs::symlink_metadata(absolute)?);
         let expected = match self.has_second_name {
             // Whoever changes attributes takes the fence down.
-            true => Fingerprint { nlink: found.nlink, changed: found.changed, ..self.file },
+            true => Fingerprint { nlink: found.nlink, changed_ns: found.changed_ns, ..self.file },
             false => self.file,
         };
         if found != expected {

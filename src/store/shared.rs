@@ -7,10 +7,9 @@
 //! - `fence` has the way in which files of the tree are replaced.
 
 use std::collections::HashMap;
-use std::fs::{self, File, Metadata, OpenOptions};
+use std::fs::{self, DirEntry, File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -18,7 +17,7 @@ use codec::hash::xxh3_64;
 use rustix::fs::{Timespec, Timestamps, UTIME_NOW};
 
 use super::durable::{CrashPoint, Io};
-use super::fence::{Fences, surely, tear_down};
+use super::fence::{Fences, tear_down};
 use super::locks::{self, Kind, LOCK, WHOLE};
 use super::object::Id;
 use super::{Error, beneath};
@@ -33,10 +32,6 @@ pub const BEAT: Duration = Duration::from_secs(1);
 const LIVES: Duration = Duration::from_secs(4);
 /// Longest part of a seat's name that tells the mount point. With the machine's name and a hash it fits any file system.
 const LONGEST_POINT: usize = 100;
-/// Beginning of the names of epochs' directories that wait until their files are closed.
-const GONE: &str = "gone-";
-/// The file in an epoch's directory with the keeper's name.
-const NAME: &str = "name";
 
 /// The name of this machine.
 fn node() -> String {
@@ -47,7 +42,7 @@ fn node() -> String {
 #[derive(Debug)]
 pub struct Seat {
     pub(super) dir: PathBuf,
-    lock: File,
+    pub(super) lock: File,
 }
 
 /// The name of the seat of a mount: no two daemons of a machine have one mount point. A mount point that the name does not tell
@@ -79,7 +74,7 @@ pub fn log_dir(root: &Path, point: &Path) -> PathBuf {
 }
 
 /// Sets a file's time to the server's clock, and returns that.
-fn stamp(file: &File) -> io::Result<i64> {
+pub(super) fn stamp(file: &File) -> io::Result<i64> {
     const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
     rustix::fs::futimens(file, &Timestamps { last_access: NOW, last_modification: NOW })?;
     Ok(super::modified_ns(&file.metadata()?))
@@ -101,14 +96,6 @@ impl Seat {
             io.empty(&dir.join(name), CrashPoint::TmpEmptied).map_err(Error::io(&dir))?;
         }
         Ok(Seat { dir, lock })
-    }
-
-    /// Shows that this daemon lives; answers the server's clock. A lock that was lost while this machine was cut off is taken anew.
-    pub fn beat(&self) -> io::Result<i64> {
-        if !locks::take(&self.lock, Kind::Alone, &WHOLE)? {
-            return Err(io::ErrorKind::ResourceBusy.into());
-        }
-        stamp(&self.lock)
     }
 }
 
@@ -146,7 +133,7 @@ pub(super) fn unseen(root: &Path, point: &Path) -> io::Result<Option<PathBuf>> {
 #[derive(Debug)]
 pub(super) struct Epoch {
     pub(super) dir: PathBuf,
-    lock: File,
+    pub(super) lock: File,
 }
 
 impl Epoch {
@@ -156,12 +143,14 @@ impl Epoch {
     /// Device errors. There is no keeper then, and the next attempt goes on.
     pub(super) fn begin(io: &Io, root: &Path, recover: &dyn Fn(&Path) -> io::Result<()>) -> io::Result<Option<Epoch>> {
         let keeper = root.join(KEEPER);
-        let lock = locks::file(&keeper.join(LOCK))?;
+        let path = keeper.join(LOCK);
+        let lock = locks::file(&path)?;
         if !locks::take(&lock, Kind::Alone, &WHOLE)? {
             return Ok(None);
         }
-        let former = epochs(root)?;
-        let dir = keeper.join(format!("{:016}", former.last().map_or(0, |(number, _)| *number) + 1));
+        let former = fs::read_dir(&keeper)?.map(|entry| Ok(number(&entry?).unwrap_or(0)));
+        let own = former.collect::<io::Result<Vec<_>>>()?.into_iter().max().unwrap_or(0) + 1;
+        let dir = keeper.join(format!("{own:016}"));
         match io.device().make_dir(&dir, 0o700, CrashPoint::StoreMade) {
             // This one was suspended, lost its lock, and another keeper has that epoch.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
@@ -170,55 +159,33 @@ impl Epoch {
         io.make_dir(&dir.join("cache"), 0o700, CrashPoint::StoreMade)?;
         io.sync_dir(&keeper, CrashPoint::StoreMade)?;
         // Only for people, and there may be no room for it.
-        let _ = fs::write(dir.join(NAME), format!("{} (process {})", node(), std::process::id()));
-        end(root, former, recover)?;
+        let _ = fs::write(path, format!("{} (process {})", node(), std::process::id()));
+        end(root, own, recover)?;
         Ok(Some(Epoch { dir, lock }))
     }
-
-    /// Whether no other keeper was elected.
-    pub(super) fn holds(&self) -> bool {
-        let at = self.dir.parent().map(|keeper| keeper.join(LOCK));
-        let same = |a: &Metadata, b: &Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
-        let named = at.and_then(|path| surely(&path, |path| fs::symlink_metadata(path)).ok());
-        let is_own = named.zip(self.lock.metadata().ok()).is_some_and(|(named, own)| same(&named, &own));
-        is_own && surely(&self.dir, |dir| fs::symlink_metadata(dir)).is_ok()
-    }
 }
 
-/// Directories of epochs, the oldest first.
-pub(super) fn epochs(root: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(root.join(KEEPER))? {
-        let entry = entry?;
-        let number = entry.file_name().to_str().filter(|name| name.len() == 16).and_then(|name| name.parse().ok());
-        found.extend(number.map(|number| (number, entry.path())));
-    }
-    found.sort();
-    Ok(found)
+/// The number of an epoch, if this is its directory.
+fn number(entry: &DirEntry) -> Option<u64> {
+    entry.file_name().to_str().filter(|name| name.len() == 16).and_then(|name| name.parse().ok())
 }
 
-/// Ends epochs: carries out their notes, and removes all that was made ready.
-pub(super) fn end(
-    root: &Path,
-    epochs: Vec<(u64, PathBuf)>,
-    recover: &dyn Fn(&Path) -> io::Result<()>,
-) -> io::Result<()> {
-    for (_, dir) in epochs {
-        if fs::symlink_metadata(&dir)?.is_dir() {
-            recover(&dir)?;
+/// Ends the epochs before one: carries out their notes, and removes all that was made ready.
+pub(super) fn end(root: &Path, before: u64, recover: &dyn Fn(&Path) -> io::Result<()>) -> io::Result<()> {
+    let keeper = root.join(KEEPER);
+    for entry in fs::read_dir(&keeper)?.collect::<io::Result<Vec<_>>>()? {
+        if entry.file_name() == LOCK || number(&entry).is_some_and(|number| number >= before) {
+            continue;
         }
-        tear_down(&dir)?;
+        if entry.file_type()?.is_dir() {
+            recover(&entry.path())?;
+        }
+        tear_down(&entry.path())?;
         // A former keeper of this machine keeps files open there, and so the directory. It does not find that any more.
-        match fs::rename(&dir, root.join(KEEPER).join(format!("{GONE}{}", Id::random()?))) {
+        match fs::rename(entry.path(), keeper.join(format!("gone-{}", Id::random()?))) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-    }
-    for entry in fs::read_dir(root.join(KEEPER))?
-        .flatten()
-        .filter(|entry| entry.file_name().as_bytes().starts_with(GONE.as_bytes()))
-    {
-        tear_down(&entry.path())?;
     }
     Fences::below(root).clear()
 }
@@ -226,10 +193,8 @@ pub(super) fn end(
 /// The keeper of the store at `root`, as it calls itself. `None`: there is none.
 pub fn keeper_of(root: &Path) -> Option<String> {
     let lock = beneath::open_plain(&root.join(KEEPER).join(LOCK)).ok()?;
-    let (_, epoch) = epochs(root).ok()?.pop().filter(|_| locks::is_held(&lock, &WHOLE).is_ok_and(|held| held))?;
-    let mut name = String::new();
-    beneath::open_plain(&epoch.join(NAME)).ok()?.take(256).read_to_string(&mut name).ok()?;
-    Some(name)
+    locks::is_held(&lock, &WHOLE).ok().filter(|is_held| *is_held)?;
+    io::read_to_string(lock.take(256)).ok()
 }
 
 #[cfg(test)]

@@ -8,6 +8,10 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use tempfile::TempPath;
+
+use crate::clock;
+
 use super::durable::{self, CrashPoint, DeviceFile, Io};
 use super::engine::{Engine, admit};
 use super::fence::{Fence, Fences, surely};
@@ -82,8 +86,7 @@ impl Store {
         release::recover(&store, &store.tmp()).map_err(Error::io(store.tmp()))?;
         if store.is_shared() {
             let recover = |notes: &Path| release::recover(&store, notes);
-            let end = || shared::end(&store.root, shared::epochs(&store.root)?, &recover);
-            end().map_err(Error::io(&store.root))?;
+            shared::end(&store.root, u64::MAX, &recover).map_err(Error::io(&store.root))?;
         }
         store.io.empty(&store.tmp(), CrashPoint::TmpEmptied).map_err(Error::io(store.tmp()))?;
         guide::leave(&store.root, &store.tmp());
@@ -150,14 +153,33 @@ impl Store {
         self.settings.shared
     }
 
-    /// The place of a daemon that serves the store beside others.
-    pub fn seat(&self) -> Option<&Seat> {
-        if let Place::Seat(seat) = &self.place { Some(seat) } else { None }
+    /// Whether this daemon serves a shared store.
+    pub fn is_serving(&self) -> bool {
+        matches!(self.place, Place::Seat(_))
     }
 
     /// Whether this is the store of the keeper, and no other keeper was elected since.
     pub fn is_keepers(&self) -> bool {
-        if let Place::Epoch(epoch) = &self.place { epoch.holds() } else { false }
+        let is_there = |epoch: &Epoch| surely(&epoch.dir, |dir| fs::symlink_metadata(dir)).is_ok();
+        matches!(&self.place, Place::Epoch(epoch) if is_there(epoch))
+    }
+
+    /// Answers the clock that stamps the store's files, nanoseconds since 1970. A server's may differ from this machine's. In a shared
+    /// store this shows that the daemon lives, and takes locks anew that were lost while this machine was cut off.
+    ///
+    /// # Errors
+    /// Another daemon has such a lock; device errors.
+    pub fn beat(&self) -> io::Result<i64> {
+        let own = match &self.place {
+            Place::Store => return Ok(clock::stamp_ns()),
+            Place::Seat(Seat { lock, .. }) | Place::Epoch(Epoch { lock, .. }) => lock,
+        };
+        for (lock, kind) in self.lock.iter().map(|lock| (lock, Kind::Shared)).chain([(own, Kind::Alone)]) {
+            if !locks::take(lock, kind, &WHOLE)? {
+                return Err(io::ErrorKind::ResourceBusy.into());
+            }
+        }
+        shared::stamp(own)
     }
 
     /// Puts up a fence for the file with this inode number. The keeper's comes through its epoch's directory, so a former keeper,
@@ -175,23 +197,15 @@ impl Store {
         Ok(fence)
     }
 
-    /// Takes the lock of the store anew, if it was lost while this machine was cut off.
-    pub fn relock(&self) -> io::Result<()> {
-        match &self.lock {
-            Some(lock) if !locks::take(lock, Kind::Shared, &WHOLE)? => Err(io::ErrorKind::ResourceBusy.into()),
-            _ => Ok(()),
-        }
-    }
-
     /// The file system of the store.
     pub fn engine(&self) -> Engine {
         self.engine
     }
 
-    /// A path for [`open_beside`](super::fence::open_beside), where the file system wants that.
-    pub fn second_name(&self) -> io::Result<Option<PathBuf>> {
+    /// A name for [`open_beside`](super::fence::open_beside), where the file system wants that.
+    pub fn second_name(&self) -> io::Result<Option<TempPath>> {
         Ok(match self.engine() {
-            Engine::Nfs => Some(self.tmp().join(format!("name-{}", Id::random()?))),
+            Engine::Nfs => Some(TempPath::try_from_path(self.tmp().join(format!("name-{}", Id::random()?)))?),
             Engine::Coherent => None,
         })
     }

@@ -78,6 +78,11 @@ pub(crate) fn found_at(tree: &Path, path: &Path) -> io::Result<Option<Metadata>>
     }
 }
 
+/// The time of a file's last change, in nanoseconds since 1970. Programs cannot set it.
+pub(crate) fn changed_ns(metadata: &Metadata) -> i64 {
+    metadata.ctime().saturating_mul(1_000_000_000).saturating_add(metadata.ctime_nsec())
+}
+
 /// Modification time in nanoseconds since 1970.
 pub(crate) fn modified_ns(metadata: &Metadata) -> i64 {
     metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec())

@@ -120,7 +120,7 @@ fn waits_for_the_last_file(last_name: &str, half: &[u8]) {
     rest.settle();
     assert!(rest.stub(&name(20, "model")).is_none());
     let archive = rest.open();
-    archive.set_attribute(Path::new(&name(20, "model")), "release", b"1").unwrap();
+    archive.set_attribute(Path::new(&name(20, "model")), "release").unwrap();
     work(&archive);
     until(|| rest.stub(&name(20, "model")).is_some());
     archive.stop();
@@ -202,7 +202,7 @@ fn what_was_recalled_becomes_the_same_object_again() {
     until(|| archive.attribute(Path::new(&name), "why").is_some_and(|why| why.starts_with(b"it was recalled")));
     until(|| archive.queue().queued == 0);
     assert_eq!(fs::read(rest.path(&name)).unwrap(), bytes);
-    archive.set_attribute(Path::new("run"), "release", b"1").unwrap();
+    archive.set_attribute(Path::new("run"), "release").unwrap();
     until(|| rest.stub(&name).is_some());
     assert_eq!(rest.id(&name), id, "by hand");
     recall(&archive);

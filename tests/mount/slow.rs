@@ -290,7 +290,7 @@ fn the_base_of_a_file_that_is_being_archived_stays() {
     let (first, second) = ("step_0.safetensors", "step_1.safetensors");
     wait_until("the second state needs the first no more", || parent_of(second) == Some(None));
     // Garbage goes now.
-    m.archive.set_attribute(Path::new(""), "gc", b"1").unwrap();
+    m.archive.set_attribute(Path::new(""), "gc").unwrap();
     std::thread::sleep(Duration::from_millis(300));
     assert!(parent_of(first).is_some(), "the base of the file that is being encoded is gone");
     slow.slow_objects.store(false, Ordering::SeqCst);
@@ -311,7 +311,7 @@ fn what_is_said_of_a_file_while_it_is_brought_back_holds() {
         wait_until("they are released", || [1, 2].iter().all(|step| state(&path(*step)) == "released"));
         xattr::set(path(1), "user.old", b"1").unwrap();
         xattr::set(path(1), "user.kept", b"1").unwrap();
-        m.archive.set_attribute(Path::new(""), "sync", b"1").unwrap();
+        m.archive.set_attribute(Path::new(""), "sync").unwrap();
         wait_until("nothing is left to do", || m.archive.queue().queued == 0);
         slow.ill.store(true, Ordering::SeqCst);
         let opened = std::thread::spawn({

@@ -83,7 +83,7 @@ fn run(fault: Fault, at: usize, lasts: bool, patient: bool, checkpoints: &[Vec<u
     let began = Instant::now();
     while !(archive.queue().queued == 0 && nothing_left(&root)) {
         if !patient {
-            let _ = archive.set_attribute(Path::new(""), "sync", b"1");
+            let _ = archive.set_attribute(Path::new(""), "sync");
         }
         let waited = began.elapsed();
         assert!(waited < Duration::from_secs(120), "it does not heal: {:?}, {:?}", archive.status(), left(&root));
