@@ -10,6 +10,8 @@ use super::format::progress;
 
 /// How often to ask how much is left. The answer examines no file.
 const INTERVAL: Duration = Duration::from_millis(20);
+/// The pause is so many times as long as the answer took. Beside a million files an answer takes time that the archive needs.
+const PAUSE_FACTOR: u32 = 4;
 /// How long to wait while the archive is stalled: room may appear at any moment, but the wait must end.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -36,6 +38,7 @@ pub(super) fn wait_until(
     let mut bar = None;
     let mut stalled: Option<Instant> = None;
     loop {
+        let asked = Instant::now();
         // First: the work that ended may have queued more.
         let first = before()?;
         let now = queue()?;
@@ -54,7 +57,7 @@ pub(super) fn wait_until(
         bar.set_message(first.unwrap_or("archiving"));
         bar.set_length(total);
         bar.set_position(total - now.queued);
-        std::thread::sleep(INTERVAL);
+        std::thread::sleep(INTERVAL.max(asked.elapsed() * PAUSE_FACTOR));
     }
 }
 
