@@ -72,7 +72,8 @@ impl Keeper {
     /// What this daemon is.
     fn role(&self, store: &Store) -> String {
         match keeper_of(store.root()) {
-            _ if self.keeping().is_some() => "keeper".into(),
+            // It may have slept until now, and not know yet that another one was elected.
+            _ if self.keeping().is_some_and(|archive| archive.store().is_keepers()) => "keeper".into(),
             Some(keeper) => format!("serving, keeper on {keeper}"),
             None => "serving, and no daemon is the keeper yet".into(),
         }

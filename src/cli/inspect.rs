@@ -13,7 +13,7 @@ use crate::store::natural;
 use formats::index_in;
 
 use super::format::{causes, lines, name, size, table};
-use report::Report;
+use report::{AS_WRITTEN, Report};
 
 /// Show what stepfs finds in checkpoints: tensors, roles, offsets, and how a store keeps them.
 ///
@@ -108,7 +108,7 @@ fn write(out: &mut dyn Write, report: &Report) -> Result<()> {
             row.role.replace('_', " "),
             size(row.bytes),
             row.offset.map(|offset| offset.to_string()).unwrap_or_default(),
-            format!("{} {}", row.codec, row.kept),
+            if row.kept == AS_WRITTEN { row.kept.into() } else { format!("{} {}", row.codec, row.kept) },
             row.stored_bytes.map(size).unwrap_or_default(),
             if row.bound == 0.0 { "exact".into() } else { rounded_up(row.bound) },
             match (&row.of, row.trained, row.role) {

@@ -106,8 +106,7 @@ impl Local {
         if !is_store(&store) {
             return Err(Unanswered::Moved(mount.root, store).into());
         }
-        let role = mount.text(Path::new(""), "role").filter(|role| role != "keeper");
-        Ok(match role {
+        Ok(match mount.served() {
             Some(role) => Local { store, mount: None, path, served: Some((mount, role)) },
             None => Local { store, mount: Some(mount), path, served: None },
         })
@@ -128,7 +127,7 @@ impl Local {
             Some(mount) => Ok((mount, local)),
             None => {
                 if let Some((mount, role)) = &local.served {
-                    bail!("{} is only {role}; the keeper's mount does this", mount.root.display());
+                    return Err(mount.not_keepers(role));
                 }
                 let next = match mounted_at(&local.store) {
                     Some(mounted) => format!("name its mount {0}, or a path below {0}", mounted.point.display()),
@@ -250,11 +249,25 @@ impl Mount {
         String::from_utf8(self.word(path, name).ok()?).ok()
     }
 
+    /// In a shared store: what the daemon is, if it is not the keeper.
+    fn served(&self) -> Option<String> {
+        self.text(Path::new(""), "role").filter(|role| role != "keeper")
+    }
+
+    fn not_keepers(&self, role: &str) -> anyhow::Error {
+        anyhow!("{} is only {role}; the keeper's mount does this", self.root.display())
+    }
+
     /// Asks the daemon about the whole store: `status`, `queue`, `gc`.
+    ///
+    /// # Errors
+    /// It does not answer, or is not the keeper any more.
     pub(super) fn ask<T: DeserializeOwned>(&self, name: &str) -> Result<T> {
-        let text =
-            self.word(Path::new(""), name).with_context(|| format!("{} does not answer", self.root.display()))?;
-        self.understand(&text)
+        let text = self.word(Path::new(""), name).map_err(|error| match self.served() {
+            Some(role) => self.not_keepers(&role),
+            None => anyhow!(error).context(format!("{} does not answer", self.root.display())),
+        });
+        self.understand(&text?)
     }
 
     /// What the daemon has answered.

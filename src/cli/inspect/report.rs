@@ -27,6 +27,9 @@ pub(super) struct Report {
     pub tensors: Vec<Row>,
 }
 
+/// How a tensor is kept that no object has.
+pub(super) const AS_WRITTEN: &str = "as written";
+
 #[derive(Serialize)]
 pub(super) struct Row {
     pub path: String,
@@ -145,7 +148,7 @@ fn rows(tensors: &[Tensor], kept: &Kept, placed: bool) -> Vec<Row> {
             kept: match (kept.objects, how.map(|how| how.difference)) {
                 (_, Some(true)) => "difference",
                 (_, Some(false)) => "keyframe",
-                (0, None) => "as written",
+                (0, None) => AS_WRITTEN,
                 (_, None) => "skeleton",
             },
             step: how.and_then(|how| how.step),
