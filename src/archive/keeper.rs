@@ -71,9 +71,11 @@ impl Keeper {
 
     /// What this daemon is.
     fn role(&self, store: &Store) -> String {
+        // It may have slept until now, and not know yet that another one was elected.
+        if self.keeping().is_some_and(|archive| archive.store().is_keepers()) {
+            return "keeper".into();
+        }
         match keeper_of(store.root()) {
-            // It may have slept until now, and not know yet that another one was elected.
-            _ if self.keeping().is_some_and(|archive| archive.store().is_keepers()) => "keeper".into(),
             Some(keeper) => format!("serving, keeper on {keeper}"),
             None => "serving, and no daemon is the keeper yet".into(),
         }

@@ -32,7 +32,7 @@ const DIRECTORY_NS: i64 = 1_000_000_000;
 const PAUSE: Duration = Duration::from_secs(2);
 /// And so many times the duration of the last one.
 const PAUSE_FACTOR: u32 = 10;
-/// A look that began so long ago is new enough for whoever asks again and again.
+/// A caller that asks again and again gets the last look, unless it began longer ago than this.
 pub(super) const FRESH: Duration = Duration::from_millis(250);
 /// How long an object stays that nothing needs. A program may have a name in a place where no look finds it, for a while: it is
 /// just being renamed; and readers on other machines may have it open.
@@ -173,7 +173,7 @@ impl Looks {
     }
 }
 
-/// What was seen.
+/// What the looks have seen.
 #[derive(Default)]
 struct Eyes {
     /// When the last look began that has ended.

@@ -92,8 +92,8 @@ fn check_node(table: &Table, ino: u64, file: &File, named: bool) -> Result<()> {
     Ok(())
 }
 
-/// Locks a file of which a program changes attributes or names, until the result is dropped. Only files that stepfs may replace need
-/// that.
+/// Locks a file while a program changes its attributes or names. The lock ends with the result. Only files that stepfs may replace
+/// need it.
 pub(super) fn lock_node(store: &Store, table: &Table, ino: u64) -> Result<Option<File>> {
     let node = table.node(ino)?;
     if !table.is_shared() || node.kind != FileType::RegularFile {

@@ -75,7 +75,7 @@ pub(super) fn get(place: &dyn Place, hash: Id, len: u64) -> Result<Vec<u8>> {
     Ok(all)
 }
 
-/// The bytes of a file, an object or a directory, in pieces of one length, of which the last may be shorter.
+/// The bytes of a file, an object or a directory, cut into pieces. All pieces but the last have one length.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Bytes {
     /// How many.

@@ -125,7 +125,7 @@ struct Directory {
 /// The names of a store, and the objects that they need.
 #[derive(Debug, Default)]
 pub struct Tree {
-    /// Each under its path. That of the top one is empty.
+    /// Each directory under its path. The top directory has the empty path.
     directories: BTreeMap<PathBuf, Directory>,
     /// The objects on the mirror.
     pub objects: HashMap<Id, Encoding>,

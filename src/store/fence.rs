@@ -105,7 +105,7 @@ impl Fences {
         }
     }
 
-    /// Takes down all fences of a file. The caller has the file's lock, so whoever put them up has lost it, or has not got it.
+    /// Takes down all fences of a file. The caller holds the file's lock, so no daemon that put up a fence holds it.
     pub fn revoke(&self, ino: u64) -> io::Result<()> {
         tear_down(&self.of(ino))
     }
@@ -199,7 +199,7 @@ impl Taken {
             Err(error) => Err(error.into()),
         };
         let (mut file, mut named) = lock(None)?;
-        // As it is with one name. Whoever changes the file from here on takes down the caller's fence.
+        // The metadata while the file has one name. A daemon that changes the file from here on takes down the caller's fence.
         let metadata = file.metadata()?;
         if second.is_some() {
             drop(file);
