@@ -115,7 +115,9 @@ impl OverLocks {
     fn take(&self, path: &Path, expect: FileId, then: impl FnOnce(&Taken) -> io::Result<bool>) -> io::Result<Outcome> {
         let (above, name) = (path.parent().unwrap_or(Path::new("")), path.file_name().unwrap_or_default());
         let second = self.0.second_name()?;
-        match beneath::open_dir(&self.0.tree(), above).and_then(|directory| Taken::of(&directory, name, second)) {
+        match beneath::open_dir(&self.0.tree(), above)
+            .and_then(|directory| Taken::of(self.0.engine(), &directory, name, second))
+        {
             Ok(taken) if FileId::of(taken.metadata()) == expect => then(&taken).map(Outcome::of_commit),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Outcome::Busy),
             Err(error) if !is_gone(&error) => Err(error),

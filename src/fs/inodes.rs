@@ -194,11 +194,11 @@ impl Table {
 
     /// Refuses a file that was opened by a node's name, and is another one: it took the name after [`Table::place`] looked. It may be
     /// a stub, so nobody may read or write it as the node's file. The kernel looks the name up anew.
-    pub(super) fn require(&self, ino: u64, file: &File) -> Result<()> {
-        let node = self.node(ino)?;
-        let is_it = FileId::of(&file.metadata()?) == node.file
-            && (node.identity.is_empty() || identity(file)? == node.identity);
-        if is_it { Ok(()) } else { Err(libc::ESTALE.into()) }
+    pub(super) fn require(&self, ino: u64, file: &File) -> Result<Metadata> {
+        let (node, metadata) = (self.node(ino)?, file.metadata()?);
+        let is_it =
+            FileId::of(&metadata) == node.file && (node.identity.is_empty() || identity(file)? == node.identity);
+        if is_it { Ok(metadata) } else { Err(libc::ESTALE.into()) }
     }
 
     /// In a shared store: holds a stub while programs read its object, so that they reach it by any name, or none. A stub takes
@@ -228,6 +228,10 @@ impl Table {
     }
 
     /// Other daemons change the tree, too.
+    pub(super) fn engine(&self) -> Engine {
+        self.engine
+    }
+
     pub(super) fn is_shared(&self) -> bool {
         self.shared
     }
@@ -264,7 +268,7 @@ impl Table {
         let held = match sys::open_path(&at) {
             // A network file system may not know it yet.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                open_anew(&*self.directory(parent)?)?;
+                open_anew(self.engine, &*self.directory(parent)?)?;
                 sys::open_path(&at)?
             }
             held => held?,

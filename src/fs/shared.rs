@@ -82,9 +82,9 @@ fn lock(store: &Store, file: &File, writes: bool, changes: bool, check: impl FnO
 
 /// Checks that a locked file is a node's; with `named`, that it still has the node's name, too.
 fn check_node(table: &Table, ino: u64, file: &File, named: bool) -> Result<()> {
-    table.require(ino, file)?;
+    let own = table.require(ino, file)?;
     for (parent, name) in table.node(ino)?.names.iter().filter(|_| named) {
-        if !leads_to(&*table.directory(*parent)?, name, file)? {
+        if !leads_to(table.engine(), &*table.directory(*parent)?, name, &own)? {
             // Replaced or renamed since: the kernel looks the name up anew.
             return Err(libc::ESTALE.into());
         }
@@ -123,8 +123,9 @@ pub(super) fn lock_name(
     let opened = open_beside(&directory, name, OFlags::RDONLY, store.second_name()?);
     let Some((file, second)) = readable(opened.map_err(io::Error::from))? else { return Ok(None) };
     lock(store, &file, false, true, || {
-        let is_it = FileId::of(&file.metadata()?) == FileId::of(&found.metadata);
-        if is_it && leads_to(&directory, name, &file)? { Ok(()) } else { Err(Fault::Locked) }
+        let own = file.metadata()?;
+        let is_it = FileId::of(&own) == FileId::of(&found.metadata);
+        if is_it && leads_to(store.engine(), &directory, name, &own)? { Ok(()) } else { Err(Fault::Locked) }
     })?;
     Ok(Some((file, second)))
 }
@@ -179,7 +180,7 @@ pub(super) fn put_in_place(
     fence: &Fence,
 ) -> Result<()> {
     let (parent, name) = table.node(ino)?.names.first().ok_or(Fault::Code(libc::ESTALE))?;
-    let taken = match Taken::of(&*table.directory(*parent)?, name, store.second_name()?) {
+    let taken = match Taken::of(store.engine(), &*table.directory(*parent)?, name, store.second_name()?) {
         Ok(taken) if FileId::of(taken.metadata()) == FileId::of(original) => taken,
         Err(error) if !is_gone(&error) => return Err(error.into()),
         // Another daemon brought it back first, say: the kernel looks the name up anew.

@@ -173,6 +173,7 @@ pub struct Taken {
     /// After the file, which is closed first.
     _second: Option<TempPath>,
     metadata: Metadata,
+    engine: Engine,
     parent: File,
     name: OsString,
 }
@@ -183,13 +184,13 @@ impl Taken {
     ///
     /// # Errors
     /// `WouldBlock`: somebody has it open. [`is_gone`]: the name leads to another file, or nowhere. Device errors.
-    pub fn of(directory: &File, name: &OsStr, second: Option<TempPath>) -> io::Result<Taken> {
+    pub fn of(engine: Engine, directory: &File, name: &OsStr, second: Option<TempPath>) -> io::Result<Taken> {
         let (busy, gone) = (|| io::ErrorKind::WouldBlock.into(), || Errno::STALE.into());
-        let parent = open_anew(directory)?;
+        let parent = open_anew(engine, directory)?;
         let (found, _) = open_beside(&parent, name, OFlags::PATH, None)?;
         let metadata = found.metadata()?;
         if !metadata.is_file() {
-            return Ok(Taken { file: found, _second: None, metadata, parent, name: name.to_owned() });
+            return Ok(Taken { file: found, _second: None, metadata, engine, parent, name: name.to_owned() });
         }
         let lock = |second| match open_beside(&parent, name, OFlags::RDWR, second) {
             Ok((file, second)) if locks::alone(&file)? => Ok((file, second)),
@@ -209,13 +210,13 @@ impl Taken {
                 return Err(gone());
             }
         }
-        if !leads_to(&parent, name, &file)? {
+        if !leads_to(engine, &parent, name, &file.metadata()?)? {
             return Err(gone());
         }
         if !locks::has_no_other(&file)? {
             return Err(busy());
         }
-        Ok(Taken { file, _second: named, metadata, parent, name: name.to_owned() })
+        Ok(Taken { file, _second: named, metadata, engine, parent, name: name.to_owned() })
     }
 
     /// The file's metadata, before it had two names.
@@ -240,7 +241,7 @@ impl Taken {
     /// # Errors
     /// `NotFound`: the fence was taken down.
     pub fn remove(&self, fence: &Fence) -> io::Result<bool> {
-        if !leads_to(&self.parent, &self.name, &self.file)? {
+        if !leads_to(self.engine, &self.parent, &self.name, &self.file.metadata()?)? {
             return Ok(false);
         }
         let (path, aside) = (self.path(), fence.dir.join("removed"));
@@ -255,17 +256,17 @@ impl Taken {
 }
 
 /// Opens a directory anew: a network file system then checks its cache.
-pub fn open_anew(directory: &File) -> io::Result<File> {
+pub fn open_anew(engine: Engine, directory: &File) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let anew: File = rustix::fs::openat(CWD, beneath::by_descriptor(directory), flags, Mode::empty())?.into();
-    Engine::of(&beneath::by_descriptor(&anew))?.refresh(&anew, "")?;
+    engine.refresh(&anew, "")?;
     Ok(anew)
 }
 
-/// Whether a name in a directory, opened anew, leads to an open file.
-pub fn leads_to(directory: &File, name: &OsStr, file: &File) -> io::Result<bool> {
+/// Whether a name in a directory, opened anew, leads to an open file. `own`: the file's metadata since the caller has its lock.
+pub fn leads_to(engine: Engine, directory: &File, name: &OsStr, own: &Metadata) -> io::Result<bool> {
     let leads = || -> io::Result<bool> {
-        let (own, parent) = (file.metadata()?, open_anew(directory)?);
+        let parent = open_anew(engine, directory)?;
         let found = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
         Ok(own.nlink() > 0 && (found.st_dev, found.st_ino) == (own.dev(), own.ino()))
     };

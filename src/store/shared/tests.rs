@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::store::durable::{Device, Disk};
+use crate::store::engine::Engine;
 use crate::store::fence::{Fence, Taken, leads_to};
 use crate::store::object::path_of;
 use crate::store::{Committed, Id, MIN_RELEASE_BYTES, Objects, Prepared, Store, Stub, replace_taken};
@@ -43,7 +44,7 @@ impl World {
     }
 
     fn take(&self) -> io::Result<Taken> {
-        Taken::of(&File::open(self.ours.tree()).unwrap(), OsStr::new(NAME), None)
+        Taken::of(Engine::Coherent, &File::open(self.ours.tree()).unwrap(), OsStr::new(NAME), None)
     }
 
     fn taken(&self) -> Taken {
@@ -89,13 +90,13 @@ fn a_name_is_looked_up_again_after_the_lock() {
     let world = World::new();
     let tree = File::open(world.ours.tree()).unwrap();
     let file = world.open();
-    assert!(leads_to(&tree, OsStr::new(NAME), &file).unwrap());
+    assert!(leads_to(Engine::Coherent, &tree, OsStr::new(NAME), &file.metadata().unwrap()).unwrap());
     let new = world.dir.path().join("new");
     fs::write(&new, "new").unwrap();
     fs::rename(new, world.path()).unwrap();
-    assert!(!leads_to(&tree, OsStr::new(NAME), &file).unwrap());
+    assert!(!leads_to(Engine::Coherent, &tree, OsStr::new(NAME), &file.metadata().unwrap()).unwrap());
     fs::rename(world.path(), world.dir.path().join("away")).unwrap();
-    assert!(!leads_to(&tree, OsStr::new(NAME), &file).unwrap());
+    assert!(!leads_to(Engine::Coherent, &tree, OsStr::new(NAME), &file.metadata().unwrap()).unwrap());
 }
 
 #[test]
@@ -298,7 +299,7 @@ fn what_is_no_file_is_removed_behind_a_fence_too() {
     let directory = File::open(world.ours.tree()).unwrap();
     std::os::unix::fs::symlink(NAME, &at).unwrap();
     let ino = fs::symlink_metadata(&at).unwrap().ino();
-    let take = || Taken::of(&directory, OsStr::new("latest"), None).unwrap();
+    let take = || Taken::of(Engine::Coherent, &directory, OsStr::new("latest"), None).unwrap();
     let (fence, taken) = (world.ours.fences().raise(ino).unwrap(), take());
     // Another file takes the name meanwhile.
     fs::remove_file(&at).unwrap();
@@ -365,7 +366,9 @@ fn whoever_takes_a_file_has_the_one_at_the_name() {
         scope.spawn(|| {
             while !is_over.load(order) {
                 let there = world.open();
-                if locks::open(&there, false).unwrap() && leads_to(&tree, OsStr::new(NAME), &there).unwrap() {
+                if locks::open(&there, false).unwrap()
+                    && leads_to(Engine::Coherent, &tree, OsStr::new(NAME), &there.metadata().unwrap()).unwrap()
+                {
                     fs::write(&new, "new").unwrap();
                     fs::rename(&new, &path).unwrap();
                 }
@@ -373,7 +376,7 @@ fn whoever_takes_a_file_has_the_one_at_the_name() {
         });
         let (mut taken, mut others) = (0, 0);
         for _ in 0..20_000 {
-            if let Ok(file) = Taken::of(&tree, OsStr::new(NAME), None) {
+            if let Ok(file) = Taken::of(Engine::Coherent, &tree, OsStr::new(NAME), None) {
                 taken += 1;
                 others += u32::from(file.metadata().ino() != world.ino());
             }
