@@ -21,7 +21,10 @@ impl Archive {
 
     /// The pin of a file or directory is gone.
     pub fn unpinned(&self, path: &Path) {
-        self.tell(path, Catalog::unpinned);
+        self.tell(path, |catalog, path| {
+            catalog.unpinned(path);
+            touch(catalog, path);
+        });
     }
 
     /// Whether a file's bytes are known to be durable, as they are or as a stub.
@@ -31,7 +34,10 @@ impl Archive {
 
     /// The profile of a file or a directory was set or removed: steps under way are void.
     pub fn profile_changed(&self, path: &Path) {
-        self.tell(path, Catalog::profile_changed);
+        self.tell(path, |catalog, path| {
+            catalog.profile_changed(path);
+            touch(catalog, path);
+        });
     }
 
     /// The last handle of a file that was written is gone. It waits for no others.

@@ -9,7 +9,7 @@ use std::path::Path;
 use super::pieces::Bytes;
 use super::source::Shape;
 use super::tree::{Attributes, Node, Witness};
-use crate::store::{beneath, found_at};
+use crate::store::{Marks, beneath, found_at};
 
 /// A file of the tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub(super) enum Seen {
 /// Looks at a name of the tree. `None` for a file that the archive has not told of yet.
 pub(super) fn see(tree: &Path, path: &Path, shape: Option<Shape>) -> io::Result<Option<Seen>> {
     let Some(metadata) = found_at(tree, path)? else { return Ok(Some(Seen::Nothing)) };
-    let (kind, attributes) = (metadata.file_type(), Attributes::of(&metadata));
+    let (kind, attributes) = (metadata.file_type(), Attributes::of(&metadata, Marks::of(tree, path)?));
     Ok(Some(if kind.is_dir() {
         Seen::Other(Node::Directory(attributes, Bytes::default()))
     } else if kind.is_symlink() {

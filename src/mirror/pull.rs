@@ -8,7 +8,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -78,7 +78,7 @@ pub fn pull(from: &Reader, store: &Store, wanted: &Path, watch: &Watch) -> Resul
     let not_made = in_turn(names, |(_, node)| plain_len(node), |(path, node)| pull.make(path, node, &failed))?;
     // Names in a directory change its time. A pull that was killed may have made it.
     for (path, attributes) in directories.iter().rev() {
-        if found_at(&tree, path)?.is_some_and(|of| of.is_dir() && Attributes::of(&of).mode == UNFINISHED) {
+        if found_at(&tree, path)?.is_some_and(|of| of.is_dir() && of.mode() & 0o1777 == UNFINISHED) {
             attributes.set(&store.io().open_with(&beneath::reach(&tree, path)?, libc::O_DIRECTORY)?)?;
         }
     }
@@ -275,6 +275,7 @@ impl Attributes {
             file.set(&Attribute::Owner(self.uid, self.gid), WRITTEN)?;
         }
         file.set(&Attribute::Mode(self.mode & 0o1777), WRITTEN)?;
+        self.marks.set(file, WRITTEN)?;
         let time = (self.modified_ns.div_euclid(1_000_000_000), self.modified_ns.rem_euclid(1_000_000_000));
         file.set(&Attribute::Times(Times { accessed: time, modified: time }), WRITTEN)
     }

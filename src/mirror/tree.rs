@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::pieces::{Bytes, Packed};
 use super::place::{Error, Place, Result};
-use crate::store::{Damage, Id, MAX_CHAIN, changed_ns, in_parallel, modified_ns, record};
+use crate::store::{Damage, Id, MAX_CHAIN, Marks, changed_ns, in_parallel, modified_ns, record};
 
 /// Limit on a directory's bytes: a crafted one must not fill the memory. A million names take about 100 MB.
 const MAX_DIRECTORY: u64 = 1 << 30;
@@ -49,13 +49,15 @@ pub struct Attributes {
     pub gid: u32,
     /// Modification time, nanoseconds since 1970.
     pub modified_ns: i64,
+    /// Pin and profile.
+    pub marks: Marks,
 }
 
 impl Attributes {
     /// Those of a file, link or directory.
-    pub(super) fn of(metadata: &Metadata) -> Attributes {
+    pub(super) fn of(metadata: &Metadata, marks: Marks) -> Attributes {
         let (mode, uid, gid) = (metadata.mode() & 0o1777, metadata.uid(), metadata.gid());
-        Attributes { mode, uid, gid, modified_ns: modified_ns(metadata) }
+        Attributes { mode, uid, gid, modified_ns: modified_ns(metadata), marks }
     }
 }
 

@@ -66,8 +66,7 @@ impl Work {
 
     /// The oldest object of a chain that the mirror lacks.
     fn of_object(source: &dyn Source, found: &Found, id: Id, tree: &Tree) -> Result<Work> {
-        let mut object = source.objects().open(id)?;
-        let mut newer = 0;
+        let (mut object, mut newer) = (source.objects().open(id)?, 0);
         while let Some(parent) = object.header().parent.filter(|parent| tree.chain(*parent).is_none()) {
             object = source.objects().open(parent)?;
             newer += 1;

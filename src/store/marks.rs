@@ -7,6 +7,7 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
 use xattr::FileExt as _;
 
 use super::durable::{Attribute, CrashPoint, DeviceFile};
@@ -59,6 +60,43 @@ pub fn profile_mark(tree: &Path, path: &Path) -> io::Result<Option<Profile>> {
         }
     }
     Ok(None)
+}
+
+/// What a user wants of a file, or of all files below a directory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Marks {
+    /// It is pinned.
+    pub pinned: bool,
+    /// Its profile.
+    pub profile: Option<Profile>,
+}
+
+impl Marks {
+    /// Those of the file or directory itself, at a path inside the tree.
+    ///
+    /// # Errors
+    /// Device errors. Missing files, and file systems without xattrs, have none.
+    pub fn of(tree: &Path, path: &Path) -> io::Result<Marks> {
+        let profile = read_at(tree, path, PROFILE)?.and_then(|name| String::from_utf8(name).ok()?.parse().ok());
+        Ok(Marks { pinned: read_at(tree, path, PIN)?.is_some(), profile })
+    }
+
+    /// Gives them to a file or directory that has none. On a file system without xattrs it stays without.
+    ///
+    /// # Errors
+    /// Device errors.
+    pub fn set(&self, file: &DeviceFile, at: CrashPoint) -> io::Result<()> {
+        let pin = self.pinned.then(|| (PIN, "1".into()));
+        for (name, value) in pin.into_iter().chain(self.profile.as_ref().map(|profile| (PROFILE, profile.name()))) {
+            match file.set(&Attribute::Extended(OsStr::new(name), value.as_bytes()), at) {
+                Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                    log::warn!("{name} of a file is lost: {error}");
+                }
+                set => set?,
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Reads a mark of `path` inside the tree.

@@ -32,7 +32,7 @@ mod walk;
 
 pub use error::{Damage, Error};
 pub use marks::{
-    PIN, PLAIN, PROFILE, RECALLED, has_pin, is_pinned, is_recalled, mark_recalled, profile_mark, recalled_from,
+    Marks, PIN, PLAIN, PROFILE, RECALLED, has_pin, is_pinned, is_recalled, mark_recalled, profile_mark, recalled_from,
 };
 pub use name_bytes::{Named, name_bytes, names_bytes};
 pub use object::Id;

@@ -85,6 +85,40 @@ def test_a_store_that_is_lost_comes_back(mirror, mounts):
     assert read(second / names[-2]) == wanted[names[-2]][0]
 
 
+def marks_of(mount, names):
+    """The pins and profiles that files and directories of a store have themselves."""
+    marks = {}
+    for name in names:
+        at = mount.store / "tree" / name
+        own = {mark: os.getxattr(at, mark) for mark in os.listxattr(at) if mark in ("user.stepfs.pin", "user.stepfs.profile")}
+        marks |= {name: own} if own else {}
+    return marks
+
+
+def test_pins_and_profiles_travel(mirror, mounts):
+    mount = mounts(mirror)
+    os.mkdir(mount / "run")
+    names = [f"run/{name}" for name in save_walk(mount / "run", 3)]
+    mount.sync()
+    run("pin", mount / names[1], mount / names[2])
+    run("profile", "--set", "exact", mount / "run")
+    mount.mirrored()
+    other = mounts(store=pull(mirror.other_url, mount.base))
+    pinned = {"user.stepfs.pin": b"1"}
+    assert marks_of(other, [*names, "run"]) == {names[1]: pinned, names[2]: pinned, "run": {"user.stepfs.profile": b"exact"}}
+    # Training goes on there, and the pinned file stays as it is.
+    exact = read(other / names[2])
+    torch.save(list(walk(4))[3], other / "run/step_0004.pt")
+    other.sync()
+    assert other.state(names[2]) == "sealed" and read(other / names[2]) == exact
+    # Removed marks go.
+    run("unpin", mount / names[2])
+    run("profile", "--unset", mount / "run")
+    mount.mirrored()
+    again = mounts(store=pull(mirror.other_url, mount.base / "again"))
+    assert marks_of(again, [*names, "run"]) == {names[1]: pinned}
+
+
 def test_a_removal_is_undone_by_time(mirror, mounts):
     mount = mounts(mirror)
     fill(mount)
