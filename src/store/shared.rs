@@ -7,6 +7,7 @@
 //! - `fence` has the way in which files of the tree are replaced.
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::fs::{self, DirEntry, File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
@@ -17,7 +18,8 @@ use codec::hash::xxh3_64;
 use rustix::fs::{Timespec, Timestamps, UTIME_NOW};
 
 use super::durable::{CrashPoint, Io};
-use super::fence::{Fences, tear_down};
+use super::engine::Engine;
+use super::fence::{Fences, leads_to, tear_down};
 use super::locks::{self, Kind, LOCK, WHOLE};
 use super::object::Id;
 use super::{Error, beneath};
@@ -145,7 +147,10 @@ impl Epoch {
         let keeper = root.join(KEEPER);
         let path = keeper.join(LOCK);
         let lock = locks::file(&path)?;
-        if !locks::take(&lock, Kind::Alone, &WHOLE)? {
+        // The lock of a file counts that still has the name: a client may remember one that was moved away.
+        if !locks::take(&lock, Kind::Alone, &WHOLE)?
+            || !leads_to(Engine::of(&keeper)?, &File::open(&keeper)?, OsStr::new(LOCK), &lock.metadata()?)?
+        {
             return Ok(None);
         }
         let former = fs::read_dir(&keeper)?.map(|entry| Ok(number(&entry?).unwrap_or(0)));

@@ -160,8 +160,12 @@ impl Store {
 
     /// Whether this is the store of the keeper, and no other keeper was elected since.
     pub fn is_keepers(&self) -> bool {
-        let is_there = |epoch: &Epoch| surely(&epoch.dir, |dir| fs::symlink_metadata(dir)).is_ok();
-        matches!(&self.place, Place::Epoch(epoch) if is_there(epoch))
+        // A client may remember an epoch that another daemon has ended: it asks the server about the directory first.
+        let is_there = |epoch: &Epoch| {
+            let above = File::open(epoch.dir.parent().unwrap_or(&self.root))?;
+            self.engine.refresh(&above, "").and_then(|()| fs::symlink_metadata(&epoch.dir))
+        };
+        matches!(&self.place, Place::Epoch(epoch) if is_there(epoch).is_ok())
     }
 
     /// Answers the clock that stamps the store's files, nanoseconds since 1970. A server's may differ from this machine's. In a shared
