@@ -32,9 +32,9 @@ const MOST: usize = 32;
 
 /// The content of `stepfs status`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Status {
     /// Its problems, the worst first; not more than an attribute holds.
-    #[serde(default)]
     pub problems: Vec<Problem>,
     /// Regular files.
     pub files: u64,
@@ -50,73 +50,55 @@ pub struct Status {
     pub object_bytes: u64,
     /// Bytes of those of them that no file names any more: kept because others are differences to them, or the next
     /// state will be.
-    #[serde(default)]
     pub unnamed_bytes: u64,
     /// Bytes that programs may still write to the file system of the store.
-    #[serde(default)]
     pub free_bytes: u64,
     /// Removed files in the trash, and the bytes that programs see of them.
-    #[serde(default)]
     pub trash_files: u64,
     /// See `trash_files`.
-    #[serde(default)]
     pub trash_bytes: u64,
     /// How long programs waited for room since the mount.
-    #[serde(default)]
     pub waits: Waits,
     /// Bytes of decoded files in the cache.
     pub cache_bytes: u64,
     /// Decoded states in memory.
-    #[serde(default)]
     pub memory: MemoryStatus,
     /// Steps that can be taken now or will be tried again.
     pub queued: u64,
     /// How long the oldest of these steps could have been taken, in seconds. `None` if there is none.
-    #[serde(default)]
     pub backlog_seconds: Option<u64>,
     /// Files that wait for the rest of their checkpoint.
-    #[serde(default)]
     pub settling: u64,
     /// Files that wait for a handle to be closed.
     pub busy: u64,
     /// Why a queued step could not be taken, when it is being tried again.
     pub stalled: Option<String>,
     /// Why no room is given back at the moment, if so: something is damaged or missing.
-    #[serde(default)]
     pub frozen: Option<String>,
     /// Files that could not be archived, each with the reason; they stay as they were written.
     pub failed: Vec<String>,
     /// Lineages from whose lossy files training went on.
-    #[serde(default)]
     pub restored: Vec<Restored>,
     /// The mirror, if the store is mounted with one.
-    #[serde(default)]
     pub mirror: Option<Progress>,
     /// The last saves of checkpoints since the mount, the newest first.
-    #[serde(default)]
     pub saves: Vec<Save>,
     /// The runs with the newest checkpoints, the newest first.
-    #[serde(default)]
     pub runs: Vec<Run>,
     /// The room for more checkpoints, if the mount has enough of them to tell.
-    #[serde(default)]
     pub room: Option<Room>,
     /// Reads of released files since the mount.
-    #[serde(default)]
     pub reads: Reads,
     /// The profile of a file that no rule or mark names. Empty when the store is not mounted.
-    #[serde(default)]
     pub profile: String,
     /// Process number of the daemon; none when the store is not mounted.
     pub daemon: Option<u32>,
     /// Who reads and writes the resident files, if the store is mounted.
-    #[serde(default)]
     pub serving: Option<Serving>,
     /// In a shared store: whether this daemon is the keeper, or which one is.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub shared: Option<String>,
     /// [`crate::version`] of the daemon; empty when the store is not mounted, or from a daemon that does not tell.
-    #[serde(default)]
     pub version: String,
 }
 
@@ -134,6 +116,7 @@ pub enum Serving {
 
 /// The outstanding steps, and why they are delayed. Programs that wait poll it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Queue {
     /// Steps that can be taken now or will be tried again.
     pub queued: u64,
@@ -142,16 +125,12 @@ pub struct Queue {
     /// Files that could not be archived, each with the reason; they stay as they were written.
     pub failed: Vec<String>,
     /// Files that are open for writing, or whose close the kernel has not told yet.
-    #[serde(default)]
     pub open: u64,
     /// Grows with every change of a file or its name.
-    #[serde(default)]
     pub newest: u64,
     /// The sequence when a file was last opened for writing.
-    #[serde(default)]
     pub opened: u64,
     /// The lowest such number that a file in the queue, or at work, was opened with, if there is one.
-    #[serde(default)]
     pub oldest: Option<u64>,
 }
 

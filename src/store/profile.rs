@@ -224,10 +224,8 @@ impl Profiles {
 pub(super) struct RuleText {
     #[serde(default = "anything")]
     glob: String,
-    #[serde(default)]
     role: Option<Roles>,
     profile: Profile,
-    #[serde(default)]
     expected_restores: Option<u32>,
 }
 

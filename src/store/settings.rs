@@ -25,17 +25,13 @@ struct Document {
     shared: bool,
     #[serde(default = "default_settle")]
     settle_seconds: u64,
-    #[serde(default)]
     reserve: Option<toml::Value>,
-    #[serde(default)]
     expected_restores: Option<u32>,
-    #[serde(default)]
     trash_for: Option<String>,
     #[serde(default, rename = "profile")]
     profiles: Vec<profile::RuleText>,
     #[serde(default)]
     retention: Vec<RuleText>,
-    #[serde(default)]
     mirror: Option<MirrorSettings>,
 }
 
@@ -77,7 +73,6 @@ pub struct MirrorSettings {
     #[serde(default)]
     pub newest: Newest,
     /// Limit in MiB a second; none by default.
-    #[serde(default)]
     pub bandwidth_mib: Option<f64>,
     /// How long older states stay, such as `7d`.
     #[serde(default = "default_keep")]
