@@ -6,6 +6,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 
+use rustix::fs::{AtFlags, StatxFlags, makedev};
+
 use crate::store::durable::{CrashPoint, Io};
 use crate::store::{Store, beneath};
 use crate::sync::{Mutex, MutexGuard};
@@ -25,6 +27,16 @@ impl FileId {
     /// The file that `metadata` describe.
     pub fn of(metadata: &fs::Metadata) -> FileId {
         FileId { dev: metadata.dev(), ino: metadata.ino() }
+    }
+
+    /// The file that is open. It stays the same one, so no server is asked.
+    ///
+    /// # Errors
+    /// Device errors.
+    pub fn of_open(file: &fs::File) -> io::Result<FileId> {
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let found = rustix::fs::statx(file, "", flags, StatxFlags::INO)?;
+        Ok(FileId { dev: makedev(found.stx_dev_major, found.stx_dev_minor), ino: found.stx_ino })
     }
 }
 

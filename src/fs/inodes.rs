@@ -194,11 +194,11 @@ impl Table {
 
     /// Refuses a file that was opened by a node's name, and is another one: it took the name after [`Table::place`] looked. It may be
     /// a stub, so nobody may read or write it as the node's file. The kernel looks the name up anew.
-    pub(super) fn require(&self, ino: u64, file: &File) -> Result<Metadata> {
-        let (node, metadata) = (self.node(ino)?, file.metadata()?);
+    pub(super) fn require(&self, ino: u64, file: &File) -> Result<()> {
+        let node = self.node(ino)?;
         let is_it =
-            FileId::of(&metadata) == node.file && (node.identity.is_empty() || identity(file)? == node.identity);
-        if is_it { Ok(metadata) } else { Err(libc::ESTALE.into()) }
+            FileId::of_open(file)? == node.file && (node.identity.is_empty() || identity(file)? == node.identity);
+        if is_it { Ok(()) } else { Err(libc::ESTALE.into()) }
     }
 
     /// In a shared store: holds a stub while programs read its object, so that they reach it by any name, or none. A stub takes

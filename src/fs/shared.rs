@@ -82,9 +82,9 @@ fn lock(store: &Store, file: &File, writes: bool, changes: bool, check: impl FnO
 
 /// Checks that a locked file is a node's; with `named`, that it still has the node's name, too.
 fn check_node(table: &Table, ino: u64, file: &File, named: bool) -> Result<()> {
-    let own = table.require(ino, file)?;
+    table.require(ino, file)?;
     for (parent, name) in table.node(ino)?.names.iter().filter(|_| named) {
-        if !leads_to(table.engine(), &*table.directory(*parent)?, name, &own)? {
+        if !leads_to(table.engine(), &*table.directory(*parent)?, name, &file.metadata()?)? {
             // Replaced or renamed since: the kernel looks the name up anew.
             return Err(libc::ESTALE.into());
         }
