@@ -6,7 +6,6 @@ use std::fs;
 use std::io::{ErrorKind, Read};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
@@ -16,8 +15,8 @@ use crate::store::{Named, beneath};
 use codec::hash::{Sha256, hex};
 
 use super::format::{name, progress};
-use super::say_json;
 use super::source::{Local, Tree};
+use super::{DAMAGED, exit_if, say_json};
 
 /// Hexadecimal digits of a SHA-256.
 const DIGITS: usize = 64;
@@ -79,7 +78,7 @@ struct Line {
     digest: String,
 }
 
-pub(super) fn run(manifest: &Path, place: &Path, json: bool) -> Result<ExitCode> {
+pub(super) fn run(manifest: &Path, place: &Path, json: bool) -> Result<()> {
     let text = match manifest.as_os_str() == "-" {
         true => {
             let mut text = Vec::new();
@@ -106,8 +105,7 @@ pub(super) fn run(manifest: &Path, place: &Path, json: bool) -> Result<ExitCode>
     }
     bar.finish_and_clear();
     print(&report, json)?;
-    let good = report.files.iter().all(|row| row.verdict.is_good());
-    Ok(if good { ExitCode::SUCCESS } else { ExitCode::from(super::DAMAGED) })
+    exit_if(!report.files.iter().all(|row| row.verdict.is_good()), DAMAGED)
 }
 
 fn print(report: &Report, json: bool) -> Result<()> {

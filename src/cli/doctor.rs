@@ -4,12 +4,11 @@ mod machine;
 mod place;
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use anyhow::Result;
 use serde::Serialize;
 
-use super::format;
+use super::{FAILED, exit_if, format, say_json};
 
 /// Check whether this machine can mount a store, and say how to fix each problem.
 ///
@@ -57,7 +56,7 @@ fn problem(check: &'static str, says: impl Into<String>, mend: impl Into<String>
     Finding { check, level: Level::Problem, says: says.into(), mend: Some(mend.into()) }
 }
 
-pub(super) fn run(args: Args) -> Result<ExitCode> {
+pub(super) fn run(args: Args) -> Result<()> {
     let mut findings = machine::findings();
     let mut leases = None;
     if let Some(dir) = &args.dir {
@@ -66,12 +65,11 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         leases = known;
     }
     findings.push(machine::passthrough(leases));
-    let problems = findings.iter().filter(|finding| finding.level == Level::Problem).count();
     match args.json {
-        true => super::say_json(&findings)?,
+        true => say_json(&findings)?,
         false => print(&findings),
     }
-    Ok(if problems > 0 { ExitCode::from(super::FAILED) } else { ExitCode::SUCCESS })
+    exit_if(findings.iter().any(|finding| finding.level == Level::Problem), FAILED)
 }
 
 fn print(findings: &[Finding]) {

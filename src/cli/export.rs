@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use indicatif::ProgressBar;
@@ -16,6 +15,7 @@ use super::format::{name, progress};
 use super::interrupt::Temporary;
 use super::mirror::{local_path, tell};
 use super::source::{Source, Tree};
+use super::{DAMAGED, exit_if};
 
 /// Copy a file or directory out of a store, without a mount.
 ///
@@ -42,10 +42,10 @@ pub(super) struct Args {
     salvage: bool,
 }
 
-pub(super) fn run(args: Args) -> Result<ExitCode> {
+pub(super) fn run(args: Args) -> Result<()> {
     super::log_to_stderr("warn");
     let brought = Source::bring(&args.store, &args.path)?;
-    let is_incomplete = tell(&brought.missing);
+    let told = tell(&brought.missing);
     let tree = brought.tree()?;
     if args.salvage {
         return salvage(&tree, &brought.path, &args);
@@ -80,11 +80,11 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     bar.finish_and_clear();
     let s = if targets.len() == 1 { "" } else { "s" };
     say!("{} file{s} written to {}", targets.len(), name(&dest.display().to_string()));
-    Ok(ExitCode::from(if is_incomplete { super::DAMAGED } else { 0 }))
+    told
 }
 
 /// Writes the readable tensors of a damaged file.
-fn salvage(tree: &Tree, path: &Path, args: &Args) -> Result<ExitCode> {
+fn salvage(tree: &Tree, path: &Path, args: &Args) -> Result<()> {
     let shown = || args.path.display().to_string();
     let stub = tree.stub(path)?.with_context(|| format!("{} is not released: copy the file itself", shown()))?;
     if !args.force && fs::symlink_metadata(&args.dest).is_ok() {
@@ -97,7 +97,7 @@ fn salvage(tree: &Tree, path: &Path, args: &Args) -> Result<ExitCode> {
         say!("lost: {}: {}", name(tensor), name(why));
     }
     say!("{} tensors written, {} lost", salvaged.written.len(), salvaged.lost.len());
-    Ok(if salvaged.lost.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(super::DAMAGED) })
+    exit_if(!salvaged.lost.is_empty(), DAMAGED)
 }
 
 /// Where a file at or below `from` in the tree goes.

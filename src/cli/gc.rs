@@ -2,7 +2,6 @@
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,9 +15,9 @@ use crate::store::retention::Verdict;
 use crate::store::{Named, Store};
 
 use super::format::{name, size, table};
-use super::say_json;
 use super::source::{Local, Mount};
 use super::wait::{wait_for, wait_until};
+use super::{FAILED, exit_if, say_json};
 
 /// Message beside the progress bar.
 const APPLYING: &str = "applying the policy";
@@ -78,7 +77,7 @@ struct Report {
     left: u64,
 }
 
-pub(super) fn run(args: Args) -> Result<ExitCode> {
+pub(super) fn run(args: Args) -> Result<()> {
     super::log_to_stderr("warn");
     let local = Local::of(&args.path)?;
     if local.mount.is_none() && args.dry_run && Store::is_locked(&local.store)? {
@@ -89,12 +88,11 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         (_, true) => planned(&local)?,
         (Some(mount), false) => mounted(&local, mount)?,
     };
-    let failed = !report.failed.is_empty();
     match args.json {
         true => say_json(&report)?,
         false => print(&report, args.verbose),
     }
-    Ok(ExitCode::from(if failed { super::FAILED } else { 0 }))
+    exit_if(!report.failed.is_empty(), FAILED)
 }
 
 /// Plans the policy without applying it.

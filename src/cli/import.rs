@@ -4,7 +4,6 @@ use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
@@ -39,7 +38,7 @@ pub(super) struct Args {
     to: Option<PathBuf>,
 }
 
-pub(super) fn run(args: Args) -> Result<ExitCode> {
+pub(super) fn run(args: Args) -> Result<()> {
     super::log_to_stderr("warn");
     let to = args.to.unwrap_or_default();
     if to.components().any(|part| !matches!(part, std::path::Component::Normal(_))) {
@@ -74,7 +73,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     let already = if already > 0 { format!(", {already} already there") } else { String::new() };
     say!("{} copied{already}", missing.len());
     archive(tree.store)?;
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// The files that the store does not have yet, as after an interrupted import.

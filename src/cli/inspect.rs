@@ -4,7 +4,6 @@ mod report;
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 
@@ -13,6 +12,7 @@ use crate::store::natural;
 use formats::index_in;
 
 use super::format::{causes, lines, name, size, table};
+use super::{FAILED, exit_if};
 use report::{AS_WRITTEN, Report};
 
 /// Show what stepfs finds in checkpoints: tensors, roles, offsets, and how a store keeps them.
@@ -32,7 +32,7 @@ pub(super) struct Args {
     json: bool,
 }
 
-pub(super) fn run(args: Args) -> Result<ExitCode> {
+pub(super) fn run(args: Args) -> Result<()> {
     let mut out = std::io::stdout().lock();
     let is_array = args.json && (args.paths.len() > 1 || is_overview(&args.paths[0]));
     let (mut shown, mut failed) = (0, false);
@@ -71,7 +71,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         (false, true) => writeln!(out)?,
         (false, false) => {}
     }
-    Ok(if failed { ExitCode::from(super::FAILED) } else { ExitCode::SUCCESS })
+    exit_if(failed, FAILED)
 }
 
 /// Prints each tensor of a file or a model.

@@ -1,7 +1,6 @@
 //! `stepfs latest` and `stepfs best`: one path for a script.
 
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 
@@ -43,7 +42,7 @@ pub(super) struct BestArgs {
     json: bool,
 }
 
-pub(super) fn latest(args: LatestArgs) -> Result<ExitCode> {
+pub(super) fn latest(args: LatestArgs) -> Result<()> {
     of(&args.dir, args.json, |found| {
         let (newest, future) = newest_first(found);
         if let Some(future) = future {
@@ -95,7 +94,7 @@ fn not_whole(found: &[&Checkpoint]) -> String {
     if reasons.is_empty() { String::new() } else { format!(": {}", reasons.join(", ")) }
 }
 
-pub(super) fn best(args: BestArgs) -> Result<ExitCode> {
+pub(super) fn best(args: BestArgs) -> Result<()> {
     of(&args.dir, args.json, |found| match stated_best(found)[..] {
         [] => {
             say_none(args.json)?;
@@ -126,7 +125,7 @@ fn say_none(json: bool) -> Result<()> {
 }
 
 /// Prints the path that `choose` picks, as the user would write it.
-fn of(dir: &Path, json: bool, choose: impl FnOnce(&[Checkpoint]) -> Result<PathBuf>) -> Result<ExitCode> {
+fn of(dir: &Path, json: bool, choose: impl FnOnce(&[Checkpoint]) -> Result<PathBuf>) -> Result<()> {
     let (mount, mut local) = Local::in_mount(dir)?;
     local.mount = Some(mount);
     let entries = survey(&local)?;
@@ -138,5 +137,5 @@ fn of(dir: &Path, json: bool, choose: impl FnOnce(&[Checkpoint]) -> Result<PathB
         true => say_json(&Named("path", shown))?,
         false => super::say_path(&shown)?,
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }

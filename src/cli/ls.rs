@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use serde::Serialize;
@@ -65,7 +64,7 @@ struct Line<'a> {
     checkpoint: Option<Summary>,
 }
 
-pub(super) fn run(args: Args) -> Result<ExitCode> {
+pub(super) fn run(args: Args) -> Result<()> {
     let mut places: Vec<(Local, Vec<Entry>)> = Vec::new();
     for path in &args.paths {
         match Source::of(path)? {
@@ -96,7 +95,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
             }));
         }
         say_json(&lines)?;
-        return Ok(ExitCode::SUCCESS);
+        return Ok(());
     }
     let (mut rows, mut looks) = (vec![head(args.verbose)], vec![Look::Head]);
     for (local, entries) in &places {
@@ -128,7 +127,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     for (line, look) in table(&rows, right).lines().zip(looks) {
         say!("{}", paint(look, line));
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 fn head(verbose: bool) -> Vec<String> {

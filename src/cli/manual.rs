@@ -2,7 +2,6 @@
 
 use std::io::{self, Write};
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::CommandFactory;
@@ -29,15 +28,15 @@ pub(super) struct ManArgs {
     dir: PathBuf,
 }
 
-pub(super) fn completions(args: CompletionsArgs) -> Result<ExitCode> {
+pub(super) fn completions(args: CompletionsArgs) -> Result<()> {
     // Into memory first: the crate panics on a closed pipe.
     let mut text = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "stepfs", &mut text);
     io::stdout().write_all(&text)?;
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
-pub(super) fn man(args: ManArgs) -> Result<ExitCode> {
+pub(super) fn man(args: ManArgs) -> Result<()> {
     let write = || -> io::Result<()> {
         std::fs::create_dir_all(&args.dir)?;
         clap_mangen::generate_to(Cli::command(), &args.dir)?;
@@ -51,5 +50,5 @@ pub(super) fn man(args: ManArgs) -> Result<ExitCode> {
         Ok(())
     };
     write().with_context(|| format!("{}", args.dir.display()))?;
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }

@@ -1,7 +1,6 @@
 //! `stepfs metrics`
 
 use std::fmt::Write;
-use std::process::ExitCode;
 
 use anyhow::Result;
 
@@ -77,9 +76,9 @@ fn known(status: &Status, number: u64) -> Option<f64> {
     status.daemon.map(|_| number as f64)
 }
 
-pub(super) fn run(_: Args) -> Result<ExitCode> {
+pub(super) fn run(_: Args) -> Result<()> {
     say_part!("{}", text(&all()));
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// The numbers in the text format of Prometheus, version 0.0.4.

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
@@ -16,7 +15,7 @@ use crate::store::retention::duration;
 use crate::store::{MirrorSettings, Named, Store, natural};
 
 use super::format::{name, size, table, utc};
-use super::{DAMAGED, say_json};
+use super::{DAMAGED, exit_if, say_json};
 
 /// Opens the mirror of a store that is about to be mounted on `dir`. It need not answer yet.
 ///
@@ -67,11 +66,14 @@ fn apart(mirror: &Path, other: &Path, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Says what could not be brought; answers whether something could not.
-pub(super) fn tell(Missing { names, unread, .. }: &Missing) -> bool {
+/// Says what could not be brought.
+///
+/// # Errors
+/// Something could not.
+pub(super) fn tell(Missing { names, unread, .. }: &Missing) -> Result<()> {
     names.iter().for_each(|(path, why)| say_error!("{}: {}", name(&path.display().to_string()), name(why)));
     unread.iter().for_each(|why| say_error!("a directory cannot be read, which may have more files: {}", name(why)));
-    !names.is_empty() || !unread.is_empty()
+    exit_if(!names.is_empty() || !unread.is_empty(), DAMAGED)
 }
 
 /// A time in the past, in milliseconds since 1970.
@@ -161,7 +163,7 @@ impl Mirror {
     }
 
     /// `stepfs ls URL`
-    pub(super) fn list(&self, json: bool) -> Result<ExitCode> {
+    pub(super) fn list(&self, json: bool) -> Result<()> {
         let reader = self.read(Path::new(""))?;
         let mut lines = Vec::new();
         for (path, node) in reader.tree.iter() {
@@ -188,7 +190,7 @@ impl Mirror {
             });
         }
         lines.sort_by(|a, b| natural::order(&a.path, &b.path));
-        let is_incomplete = tell(&Missing { unread: reader.tree.unread, ..Missing::default() });
+        let told = tell(&Missing { unread: reader.tree.unread, ..Missing::default() });
         if json {
             say_json(&lines)?;
         } else {
@@ -206,11 +208,11 @@ impl Mirror {
             }
             say_part!("{}", table(&rows, &[true, true, true, false, false]));
         }
-        Ok(ExitCode::from(if is_incomplete { DAMAGED } else { 0 }))
+        told
     }
 
     /// `stepfs status URL`: the states that are there.
-    pub(super) fn status(&self, json: bool) -> Result<ExitCode> {
+    pub(super) fn status(&self, json: bool) -> Result<()> {
         let (store, states) = Reader::states(open(&self.url)?.as_ref()).with_context(|| self.url.clone())?;
         let states: Vec<State> = states.iter().map(|(_, at_ms)| State { at: at_ms.div_ceil(1000) }).collect();
         if json {
@@ -221,7 +223,7 @@ impl Mirror {
                 say!("  {}  --at @{at}", utc(*at));
             }
         }
-        Ok(ExitCode::SUCCESS)
+        Ok(())
     }
 }
 

@@ -44,7 +44,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::store::Error;
 use crate::terminal::interrupt::{self, interrupted};
-use crate::terminal::{self, FAILED, color, format, log_to_stderr, say_json};
+use crate::terminal::{self, Exit, FAILED, color, exit_if, format, log_to_stderr, say_json};
 use crate::tools::{compare, convert, diff, merge, tune};
 
 pub use reshard::reshard;
@@ -77,13 +77,13 @@ struct Cli {
 
 /// The commands in groups, a row each: its arguments, and the function that runs it.
 macro_rules! commands {
-    ($($group:literal { $($(#[$with:meta])* $name:ident($args:ty) => $run:path,)* })*) => {
+    ($($group:literal { $($(#[$with:meta])* $name:ident($args:ty) => $run:expr,)* })*) => {
         #[derive(Subcommand)]
         enum Command { $($($(#[$with])* $name($args),)*)* }
 
         impl Command {
-            fn run(self) -> Result<ExitCode> {
-                match self { $($(Command::$name(args) => $run(args),)*)* }
+            fn run(self) -> Result<()> {
+                match self { $($(Command::$name(args) => ($run)(args),)*)* }
             }
         }
 
@@ -110,7 +110,7 @@ commands! {
         Best(latest::BestArgs) => latest::best,
         Why(why::Args) => why::run,
         Inspect(inspect::Args) => inspect::run,
-        Diff(diff::Args) => place::diff,
+        Diff(diff::Args) => |args| diff::run(args, &place::find),
         Report(report::Args) => report::run,
     }
     "Choose what stays, and how" {
@@ -129,8 +129,8 @@ commands! {
         Cat(cat::Args) => cat::run,
         Pull(pull::Args) => pull::run,
         Verify(verify::Args) => verify::run,
-        Merge(merge::Args) => place::merge,
-        Convert(convert::Args) => place::convert,
+        Merge(merge::Args) => |args| merge::run(args, &place::find),
+        Convert(convert::Args) => |args| convert::run(args, &place::find),
         Reshard(reshard::Args) => reshard::run,
     }
     "Shell" {
@@ -192,18 +192,20 @@ fn say_path(path: &std::path::Path) -> Result<()> {
 }
 
 fn run(command: Command) -> ExitCode {
-    command.run().unwrap_or_else(|error| {
-        // The reader may close the pipe early: `stepfs ls | head`.
-        let kind = |cause: &(dyn std::error::Error + 'static)| match cause.downcast_ref::<serde_json::Error>() {
-            Some(error) => error.io_error_kind(),
-            None => cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind),
-        };
-        if error.chain().any(|cause| kind(cause) == Some(std::io::ErrorKind::BrokenPipe)) {
-            return ExitCode::SUCCESS;
-        }
-        say_error!("stepfs: {}", format::lines(&told(&error)));
-        ExitCode::from(FAILED)
-    })
+    let Err(error) = command.run() else { return ExitCode::SUCCESS };
+    if let Some(Exit(code)) = error.downcast_ref() {
+        return ExitCode::from(*code);
+    }
+    // The reader may close the pipe early: `stepfs ls | head`.
+    let kind = |cause: &(dyn std::error::Error + 'static)| match cause.downcast_ref::<serde_json::Error>() {
+        Some(error) => error.io_error_kind(),
+        None => cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind),
+    };
+    if error.chain().any(|cause| kind(cause) == Some(std::io::ErrorKind::BrokenPipe)) {
+        return ExitCode::SUCCESS;
+    }
+    say_error!("stepfs: {}", format::lines(&told(&error)));
+    ExitCode::from(FAILED)
 }
 
 /// An error with its causes. Of a store that is in use: where it is mounted.

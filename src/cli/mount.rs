@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,6 +25,7 @@ use super::mount_options::Options;
 use super::passthrough;
 use super::source::{Mount, is_store, mounted_on, refuse_inside};
 use super::umount::HELD;
+use super::{Exit, FAILED};
 
 /// A daemon's log above this size is truncated at the next mount.
 const LOG_BYTES: u64 = 16 << 20;
@@ -78,7 +79,7 @@ pub(super) struct Mounting {
     pub(super) helper: Option<OwnedFd>,
 }
 
-pub(super) fn run(args: Args) -> Result<ExitCode> {
+pub(super) fn run(args: Args) -> Result<()> {
     let options = args.options.into_iter().fold(Options::default(), Options::and).and(args.flags);
     let mut helper = args.helper.then(|| io::stdin().as_fd().try_clone_to_owned()).transpose()?;
     if let Some(user) = &options.user {
@@ -97,7 +98,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         say_error!("stepfs: your shell stands in the former mount; `cd \"$PWD\"` enters the new one");
     }
     if !args.foreground && !args.child && is_mounted(&mounting)? {
-        return Ok(ExitCode::SUCCESS);
+        return Ok(());
     }
     if mounting.dir.exists() && !mounting.dir.is_dir() {
         bail!("{} is a file; name a directory to mount the store on", mounting.dir.display());
@@ -106,10 +107,15 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     let made = fs::create_dir_all(&mounting.dir);
     let made = made.with_context(|| format!("cannot make the mount point {}", mounting.dir.display()));
     let done = made.and_then(|()| match (args.foreground, args.child) {
-        (false, false) => start(&mounting).map(|()| ExitCode::SUCCESS),
+        (false, false) => start(&mounting),
         (_, child) => daemon(&mounting, child),
     });
-    done.inspect_err(|_| created.remove())
+    // The command that started a daemon removes what it made.
+    done.inspect_err(|error| {
+        if !error.is::<Exit>() {
+            created.remove()
+        }
+    })
 }
 
 /// Whether the store is mounted at this place already; says so. Its store is not opened: a daemon has it.
@@ -228,7 +234,7 @@ fn end_of(log: &Path) -> String {
 }
 
 /// Serves the mount until it is unmounted.
-fn daemon(mounting: &Mounting, child: bool) -> Result<ExitCode> {
+fn daemon(mounting: &Mounting, child: bool) -> Result<()> {
     super::log_to_stderr("info");
     keep_few_buffers();
     if !child {
@@ -241,9 +247,9 @@ fn daemon(mounting: &Mounting, child: bool) -> Result<ExitCode> {
     match serve_store(mounting, ready) {
         Err(error) if child => {
             say!("{}", super::format::causes(&error));
-            Ok(ExitCode::from(super::FAILED))
+            Err(Exit(FAILED).into())
         }
-        result => result.map(|()| ExitCode::SUCCESS),
+        result => result,
     }
 }
 

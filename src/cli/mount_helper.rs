@@ -2,16 +2,15 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 
 use crate::store::Store;
 
-use super::format;
 use super::mount::{self, Created, Mounting};
 use super::mount_options::Options;
 use super::passthrough;
+use super::{Exit, format};
 
 /// Name of the link in /sbin to the program. It is also a subcommand of `stepfs`.
 pub(super) const NAME: &str = "mount.stepfs";
@@ -79,14 +78,14 @@ pub(super) fn arguments(arguments: impl Iterator<Item = OsString>) -> Vec<OsStri
     arguments
 }
 
-pub(super) fn run(args: Args) -> Result<ExitCode> {
+pub(super) fn run(args: Args) -> Result<()> {
     let (error, code) = match options(&args).map(|options| mount(&args, options)) {
-        Ok(Ok(())) => return Ok(ExitCode::SUCCESS),
+        Ok(Ok(())) => return Ok(()),
         Ok(Err(error)) => (super::told(&error), FAILED),
         Err(error) => (error, USAGE),
     };
     say_error!("{NAME}: {}", format::lines(&error));
-    Ok(ExitCode::from(code))
+    Err(Exit(code).into())
 }
 
 fn options(args: &Args) -> Result<Options, String> {

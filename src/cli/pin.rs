@@ -1,7 +1,6 @@
 //! `stepfs pin` and `stepfs unpin`
 
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 
@@ -38,13 +37,13 @@ pub(super) struct UnpinArgs {
     paths: Vec<PathBuf>,
 }
 
-pub(super) fn pin(args: PinArgs) -> Result<ExitCode> {
+pub(super) fn pin(args: PinArgs) -> Result<()> {
     for path in &args.paths {
         let (mount, local) = Local::in_mount(path)?;
         mount.mark(&local.path, PIN, Some(b"1"), CAN).with_context(|| format!("{}", path.display()))?;
         tell_lossy(path, &mount, &local.path);
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// Tells the user which pinned files are lossy already. A pin does not bring the written bytes back.
@@ -60,7 +59,7 @@ fn tell_lossy(shown: &Path, mount: &Mount, path: &Path) {
     }
 }
 
-pub(super) fn unpin(args: UnpinArgs) -> Result<ExitCode> {
+pub(super) fn unpin(args: UnpinArgs) -> Result<()> {
     for path in &args.paths {
         let (mount, local) = Local::in_mount(path)?;
         if mount.mark(&local.path, PIN, None, CAN).with_context(|| format!("{}", path.display()))? {
@@ -75,7 +74,7 @@ pub(super) fn unpin(args: UnpinArgs) -> Result<ExitCode> {
             None => bail!("{} is not pinned", path.display()),
         }
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 fn above(mount: &Mount, path: &Path) -> Option<PathBuf> {

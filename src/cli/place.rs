@@ -5,34 +5,19 @@ use std::fs::{self, File, Permissions};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Component, Path, PathBuf};
-use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 
 use crate::store::durable::scratch;
 use crate::store::{Stub, beneath, open_aside};
-use crate::tools::{self, convert, diff, merge};
+use crate::tools;
 
 use super::format::causes;
 use super::mirror::{Mirror, tell};
 use super::source::{Brought, Local, NO_TEMPORARY, Tree, is_store, refuse_inside, unreachable};
 
-/// `stepfs diff`
-pub(super) fn diff(args: diff::Args) -> Result<ExitCode> {
-    diff::run(args, &find)
-}
-
-/// `stepfs merge`
-pub(super) fn merge(args: merge::Args) -> Result<ExitCode> {
-    merge::run(args, &find)
-}
-
-/// `stepfs convert`
-pub(super) fn convert(args: convert::Args) -> Result<ExitCode> {
-    convert::run(args, &find)
-}
-
-fn find(named: &Path) -> Result<Box<dyn tools::Place>> {
+/// Finds what the tools on a run's history read.
+pub(super) fn find(named: &Path) -> Result<Box<dyn tools::Place>> {
     Ok(Box::new(Place::find(named, Path::to_path_buf)?))
 }
 
@@ -99,7 +84,7 @@ impl Place {
             bail!("{}: name a path inside the store, without `..`", inside.display());
         }
         let brought = Mirror::of(place).map(|mirror| Brought::of(&mirror, inside)).transpose()?;
-        if brought.as_ref().is_some_and(|brought| tell(&brought.missing)) {
+        if brought.as_ref().is_some_and(|brought| tell(&brought.missing).is_err()) {
             bail!("{name} is not complete");
         }
         let root = brought.as_ref().map_or(place, |brought| &brought.root);

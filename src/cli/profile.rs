@@ -1,7 +1,6 @@
 //! `stepfs profile`
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 
@@ -48,7 +47,7 @@ Published systems; models are kept as in their papers, everything else lossless:
              parts left out have their usual value. `stepfs tune` finds a suitable one."
 }
 
-pub(super) fn run(args: Args) -> Result<ExitCode> {
+pub(super) fn run(args: Args) -> Result<()> {
     for path in &args.paths {
         let (mount, local) = Local::in_mount(path)?;
         let shown = || name(&path.display().to_string());
@@ -70,5 +69,5 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
             say!("{}  {}", shown(), name(&words));
         }
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }

@@ -2,13 +2,12 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use anyhow::Result;
 
-use super::FAILED;
 use super::format::{name, progress};
 use super::source::Local;
+use super::{FAILED, exit_if};
 
 /// Turn released files back into plain files, with the same bytes that reads give.
 ///
@@ -23,7 +22,7 @@ pub(super) struct Args {
     paths: Vec<PathBuf>,
 }
 
-pub(super) fn run(args: Args) -> Result<ExitCode> {
+pub(super) fn run(args: Args) -> Result<()> {
     let mut released = Vec::new();
     let mut total = 0;
     for path in &args.paths {
@@ -57,5 +56,5 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         bar.inc(len);
     }
     bar.finish_and_clear();
-    Ok(if failed { ExitCode::from(FAILED) } else { ExitCode::SUCCESS })
+    exit_if(failed, FAILED)
 }

@@ -1,7 +1,6 @@
 //! `stepfs release`
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,9 +8,9 @@ use anyhow::{Context, Result};
 
 use crate::store::{MIN_RELEASE_BYTES, beneath};
 
-use super::FAILED;
 use super::format::{name, progress};
 use super::source::{Local, Mount};
+use super::{FAILED, exit_if};
 
 /// Pause between two checks of the files.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -42,7 +41,7 @@ struct File {
     looks: u32,
 }
 
-pub(super) fn run(args: Args) -> Result<ExitCode> {
+pub(super) fn run(args: Args) -> Result<()> {
     let mut wanted = Vec::new();
     let mut waiting = Vec::new();
     for path in &args.paths {
@@ -89,5 +88,5 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     for file in &stays {
         say_error!("stepfs: {} stays as it is: {}", name(&file.mount.at(&file.path).to_string_lossy()), file.reason);
     }
-    Ok(if stays.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
+    exit_if(!stays.is_empty(), FAILED)
 }

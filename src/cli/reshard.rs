@@ -1,7 +1,6 @@
 //! `stepfs reshard`
 
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 use anyhow::Result;
 
@@ -38,10 +37,10 @@ pub(super) struct Args {
 /// Limit on servers: real runs have some dozens, and each server has a file.
 const MAX_SERVERS: i64 = 10_000;
 
-pub(super) fn run(args: Args) -> Result<ExitCode> {
+pub(super) fn run(args: Args) -> Result<()> {
     super::log_to_stderr("warn");
     reshard(&Io::disk(), (&args.from, args.servers), &args.dir)?;
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// Writes the version at `from` for another number of servers, as a new directory.

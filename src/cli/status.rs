@@ -2,7 +2,7 @@
 
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Command, ExitCode, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
@@ -13,9 +13,9 @@ use crate::fs::{Mounted, all_mounts, mount_of};
 use crate::store::{DAEMON_LOG, Objects, Restores, STUB_BYTES, in_parallel, is_trash};
 
 use super::listing::survey_all;
-use super::say_json;
 use super::source::{Local, Source};
 use super::view::{Mount, lines, lists, painted};
+use super::{FAILED, exit_if, say_json};
 
 /// Show the health of a store, its size, and the work left to do.
 ///
@@ -41,7 +41,7 @@ pub(super) struct Args {
 /// How long a daemon may take to answer. On a busy machine it looks at 20,000 files within a second.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-pub(super) fn run(args: Args) -> Result<ExitCode> {
+pub(super) fn run(args: Args) -> Result<()> {
     // Not through the file system: it may not answer.
     let named = |path: &PathBuf| mount_of(&std::path::absolute(path).ok()?);
     let mounts = match (&args.path, args.path.as_ref().and_then(named)) {
@@ -69,7 +69,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     }
     let is_bad = mounts.iter().any(|mount| !mount.status.problems.is_empty());
     let is_silent = args.path.is_some() && mounts.iter().any(Mount::is_silent);
-    Ok(ExitCode::from(if args.check && is_bad || is_silent { super::FAILED } else { 0 }))
+    exit_if(args.check && is_bad || is_silent, FAILED)
 }
 
 /// All mounts that this user may ask.

@@ -1,7 +1,6 @@
 //! `stepfs sync`
 
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -36,7 +35,7 @@ pub(super) struct Args {
     mirror: bool,
 }
 
-pub(super) fn run(args: Args) -> Result<ExitCode> {
+pub(super) fn run(args: Args) -> Result<()> {
     sync(&Mount::of(&args.dir)?, args.mirror)
 }
 
@@ -44,7 +43,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
 ///
 /// # Errors
 /// The work cannot go on, or some files stay as they are; the message gives the reason.
-pub(super) fn sync(mount: &Mount, mirror: bool) -> Result<ExitCode> {
+pub(super) fn sync(mount: &Mount, mirror: bool) -> Result<()> {
     let asked_at = Instant::now();
     let queue = || mount.ask::<Queue>("queue");
     while asked_at.elapsed() < CLOSING && queue()?.open > 0 {
@@ -56,18 +55,10 @@ pub(super) fn sync(mount: &Mount, mirror: bool) -> Result<ExitCode> {
     if mirror {
         wait_for_mirror(mount)?;
     }
-    no_failures(&done)
-}
-
-/// Success, unless the archive has given up on files.
-///
-/// # Errors
-/// Names these files.
-pub(super) fn no_failures(done: &Queue) -> Result<ExitCode> {
-    match done.failed.is_empty() {
-        true => Ok(ExitCode::SUCCESS),
-        false => bail!("not archived, kept as written: {}", done.failed.join("; ")),
+    if !done.failed.is_empty() {
+        bail!("not archived, kept as written: {}", done.failed.join("; "));
     }
+    Ok(())
 }
 
 /// Waits until all present changes of a mount are on its mirror, with a bar.

@@ -2,7 +2,6 @@
 
 use std::io::{self, IsTerminal, Read};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -18,10 +17,10 @@ use crate::fs::{Mounted, all_mounts, mount_of};
 
 use super::color::{self, Look};
 use super::format::time;
-use super::interrupted;
 use super::source::Local;
 use super::status::Question;
 use super::view::{self, Mount};
+use super::{Exit, FAILED, interrupted};
 
 /// Watch mounts on a live screen: the last saves, the backlog, the room, and the newest step of each run.
 ///
@@ -44,7 +43,7 @@ const PART: u32 = 20;
 /// How long a key may wait for its effect, and how often ages are counted anew.
 const TICK: Duration = Duration::from_millis(200);
 
-pub(super) fn run(args: Args) -> Result<ExitCode> {
+pub(super) fn run(args: Args) -> Result<()> {
     let mut watch = Watch::of(args.dir.as_deref(), Duration::from_secs(args.interval))?;
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         bail!("there is no terminal for a screen; `stepfs status -v` prints the same as text");
@@ -66,7 +65,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
 }
 
 /// Shows frames until a key or a signal ends that, or the terminal goes.
-fn follow(watch: &mut Watch, terminal: &mut DefaultTerminal, ended: &AtomicBool) -> Result<ExitCode> {
+fn follow(watch: &mut Watch, terminal: &mut DefaultTerminal, ended: &AtomicBool) -> Result<()> {
     let keys = keys();
     while !ended.load(Ordering::Relaxed) {
         watch.look();
@@ -77,12 +76,12 @@ fn follow(watch: &mut Watch, terminal: &mut DefaultTerminal, ended: &AtomicBool)
             screen.render_widget(Text::from(lines.into_iter().map(styled).collect::<Vec<_>>()), area);
         })?;
         match keys.recv_timeout(TICK) {
-            Ok(keys) if is_end(&keys) => return Ok(ExitCode::SUCCESS),
+            Ok(keys) if is_end(&keys) => return Ok(()),
             Err(RecvTimeoutError::Disconnected) => break,
             _ => {}
         }
     }
-    Ok(ExitCode::from(super::FAILED))
+    Err(Exit(FAILED).into())
 }
 
 /// The frame of these mounts, for a screen of so many columns and rows.

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
@@ -41,7 +40,7 @@ pub(super) const HELD: Duration = Duration::from_secs(5);
 /// How often to look who holds it: that reads a file of each process.
 const LOOKS: Duration = Duration::from_secs(1);
 
-pub(super) fn run(args: Args) -> Result<ExitCode> {
+pub(super) fn run(args: Args) -> Result<()> {
     let mounted = Mounted::to_unmount(&args.dir)?;
     // A dead mount cannot name its store, but the kernel knows where it was.
     let store = match is_store(&mounted.store) {
@@ -74,7 +73,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 fn is_locked(store: &Path, point: &Path) -> Result<bool> {

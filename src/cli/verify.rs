@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use serde::Serialize;
@@ -14,8 +13,8 @@ use crate::store::{Store, name_bytes};
 use super::against;
 use super::format::{name, progress, size};
 use super::mirror::{Mirror, tell};
-use super::say_json;
 use super::source::Source;
+use super::{DAMAGED, exit_if, say_json};
 
 /// Read and decode all files and objects of a store, and list the damage exactly.
 ///
@@ -59,7 +58,7 @@ struct Shown<'a> {
     unread: &'a [String],
 }
 
-pub(super) fn run(args: Args) -> Result<ExitCode> {
+pub(super) fn run(args: Args) -> Result<()> {
     super::log_to_stderr("warn");
     if let Some(manifest) = &args.against {
         return against::run(manifest, &args.store, args.json);
@@ -75,7 +74,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
             brought.root.display()
         );
     }
-    let is_incomplete = tell(&brought.missing);
+    let told = tell(&brought.missing);
     let bar = progress(0, true);
     let show = |step: Progress| match step {
         Progress::Total(bytes) => {
@@ -91,8 +90,8 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     };
     bar.finish_and_clear();
     print(&report, &args, &brought.missing)?;
-    let is_whole = report.damaged.is_empty() && !is_incomplete;
-    Ok(ExitCode::from(if is_whole { 0 } else { super::DAMAGED }))
+    exit_if(!report.damaged.is_empty(), DAMAGED)?;
+    told
 }
 
 fn print(report: &Report, args: &Args, Missing { names, unread, .. }: &Missing) -> Result<()> {

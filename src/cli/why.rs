@@ -1,7 +1,6 @@
 //! `stepfs why`
 
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
@@ -44,7 +43,7 @@ struct Answer {
     why: String,
 }
 
-pub(super) fn run(args: Args) -> Result<ExitCode> {
+pub(super) fn run(args: Args) -> Result<()> {
     let mut answers = Vec::new();
     for path in &args.paths {
         let local = Local::of(path)?;
@@ -61,7 +60,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
             answers.iter().for_each(|answer| say!("{}: {}", name(&answer.path.to_string_lossy()), name(&answer.why)))
         }
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// Why a file is as it is; `None` if it is gone.

@@ -35,6 +35,19 @@ pub mod interrupt;
 /// Exit code of a failed command.
 pub const FAILED: u8 = 1;
 
+/// The exit code of a command that has said itself what is wrong.
+#[derive(Debug, thiserror::Error)]
+#[error("exit code {0}")]
+pub struct Exit(pub u8);
+
+/// Ends a command that has said what is wrong.
+///
+/// # Errors
+/// [`Exit`], if it is so.
+pub fn exit_if(is_so: bool, code: u8) -> Result<()> {
+    if is_so { Err(Exit(code).into()) } else { Ok(()) }
+}
+
 /// Ends a command whose output cannot be written.
 struct Ended(ExitCode);
 

@@ -1,7 +1,6 @@
 //! `stepfs diff`: which tensors of a run changed from one checkpoint to another, and how much.
 
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 use anyhow::{Error, Result};
 use indicatif::ProgressBar;
@@ -82,7 +81,7 @@ struct Row {
 ///
 /// # Errors
 /// A message for the user.
-pub fn run(args: Args, find: &Find) -> Result<ExitCode> {
+pub fn run(args: Args, find: &Find) -> Result<()> {
     log_to_stderr("error");
     let [a, b] = [&args.a, &args.b].map(|path| Checkpoint::open(find(path)?.as_ref()));
     let report = compare(&a?, &b?)?;
@@ -90,7 +89,7 @@ pub fn run(args: Args, find: &Find) -> Result<ExitCode> {
         true => say_json(&report)?,
         false => say_part!("{}", report.words(args.all)),
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 fn compare(a: &Checkpoint, b: &Checkpoint) -> Result<Report> {

@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use codec::cast;
@@ -58,7 +57,7 @@ pub struct Args {
 ///
 /// # Errors
 /// A message for the user.
-pub fn run(args: Args, find: &Find) -> Result<ExitCode> {
+pub fn run(args: Args, find: &Find) -> Result<()> {
     log_to_stderr("error");
     let weights = args.weights_of_files()?;
     let inputs = args.files.iter().map(|path| Checkpoint::open(find(path)?.as_ref())).collect::<Result<Vec<_>>>()?;
@@ -79,7 +78,7 @@ pub fn run(args: Args, find: &Find) -> Result<ExitCode> {
     bar.finish_and_clear();
     let count = inputs.len();
     say!("{}: {tensors} tensors of {count} checkpoints averaged, {}", name(&args.out.to_string_lossy()), size(bytes));
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 impl Args {

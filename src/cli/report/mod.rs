@@ -7,7 +7,6 @@ mod page;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 
@@ -52,7 +51,7 @@ pub(super) struct Args {
     out: PathBuf,
 }
 
-pub(super) fn run(args: Args) -> Result<ExitCode> {
+pub(super) fn run(args: Args) -> Result<()> {
     log_to_stderr("error");
     let mut told = String::new();
     new_file(&args.out, || {
@@ -66,7 +65,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         Ok(page.into_bytes())
     })?;
     say!("{}: {told}", name(&args.out.to_string_lossy()));
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// The files of a run.

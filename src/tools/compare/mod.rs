@@ -10,7 +10,6 @@ mod plain;
 mod report;
 
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use indicatif::ProgressBar;
@@ -57,7 +56,7 @@ pub struct Args {
 ///
 /// # Errors
 /// A message for the user.
-pub fn run(args: Args) -> Result<ExitCode> {
+pub fn run(args: Args) -> Result<()> {
     log_to_stderr("error");
     let codecs = codecs(&args.codecs)?;
     let series = Series::open(&args.files)?;
@@ -76,7 +75,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         true => say_json(&report)?,
         false => say_part!("{report}"),
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// The codecs with these names, or all codecs if `names` is empty.

@@ -8,7 +8,6 @@ mod torch;
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use codec::Dtype;
@@ -119,7 +118,7 @@ impl Args {
 ///
 /// # Errors
 /// A message for the user.
-pub fn run(args: Args, find: &Find) -> Result<ExitCode> {
+pub fn run(args: Args, find: &Find) -> Result<()> {
     log_to_stderr("error");
     let format = args.format()?;
     let input = [Checkpoint::open(find(&args.input)?.as_ref())?];
@@ -187,7 +186,7 @@ pub fn run(args: Args, find: &Find) -> Result<ExitCode> {
         let (count, first) = (unlisted.len(), name(&first.to_string_lossy()));
         say!("left out: {count} files that no index lists or that have no tensors, such as {first}");
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// Refuses tensors that the format cannot name.

@@ -6,7 +6,6 @@ mod trial;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use indicatif::ProgressBar;
@@ -106,7 +105,7 @@ fn parse_near(text: &str) -> Result<Config, String> {
 ///
 /// # Errors
 /// A message for the user.
-pub fn run(args: Args) -> Result<ExitCode> {
+pub fn run(args: Args) -> Result<()> {
     log_to_stderr("warn");
     if let Some(store) = &args.store {
         // Fail before hours of work, not after.
@@ -132,7 +131,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         if !args.json {
             say!("In stepfs.toml:\n  default_profile = \"{chosen}\"");
         }
-        return Ok(ExitCode::SUCCESS);
+        return Ok(());
     };
     let profile: Profile = chosen.parse().map_err(anyhow::Error::msg)?;
     let mut store = Store::open(path).map_err(|error| match error {
@@ -143,7 +142,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if !args.json {
         say!("{}: default_profile = \"{chosen}\"", path.join("stepfs.toml").display());
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// The reason why a store's settings are not changed.
