@@ -94,7 +94,7 @@ pub(super) fn run(manifest: &Path, place: &Path, json: bool) -> Result<()> {
     let bar = progress(lines.len() as u64, false);
     let mut report = Report { files: Vec::new(), counts: BTreeMap::new() };
     for line in lines {
-        bar.set_message(name(&line.name.to_string_lossy()));
+        bar.set_message(name(&line.name));
         let (verdict, why) = match compare(&tree, &local, &line) {
             Ok(verdict) => verdict,
             Err(error) => (Verdict::Damaged, Some(format!("{error:#}"))),
@@ -114,7 +114,7 @@ fn print(report: &Report, json: bool) -> Result<()> {
     }
     for row in &report.files {
         let why = row.why.as_ref().map(|why| format!(" ({})", name(why))).unwrap_or_default();
-        say!("{}: {}{why}", name(&row.name.to_string_lossy()), row.verdict.words());
+        say!("{}: {}{why}", name(&*row.name), row.verdict.words());
     }
     let counts: Vec<String> =
         report.counts.iter().map(|(verdict, count)| format!("{count} {}", verdict.words())).collect();

@@ -11,7 +11,7 @@ use crate::archive::repair;
 use crate::store::durable::CrashPoint;
 use crate::store::{export_file, part_of, remove_part, write_beside};
 
-use super::format::{name, progress};
+use super::format::{count, name, progress};
 use super::interrupt::Temporary;
 use super::mirror::{local_path, tell};
 use super::source::{Source, Tree};
@@ -71,15 +71,14 @@ pub(super) fn run(args: Args) -> Result<()> {
         remove_part(&tree.store, target).with_context(|| format!("{}", target.display()))?;
     }
     for (target, path) in &targets {
-        bar.set_message(name(&path.display().to_string()));
+        bar.set_message(name(path));
         if !args.force && fs::symlink_metadata(target).is_ok() {
             bail!("{} exists already; name another place, or replace it with --force", target.display());
         }
         export(&tree, path, target, &bar)?;
     }
     bar.finish_and_clear();
-    let s = if targets.len() == 1 { "" } else { "s" };
-    say!("{} file{s} written to {}", targets.len(), name(&dest.display().to_string()));
+    say!("{} written to {}", count(targets.len(), "file"), name(dest));
     told
 }
 

@@ -14,7 +14,7 @@ use crate::archive::{
 use crate::store::retention::Verdict;
 use crate::store::{Named, Store};
 
-use super::format::{name, size, table};
+use super::format::{count, name, size, table};
 use super::source::{Local, Mount};
 use super::wait::{wait_for, wait_until};
 use super::{FAILED, exit_if, say_json};
@@ -229,25 +229,25 @@ fn print(report: &Report, verbose: bool) {
             (true, false) => "gone",
             (false, _) => "stays",
         };
-        rows.push(vec![word.into(), size(line.bytes), name(&line.path.to_string_lossy()), name(&line.why)]);
+        rows.push(vec![word.into(), size(line.bytes), name(&*line.path), name(&line.why)]);
     }
     if rows.len() > 1 {
         say_part!("{}", table(&rows, &[false, true, false, false]));
     }
-    let count = report.checkpoints.iter().filter(|line| goes(line)).count();
-    let bytes: u64 = report.checkpoints.iter().filter(|line| goes(line)).map(|line| line.bytes).sum();
-    let s = if count == 1 { "" } else { "s" };
+    let gone: Vec<&Line> = report.checkpoints.iter().filter(|line| goes(line)).collect();
+    let bytes = size(gone.iter().map(|line| line.bytes).sum());
+    let checkpoints = count(gone.len(), "checkpoint");
     match (report.stored_before, report.stored_after) {
         (Some(before), Some(after)) => {
-            say!("{count} checkpoint{s} removed, {} as programs saw them", size(bytes));
+            say!("{checkpoints} removed, {bytes} as programs saw them");
             say!("{} freed: the store had {}, has {}", size(before.saturating_sub(after)), size(before), size(after));
         }
         _ if report.checkpoints.is_empty() && report.matches_nothing.is_empty() => {
             say!("stepfs.toml has no [[retention]] rule, so no checkpoint goes; its comments show one");
         }
         _ => {
-            say!("{count} checkpoint{s} would go, {} as programs see them", size(bytes));
-            say!("{} would stay{}", report.checkpoints.len() - count, if verbose { "" } else { "; -v shows why" });
+            say!("{checkpoints} would go, {bytes} as programs see them");
+            say!("{} would stay{}", report.checkpoints.len() - gone.len(), if verbose { "" } else { "; -v shows why" });
         }
     }
     if report.left > 0 {

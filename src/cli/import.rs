@@ -64,7 +64,7 @@ pub(super) fn run(args: Args) -> Result<()> {
     let bar = progress(total, true);
     let missing = missing(&tree, &files, &bar)?;
     for (from, to) in &missing {
-        bar.set_message(name(&to.display().to_string()));
+        bar.set_message(name(to));
         import_file(&tree.store, from, to, |count| bar.inc(count))
             .with_context(|| format!("{} to {}", from.display(), to.display()))?;
     }
@@ -90,7 +90,7 @@ fn missing(tree: &Tree, files: &[(PathBuf, PathBuf)], bar: &ProgressBar) -> Resu
             }
             found => found.with_context(|| format!("{}", to.display()))?,
         };
-        bar.set_message(name(&to.display().to_string()));
+        bar.set_message(name(to));
         let mut is_same = found.is_file() && found.len() == fs::metadata(from)?.len();
         if is_same {
             is_same = holds(tree, to, from, bar)

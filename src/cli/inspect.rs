@@ -170,7 +170,7 @@ fn row(directory: &Path, file: &Path, report: &Report) -> Vec<String> {
         count(tensors.len()),
         count(tensors.iter().filter(|tensor| tensor.role == "weight").count()),
         count(tensors.iter().filter(|tensor| tensor.step.is_some()).count()),
-        name(&file.strip_prefix(directory).unwrap_or(file).display().to_string()),
+        name(file.strip_prefix(directory).unwrap_or(file)),
         report.note.as_deref().or(report.why.as_deref()).map(name).unwrap_or_default(),
     ]
 }

@@ -46,7 +46,7 @@ pub(super) fn latest(args: LatestArgs) -> Result<()> {
     of(&args.dir, args.json, |found| {
         let (newest, future) = newest_first(found);
         if let Some(future) = future {
-            let path = name(&future.path.to_string_lossy());
+            let path = name(&future.path);
             say_error!("stepfs: {path} has a time in the future, so the steps decide; `stepfs status` says what to do");
         }
         let Some(at) = newest.iter().position(|checkpoint| checkpoint.is_state()) else {
@@ -88,7 +88,7 @@ pub(super) fn stated_best<'a>(found: &'a [Checkpoint<'a>]) -> Vec<&'a Checkpoint
 /// Why these are not whole, for a message.
 fn not_whole(found: &[&Checkpoint]) -> String {
     let reason = |checkpoint: &&Checkpoint| {
-        format!("{} ({})", name(&checkpoint.path.to_string_lossy()), checkpoint.fidelity().words())
+        format!("{} ({})", name(&checkpoint.path), checkpoint.fidelity().words())
     };
     let reasons: Vec<String> = found.iter().take(3).map(reason).collect();
     if reasons.is_empty() { String::new() } else { format!(": {}", reasons.join(", ")) }
@@ -113,7 +113,7 @@ pub(super) fn best(args: BestArgs) -> Result<()> {
             Ok(best.path.clone())
         }
         ref best => {
-            let names: Vec<String> = best.iter().map(|best| name(&best.path.to_string_lossy())).collect();
+            let names: Vec<String> = best.iter().map(|best| name(&best.path)).collect();
             bail!("several are named as the best: {}; name the directory of one run", names.join(", "))
         }
     })

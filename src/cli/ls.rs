@@ -1,7 +1,7 @@
 //! `stepfs ls`
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use serde::Serialize;
@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::store::Named;
 
 use super::color::{Look, paint};
-use super::format::{name, percent, size, table, time};
+use super::format::{count, name, percent, size, table, time};
 use super::listing::{Checkpoint, Entry, Fidelity, Summary, checkpoints, survey};
 use super::mirror::At;
 use super::say_json;
@@ -112,8 +112,7 @@ pub(super) fn run(args: Args) -> Result<()> {
     }
     let all = || places.iter().flat_map(|(_, entries)| entries);
     let (logical, stored) = all().fold((0, 0), |(a, b), entry| (a + entry.logical_bytes, b + entry.stored_bytes));
-    let count = all().count();
-    let files = format!("{count} file{}", if count == 1 { "" } else { "s" });
+    let files = count(all().count(), "file");
     let share = percent(stored, logical);
     rows.push(match args.verbose {
         true => vec![files, size(logical), size(stored), share],
@@ -146,7 +145,7 @@ fn row(checkpoint: &Checkpoint, fidelity: &Fidelity) -> Vec<String> {
         size(checkpoint.logical_bytes()),
         size(checkpoint.stored_bytes()),
         fidelity.words(),
-        format!("{}{slash}", shown(&checkpoint.path)),
+        format!("{}{slash}", name(&checkpoint.path)),
     ]
 }
 
@@ -161,10 +160,7 @@ fn verbose(entry: &Entry) -> Vec<String> {
         entry.kind.unwrap_or_default().to_string(),
         if entry.chain_len == 0 { String::new() } else { entry.chain_len.to_string() },
         entry.fidelity().words(),
-        shown(&entry.at),
+        name(&*entry.at),
     ]
 }
 
-fn shown(path: &Path) -> String {
-    name(&path.to_string_lossy())
-}

@@ -71,7 +71,7 @@ fn apart(mirror: &Path, other: &Path, name: &str) -> Result<()> {
 /// # Errors
 /// Something could not.
 pub(super) fn tell(Missing { names, unread, .. }: &Missing) -> Result<()> {
-    names.iter().for_each(|(path, why)| say_error!("{}: {}", name(&path.display().to_string()), name(why)));
+    names.iter().for_each(|(path, why)| say_error!("{}: {}", name(path), name(why)));
     unread.iter().for_each(|why| say_error!("a directory cannot be read, which may have more files: {}", name(why)));
     exit_if(!names.is_empty() || !unread.is_empty(), DAMAGED)
 }
@@ -203,7 +203,7 @@ impl Mirror {
                     size(line.stored_bytes),
                     chain,
                     lossy.into(),
-                    name(&line.path.to_string_lossy()),
+                    name(&*line.path),
                 ]);
             }
             say_part!("{}", table(&rows, &[true, true, true, false, false]));

@@ -20,6 +20,7 @@ use crate::recall::usual_memory;
 use crate::store::shared::log_dir;
 use crate::store::{DAEMON_LOG, Error, Store};
 
+use super::format::count;
 use super::mirror::{self, local_path};
 use super::mount_options::Options;
 use super::passthrough;
@@ -149,11 +150,11 @@ fn is_mounted(mounting: &Mounting) -> Result<bool> {
 
 /// Says that the mount point has files of its own: a run that looks for its last checkpoint would not see them.
 fn tell_hidden(dir: &Path) {
-    let count = fs::read_dir(dir).map_or(0, Iterator::count);
-    if count > 0 {
-        let (dir, s) = (dir.display(), if count == 1 { "" } else { "s" });
+    let hidden = fs::read_dir(dir).map_or(0, Iterator::count);
+    if hidden > 0 {
+        let (dir, names) = (dir.display(), count(hidden, "name"));
         say_error!(
-            "stepfs: {dir} has {count} name{s} of its own, which the mount hides until `stepfs umount {dir}`; \
+            "stepfs: {dir} has {names} of its own, which the mount hides until `stepfs umount {dir}`; \
              `stepfs import STORE {dir}/*` brings files into an unmounted store"
         );
     }

@@ -51,7 +51,7 @@ fn tell_lossy(shown: &Path, mount: &Mount, path: &Path) {
     let files = files_below(&mount.root, path).unwrap_or_default();
     let is_lossy = |file: &PathBuf| mount.word(file, "lossy").is_ok_and(|word| word.starts_with(b"1"));
     let stays = "lossy already: the pin keeps it as it is, and no retention policy removes it";
-    let shown = name(&shown.display().to_string());
+    let shown = name(shown);
     match files.iter().filter(|file| is_lossy(file)).count() {
         0 => {}
         _ if files == [path] => say_error!("stepfs: {shown} is {stays}"),

@@ -50,7 +50,7 @@ Published systems; models are kept as in their papers, everything else lossless:
 pub(super) fn run(args: Args) -> Result<()> {
     for path in &args.paths {
         let (mount, local) = Local::in_mount(path)?;
-        let shown = || name(&path.display().to_string());
+        let shown = || name(path);
         let mark = |value| mount.mark(&local.path, PROFILE, value, "have a profile").with_context(shown);
         if let Some(profile) = args.set {
             mark(Some(profile.name().as_bytes()))?;

@@ -50,7 +50,7 @@ pub(super) fn run(args: Args) -> Result<()> {
                 Some(libc::EIO) => "it is damaged; the daemon's log and `stepfs verify` say more".to_string(),
                 _ => error.to_string(),
             };
-            bar.suspend(|| say_error!("stepfs: {}: {why}", name(&file.to_string_lossy())));
+            bar.suspend(|| say_error!("stepfs: {}: {why}", name(file)));
             failed = true;
         }
         bar.inc(len);

@@ -86,7 +86,7 @@ pub(super) fn run(args: Args) -> Result<()> {
     bar.finish_and_clear();
     stays.retain(|file| !file.quiet);
     for file in &stays {
-        say_error!("stepfs: {} stays as it is: {}", name(&file.mount.at(&file.path).to_string_lossy()), file.reason);
+        say_error!("stepfs: {} stays as it is: {}", name(file.mount.at(&file.path)), file.reason);
     }
     exit_if(!stays.is_empty(), FAILED)
 }

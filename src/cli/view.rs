@@ -11,7 +11,7 @@ use crate::fs::Mounted;
 use crate::store::{Named, TRASH};
 
 use super::color::{Look, paint};
-use super::format::{name, percent, rate, size, span, table, tail, time};
+use super::format::{count, name, percent, rate, size, span, table, tail, time};
 use super::source::mounted_at;
 
 /// A store and its mount.
@@ -69,7 +69,7 @@ pub(super) fn lines(mount: &Mount, columns: usize) -> Vec<Line> {
     let mut lines = vec![vec![match problems.len() {
         0 if mount.is_silent() => (Look::Plain, "asking its daemon".into()),
         0 => (Look::Good, "nothing is wrong".into()),
-        count => (Look::Bad, format!("{count} problem{}", if count == 1 { "" } else { "s" })),
+        number => (Look::Bad, count(number, "problem")),
     }]];
     for (place, Problem { says, mend, .. }) in problems.iter().enumerate() {
         lines.extend(beside((Look::Plain, "  ".into()), Look::Bad, &name(says), columns));
@@ -100,8 +100,8 @@ fn beside(label: (Look, String), look: Look, text: &str, columns: usize) -> Vec<
 
 /// The facts of a store and its mount, each with its label.
 fn facts(Mount { mount, store, status, .. }: &Mount) -> Vec<(&'static str, String)> {
-    let (point, own) = (name(&mount.to_string_lossy()), crate::version());
-    let mut facts = vec![("store", name(&store.to_string_lossy()))];
+    let (point, own) = (name(&**mount), crate::version());
+    let mut facts = vec![("store", name(&**store))];
     match status.daemon {
         Some(pid) => facts.push(("mounted", format!("{point} by process {pid}"))),
         None if point.is_empty() => facts.push((
@@ -132,7 +132,7 @@ fn facts(Mount { mount, store, status, .. }: &Mount) -> Vec<(&'static str, Strin
     }
     if status.trash_files > 0 {
         let (files, bytes, trash) = (status.trash_files, size(status.trash_bytes), mount.join(TRASH));
-        let trash = name(&trash.to_string_lossy());
+        let trash = name(trash);
         facts.push(("trash", format!("{files} removed files, {bytes}; `rm -r {trash}` frees their room")));
     }
     if status.free_bytes > 0 {
@@ -150,8 +150,7 @@ fn facts(Mount { mount, store, status, .. }: &Mount) -> Vec<(&'static str, Strin
     if waits.waiting + waits.waited > 0 {
         let seconds = |ms: u64| Duration::from_millis(ms).as_secs_f64();
         let (waited, longest, total) = (waits.waited, seconds(waits.longest_ms), seconds(waits.total_ms));
-        let files = if waited == 1 { "file" } else { "files" };
-        let all = format!("{waited} {files} did, {longest:.1} s at most, {total:.1} s in all");
+        let all = format!("{} did, {longest:.1} s at most, {total:.1} s in all", count(waited as usize, "file"));
         facts.push(("waits", format!("{} for room now; {all}", waits.waiting)));
     }
     let reads = &status.reads;

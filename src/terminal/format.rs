@@ -1,5 +1,6 @@
 //! Sizes and progress for people.
 
+use std::ffi::OsStr;
 use std::io::IsTerminal;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -95,6 +96,11 @@ pub fn utc(seconds: u64) -> String {
     humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(seconds.min(LAST))).to_string()
 }
 
+/// A number of things: `1 file`, `2 files`.
+pub fn count(number: usize, of: &str) -> String {
+    format!("{number} {of}{}", if number == 1 { "" } else { "s" })
+}
+
 /// A share in percent, with suitable digits.
 pub fn percent(part: u64, whole: u64) -> String {
     match whole {
@@ -103,9 +109,9 @@ pub fn percent(part: u64, whole: u64) -> String {
     }
 }
 
-/// A name for a terminal. Control characters, which may be in any file or tensor name, are escaped.
-pub fn name(name: &str) -> String {
-    escaped(name, char::is_control)
+/// A name for a terminal, of a file or of anything. Control characters, which may be in any of them, are escaped.
+pub fn name(name: impl AsRef<OsStr>) -> String {
+    escaped(&name.as_ref().to_string_lossy(), char::is_control)
 }
 
 /// An error with its causes. The library's errors already name their cause, perhaps in the middle: it is said once.

@@ -94,7 +94,7 @@ pub fn log_to_stderr(default: &str) {
     // Users of a mount choose names in the log: no name may start a log line or send control characters to a terminal.
     let line = |out: &mut env_logger::fmt::Formatter, record: &log::Record<'_>| {
         let now = humantime::format_rfc3339_seconds(std::time::SystemTime::now());
-        writeln!(out, "[{now} {:<5}] {}", record.level(), format::name(&record.args().to_string()))
+        writeln!(out, "[{now} {:<5}] {}", record.level(), format::name(record.args().to_string()))
     };
     let _ = env_logger::Builder::from_env(env).format(line).try_init();
 }

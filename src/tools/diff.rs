@@ -220,7 +220,7 @@ impl Report {
         for (side, names) in [("A", &self.only_in_a), ("B", &self.only_in_b)] {
             let more = names.len().saturating_sub(3);
             let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-            let shown: Vec<String> = names.iter().take(3).map(|text| name(text)).collect();
+            let shown: Vec<String> = names.iter().take(3).map(name).collect();
             if !names.is_empty() {
                 line(format!("only in {side}: {}{more}", shown.join(", ")));
             }

@@ -77,7 +77,7 @@ pub fn run(args: Args, find: &Find) -> Result<()> {
     })?;
     bar.finish_and_clear();
     let count = inputs.len();
-    say!("{}: {tensors} tensors of {count} checkpoints averaged, {}", name(&args.out.to_string_lossy()), size(bytes));
+    say!("{}: {tensors} tensors of {count} checkpoints averaged, {}", name(&args.out), size(bytes));
     Ok(())
 }
 

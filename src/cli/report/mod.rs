@@ -18,7 +18,7 @@ use crate::tools::updates::{State, Updates, updates};
 use crate::tools::{Place as _, new_file};
 use formats::{MAX_TRAINER_STATE, ReadAt, is_trainer_state, losses_of_trainer};
 
-use super::format::{name, progress, size};
+use super::format::{count, name, progress, size};
 use super::latest::newest_first;
 use super::listing::{Checkpoint, Entry, grouped, survey, survey_plain};
 use super::log_to_stderr;
@@ -60,11 +60,10 @@ pub(super) fn run(args: Args) -> Result<()> {
         let all = grouped(&survey.tree, &survey.rules, &survey.inside, &survey.entries)?;
         let report = Report::of(&place, &survey, &all)?;
         let page = page::page(&report).into_string();
-        let count = report.states.len();
-        told = format!("{count} checkpoint{}, {}", if count == 1 { "" } else { "s" }, size(page.len() as u64));
+        told = format!("{}, {}", count(report.states.len(), "checkpoint"), size(page.len() as u64));
         Ok(page.into_bytes())
     })?;
-    say!("{}: {told}", name(&args.out.to_string_lossy()));
+    say!("{}: {told}", name(&args.out));
     Ok(())
 }
 

@@ -21,7 +21,7 @@ const TEN_YEARS_S: f64 = 10.0 * 365.25 * 86_400.0;
 const FOR_A_PACE: usize = 3;
 
 pub(super) fn page(report: &Report) -> Markup {
-    let title = format!("{}: stepfs report", name(&report.run()));
+    let title = format!("{}: stepfs report", name(report.run()));
     html! {
         (DOCTYPE)
         html lang="en" {
@@ -83,7 +83,7 @@ impl Report<'_> {
         let below = checkpoint.path.strip_prefix(&self.survey.inside).unwrap_or(&checkpoint.path);
         let slash = if checkpoint.is_directory { "/" } else { "" };
         let shown = if below == Path::new("") { &checkpoint.path } else { below };
-        format!("{}{slash}", name(&shown.to_string_lossy()))
+        format!("{}{slash}", name(shown))
     }
 
     /// A checkpoint for a tooltip.
@@ -105,7 +105,7 @@ impl Report<'_> {
             |of: &Checkpoint| html! { (self.path(of)) small { (when(of.modified_ns)) ", " (of.fidelity().words()) } };
         html! {
             header {
-                h1 { (name(&self.run())) }
+                h1 { (name(self.run())) }
                 p { (name(self.name)) ", on " (when(self.now_ns)) }
                 dl {
                     div { dt { "Checkpoints" } dd id="count" { (self.states.len()) } }
@@ -331,7 +331,7 @@ impl Heat<'_> {
             figure.wide id="updates" {
                 figcaption { h2 { "Size of the updates" } p { (text) } }
                 @for (at, why) in &self.updates.unread {
-                    p.note { "Not read: " (name(&self.states[*at].path.to_string_lossy())) ": " (name(why)) }
+                    p.note { "Not read: " (name(&self.states[*at].path)) ": " (name(why)) }
                 }
                 @if !columns.is_empty() { (heat::map(&self.updates.rows, &columns, &text)) }
             }

@@ -172,7 +172,7 @@ pub fn run(args: Args, find: &Find) -> Result<()> {
         }
     })?;
     bar.finish_and_clear();
-    say!("{}: {} tensors, {}", name(&args.out.to_string_lossy()), tensors.len(), size(bytes));
+    say!("{}: {} tensors, {}", name(&args.out), tensors.len(), size(bytes));
     if left_out > 0 {
         say!("left out: {left_out} tensors of optimizers");
     }
@@ -183,7 +183,7 @@ pub fn run(args: Args, find: &Find) -> Result<()> {
         say!("left out: {} tensors inside of objects, such as {}: nothing is unpickled", hidden.len(), name(first));
     }
     if let Some(first) = unlisted.first() {
-        let (count, first) = (unlisted.len(), name(&first.to_string_lossy()));
+        let (count, first) = (unlisted.len(), name(first));
         say!("left out: {count} files that no index lists or that have no tensors, such as {first}");
     }
     Ok(())
@@ -198,13 +198,13 @@ fn refuse(tensors: &[Source], format: Format) -> Result<()> {
     for source in tensors {
         keys.insert(&source.keys[..]);
         if !names.insert(dotted(&source.keys)) {
-            bail!("two tensors have the name {}; convert one file of the directory", name(&dotted(&source.keys)));
+            bail!("two tensors have the name {}; convert one file of the directory", name(dotted(&source.keys)));
         }
     }
     let above = |source: &&Source| (0..source.keys.len()).any(|len| keys.contains(&source.keys[..len]));
     match tensors.iter().find(above) {
         Some(source) => {
-            bail!("two tensors have the name {}; convert one file of the directory", name(&dotted(&source.keys)))
+            bail!("two tensors have the name {}; convert one file of the directory", name(dotted(&source.keys)))
         }
         None => Ok(()),
     }

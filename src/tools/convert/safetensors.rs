@@ -36,7 +36,7 @@ pub(super) fn write(
         let kept = first.entry(identity).or_insert_with(|| of.clone());
         let is_first = kept == of;
         if !is_first {
-            say!("{} is {}: written once, as its metadata tells", name(of), name(kept));
+            say!("{} is {}: written once, as its metadata tells", name(of), name(&*kept));
             tied.push((of.clone(), kept.clone()));
         }
         is_first

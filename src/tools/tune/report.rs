@@ -71,7 +71,7 @@ impl Report {
         }));
         let table = table(&rows, &[false, true, true, true, false, true, true]);
         let score = self.exact_score.map_or(String::new(), |score| format!(", score {score}"));
-        let (file, whole) = (name(&file.display().to_string()), size(self.file_bytes));
+        let (file, whole) = (name(file), size(self.file_bytes));
         format!("Use {}\n\n{file}: {whole}{score}\nGood enough: {good}\n\n{table}", self.chosen)
     }
 }
