@@ -46,7 +46,7 @@ pub(super) fn latest(args: LatestArgs) -> Result<()> {
     of(&args.dir, args.json, |found| {
         let (newest, future) = newest_first(found);
         if let Some(future) = future {
-            let path = name(&future.path);
+            let path = name(&*future.path);
             say_error!("stepfs: {path} has a time in the future, so the steps decide; `stepfs status` says what to do");
         }
         let Some(at) = newest.iter().position(|checkpoint| checkpoint.is_state()) else {
@@ -57,14 +57,14 @@ pub(super) fn latest(args: LatestArgs) -> Result<()> {
         if at > 0 {
             say_error!("stepfs: newer, but not whole{}", not_whole(&newest[..at]));
         }
-        Ok(newest[at].path.clone())
+        Ok(newest[at].path.to_path_buf())
     })
 }
 
 /// The checkpoints of a run, the newest first, also those that are not whole. The second is one with a time in the future:
 /// the steps decide then.
 pub(super) fn newest_first<'a>(found: &'a [Checkpoint<'a>]) -> (Vec<&'a Checkpoint<'a>>, Option<&'a Checkpoint<'a>>) {
-    let is_any = |checkpoint: &&Checkpoint| checkpoint.has_tensors || checkpoint.fidelity().is_bad();
+    let is_any = |checkpoint: &&Checkpoint| checkpoint.has_tensors || checkpoint.fidelity.is_bad();
     let mut newest: Vec<&Checkpoint> = found.iter().filter(is_any).collect();
     let future = newest.iter().find(|checkpoint| is_future(checkpoint.modified_ns)).copied();
     newest.sort_by_key(|checkpoint| {
@@ -87,9 +87,7 @@ pub(super) fn stated_best<'a>(found: &'a [Checkpoint<'a>]) -> Vec<&'a Checkpoint
 
 /// Why these are not whole, for a message.
 fn not_whole(found: &[&Checkpoint]) -> String {
-    let reason = |checkpoint: &&Checkpoint| {
-        format!("{} ({})", name(&checkpoint.path), checkpoint.fidelity().words())
-    };
+    let reason = |checkpoint: &&Checkpoint| format!("{} ({})", name(&*checkpoint.path), checkpoint.fidelity.words());
     let reasons: Vec<String> = found.iter().take(3).map(reason).collect();
     if reasons.is_empty() { String::new() } else { format!(": {}", reasons.join(", ")) }
 }
@@ -107,13 +105,13 @@ pub(super) fn best(args: BestArgs) -> Result<()> {
             if best.entries.iter().any(|entry| entry.lossy != "0") {
                 say_error!("stepfs: it is lossy: it was named as the best after its release");
             }
-            if best.fidelity().is_bad() {
+            if best.fidelity.is_bad() {
                 bail!("the best is not whole{}", not_whole(&[best]));
             }
-            Ok(best.path.clone())
+            Ok(best.path.to_path_buf())
         }
         ref best => {
-            let names: Vec<String> = best.iter().map(|best| name(&best.path)).collect();
+            let names: Vec<String> = best.iter().map(|best| name(&*best.path)).collect();
             bail!("several are named as the best: {}; name the directory of one run", names.join(", "))
         }
     })

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use rayon::prelude::*;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::archive::{self, Condition, FileStatus, condition_of_plain, condition_on_disk, lossy_words};
 use crate::store::object::{Id, Object};
@@ -136,19 +136,20 @@ pub(super) fn survey_plain(directory: &Path) -> Result<Vec<Entry>> {
 }
 
 /// How faithful the bytes of a file, or of a checkpoint, are.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Fidelity {
     grade: Grade,
     /// The run names it as the best.
-    is_best: bool,
-    pinned: bool,
+    pub(super) is_best: bool,
+    pub(super) pinned: bool,
     /// More is asked for than it holds.
     is_less_than_asked: bool,
 }
 
 /// The worse grade is the greater.
-#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
 enum Grade {
+    #[default]
     Exact,
     /// Largest error of a weight, in updates.
     Error(f64),
@@ -203,7 +204,23 @@ impl Entry {
     }
 }
 
+impl Serialize for Fidelity {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&self.words())
+    }
+}
+
 impl Fidelity {
+    /// Of two things as one: the worse grade, and whatever is true of either.
+    fn and(self, other: Fidelity) -> Fidelity {
+        Fidelity {
+            grade: if other.grade > self.grade { other.grade } else { self.grade },
+            is_best: self.is_best || other.is_best,
+            pinned: self.pinned || other.pinned,
+            is_less_than_asked: self.is_less_than_asked || other.is_less_than_asked,
+        }
+    }
+
     /// A few words for people.
     pub(super) fn words(&self) -> String {
         let grade = match self.grade {
@@ -230,14 +247,6 @@ impl Fidelity {
         if let Grade::Error(error) = self.grade { Some(error) } else { None }
     }
 
-    pub(super) fn is_best(&self) -> bool {
-        self.is_best
-    }
-
-    pub(super) fn is_pinned(&self) -> bool {
-        self.pinned
-    }
-
     /// True if nobody should go on from it.
     pub(super) fn is_bad(&self) -> bool {
         self.grade >= Grade::Unfinished
@@ -258,49 +267,28 @@ pub(super) fn in_updates(error: f64) -> String {
     format!("{:.1} update{}", tenths / 10.0, if tenths > 10.0 { "s" } else { "" })
 }
 
-/// The checkpoint that a file belongs to, for programs. A file that belongs to none stands for itself.
-#[derive(Clone, Debug, Serialize)]
-pub(super) struct Summary {
-    /// Path inside the mount; with `*` for the number of shards.
-    #[serde(flatten)]
-    path: Named,
-    is_directory: bool,
-    step: Option<u64>,
-    /// When it was modified, in nanoseconds since 1970.
-    modified_ns: i64,
-    /// It is closed and readable, and has no less than the one before it.
-    is_whole: bool,
-    /// The words of `stepfs ls`: how faithful its worst file is.
-    faithful: String,
-}
-
-/// A checkpoint, or another file: a line for people.
+/// A checkpoint, or a file that belongs to none: a line for people. Programs learn it of each of its files.
+#[derive(Serialize)]
 pub(super) struct Checkpoint<'a> {
     /// Path inside the tree; with `*` for the number of shards.
-    pub(super) path: PathBuf,
+    #[serde(flatten)]
+    pub(super) path: Named,
     pub(super) is_directory: bool,
     pub(super) step: Option<u64>,
+    /// When it was modified, in nanoseconds since 1970.
     pub(super) modified_ns: i64,
     /// It is closed and readable, and has no less than the one before it.
     pub(super) is_whole: bool,
+    #[serde(skip)]
     pub(super) has_tensors: bool,
     /// Its files.
+    #[serde(skip)]
     pub(super) entries: Vec<&'a Entry>,
+    #[serde(rename = "faithful")]
+    pub(super) fidelity: Fidelity,
 }
 
 impl Checkpoint<'_> {
-    /// The same for programs.
-    pub(super) fn summary(&self) -> Summary {
-        Summary {
-            path: Named("path", self.path.clone()),
-            is_directory: self.is_directory,
-            step: self.step,
-            modified_ns: self.modified_ns,
-            is_whole: self.is_whole,
-            faithful: self.fidelity().words(),
-        }
-    }
-
     /// True if a run can go on from it.
     pub(super) fn is_state(&self) -> bool {
         self.is_whole && self.has_tensors
@@ -316,19 +304,6 @@ impl Checkpoint<'_> {
         self.entries.iter().map(|entry| entry.stored_bytes).sum()
     }
 
-    /// How faithful its worst file is.
-    pub(super) fn fidelity(&self) -> Fidelity {
-        let of = |by: fn(&Fidelity) -> bool| self.entries.iter().any(|entry| by(&entry.fidelity()));
-        let worst = |a: Grade, b: Grade| if b > a { b } else { a };
-        let grade = self.entries.iter().map(|entry| entry.fidelity().grade).fold(Grade::Exact, worst);
-        let is_part = self.is_directory || self.entries.len() > 1;
-        Fidelity {
-            grade: if is_part && !self.is_whole { worst(grade, Grade::Unfinished) } else { grade },
-            is_best: of(|fidelity| fidelity.is_best),
-            pinned: of(|fidelity| fidelity.pinned),
-            is_less_than_asked: of(|fidelity| fidelity.is_less_than_asked),
-        }
-    }
 }
 
 /// The checkpoints and other files among the entries at and below a place, in their order. A place inside a checkpoint
@@ -367,13 +342,14 @@ pub(super) fn grouped<'a>(
             continue;
         }
         let alone = Checkpoint {
-            path: entry.at.to_path_buf(),
+            path: Named("path", entry.at.to_path_buf()),
             is_directory: false,
             step: entry.step,
             modified_ns: entry.modified_ns,
             is_whole: matches!(entry.condition, Condition::Whole { .. }),
             has_tensors: entry.condition == (Condition::Whole { has_tensors: true }),
             entries: vec![entry],
+            fidelity: Fidelity::default(),
         };
         let Some(unit) = unit else {
             found.push(alone);
@@ -382,7 +358,7 @@ pub(super) fn grouped<'a>(
         places.insert(unit, found.len());
         let (unit, is_whole) = &units[unit];
         found.push(Checkpoint {
-            path: unit.path.clone(),
+            path: Named("path", unit.path.clone()),
             is_directory: unit.kind == Kind::Directory,
             step: unit.step,
             modified_ns: unit.modified_ns,
@@ -390,6 +366,12 @@ pub(super) fn grouped<'a>(
             has_tensors: unit.with_tensors > 0,
             ..alone
         });
+    }
+    for checkpoint in &mut found {
+        let is_part = checkpoint.is_directory || checkpoint.entries.len() > 1;
+        let grade = if is_part && !checkpoint.is_whole { Grade::Unfinished } else { Grade::Exact };
+        let worst = Fidelity { grade, ..Fidelity::default() };
+        checkpoint.fidelity = checkpoint.entries.iter().map(|entry| entry.fidelity()).fold(worst, Fidelity::and);
     }
     Ok(found)
 }

@@ -10,7 +10,7 @@ use crate::store::Named;
 
 use super::color::{Look, paint};
 use super::format::{count, name, percent, size, table, time};
-use super::listing::{Checkpoint, Entry, Fidelity, Summary, checkpoints, survey};
+use super::listing::{Checkpoint, Entry, checkpoints, survey};
 use super::mirror::At;
 use super::say_json;
 use super::source::{Local, Source};
@@ -61,7 +61,7 @@ struct Line<'a> {
     /// Absolute path of the mount, if the path led through one.
     #[serde(flatten)]
     mount: Option<Named>,
-    checkpoint: Option<Summary>,
+    checkpoint: Option<&'a Checkpoint<'a>>,
 }
 
 pub(super) fn run(args: Args) -> Result<()> {
@@ -79,38 +79,27 @@ pub(super) fn run(args: Args) -> Result<()> {
             }
         }
     }
+    let grouped = places.iter().map(|(local, entries)| checkpoints(local, entries)).collect::<Result<Vec<_>>>()?;
     if args.json {
         let mut lines = Vec::new();
-        for (local, entries) in &places {
-            let mut of = HashMap::new();
-            for checkpoint in checkpoints(local, entries)? {
-                let summary = checkpoint.summary();
-                of.extend(checkpoint.entries.iter().map(|entry| (&*entry.at, summary.clone())));
-            }
+        for ((local, entries), checkpoints) in places.iter().zip(&grouped) {
+            let files = checkpoints.iter().flat_map(|of| of.entries.iter().map(move |entry| (&*entry.at, of)));
+            let of: HashMap<_, _> = files.collect();
             let mount = local.mount.as_ref().map(|mount| Named("mount", mount.root.clone()));
-            lines.extend(entries.iter().map(|entry| Line {
-                entry,
-                mount: mount.clone(),
-                checkpoint: of.remove(&*entry.at),
-            }));
+            let line = |entry| Line { entry, mount: mount.clone(), checkpoint: of.get(&*entry.at).copied() };
+            lines.extend(entries.iter().map(line));
         }
-        say_json(&lines)?;
-        return Ok(());
+        return say_json(&lines);
     }
     let (mut rows, mut looks) = (vec![head(args.verbose)], vec![Look::Head]);
-    for (local, entries) in &places {
-        if args.verbose {
-            rows.extend(entries.iter().map(verbose));
-            looks.extend(entries.iter().map(|entry| entry.fidelity().look()));
-            continue;
-        }
-        for checkpoint in checkpoints(local, entries)? {
-            let fidelity = checkpoint.fidelity();
-            rows.push(row(&checkpoint, &fidelity));
-            looks.push(fidelity.look());
-        }
-    }
     let all = || places.iter().flat_map(|(_, entries)| entries);
+    if args.verbose {
+        rows.extend(all().map(verbose));
+        looks.extend(all().map(|entry| entry.fidelity().look()));
+    } else {
+        rows.extend(grouped.iter().flatten().map(row));
+        looks.extend(grouped.iter().flatten().map(|checkpoint| checkpoint.fidelity.look()));
+    }
     let (logical, stored) = all().fold((0, 0), |(a, b), entry| (a + entry.logical_bytes, b + entry.stored_bytes));
     let files = count(all().count(), "file");
     let share = percent(stored, logical);
@@ -137,15 +126,15 @@ fn head(verbose: bool) -> Vec<String> {
     head.iter().map(ToString::to_string).collect()
 }
 
-fn row(checkpoint: &Checkpoint, fidelity: &Fidelity) -> Vec<String> {
+fn row(checkpoint: &Checkpoint) -> Vec<String> {
     let slash = if checkpoint.is_directory { "/" } else { "" };
     vec![
         checkpoint.step.map(|step| step.to_string()).unwrap_or_default(),
         time(checkpoint.modified_ns / 1_000_000_000),
         size(checkpoint.logical_bytes()),
         size(checkpoint.stored_bytes()),
-        fidelity.words(),
-        format!("{}{slash}", name(&checkpoint.path)),
+        checkpoint.fidelity.words(),
+        format!("{}{slash}", name(&*checkpoint.path)),
     ]
 }
 
@@ -163,4 +152,3 @@ fn verbose(entry: &Entry) -> Vec<String> {
         name(&*entry.at),
     ]
 }
-

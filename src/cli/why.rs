@@ -56,9 +56,7 @@ pub(super) fn run(args: Args) -> Result<()> {
     }
     match args.json {
         true => say_json(&answers)?,
-        false => {
-            answers.iter().for_each(|answer| say!("{}: {}", name(&*answer.path), name(&answer.why)))
-        }
+        false => answers.iter().for_each(|answer| say!("{}: {}", name(&*answer.path), name(&answer.why))),
     }
     Ok(())
 }

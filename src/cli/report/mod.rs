@@ -230,7 +230,7 @@ impl Survey {
     /// A checkpoint with its files on disk.
     fn state(&self, checkpoint: &Checkpoint) -> State {
         let above = match checkpoint.is_directory {
-            true => checkpoint.path.as_path(),
+            true => &*checkpoint.path,
             false => checkpoint.path.parent().unwrap_or(Path::new("")),
         };
         let files = checkpoint.entries.iter().filter_map(|entry| entry.at.strip_prefix(above).ok());

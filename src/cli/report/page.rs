@@ -82,13 +82,13 @@ impl Report<'_> {
     fn path(&self, checkpoint: &Checkpoint) -> String {
         let below = checkpoint.path.strip_prefix(&self.survey.inside).unwrap_or(&checkpoint.path);
         let slash = if checkpoint.is_directory { "/" } else { "" };
-        let shown = if below == Path::new("") { &checkpoint.path } else { below };
+        let shown = if below == Path::new("") { &*checkpoint.path } else { below };
         format!("{}{slash}", name(shown))
     }
 
     /// A checkpoint for a tooltip.
     fn told(&self, checkpoint: &Checkpoint) -> String {
-        format!("{}, {}: {}", self.path(checkpoint), when(checkpoint.modified_ns), checkpoint.fidelity().words())
+        format!("{}, {}: {}", self.path(checkpoint), when(checkpoint.modified_ns), checkpoint.fidelity.words())
     }
 
     /// The bytes that programs see, and those in the store, of all files.
@@ -100,9 +100,9 @@ impl Report<'_> {
         let (plain, stored) = self.totals();
         let newest = newest_first(self.all).0.into_iter().find(|state| state.is_state());
         let best = stated_best(self.all);
-        let bad: Vec<&&Checkpoint> = self.states.iter().filter(|state| state.fidelity().is_bad()).collect();
+        let bad: Vec<&&Checkpoint> = self.states.iter().filter(|state| state.fidelity.is_bad()).collect();
         let tile =
-            |of: &Checkpoint| html! { (self.path(of)) small { (when(of.modified_ns)) ", " (of.fidelity().words()) } };
+            |of: &Checkpoint| html! { (self.path(of)) small { (when(of.modified_ns)) ", " (of.fidelity.words()) } };
         html! {
             header {
                 h1 { (name(self.run())) }
@@ -131,7 +131,7 @@ impl Report<'_> {
                     ul.problems id="problem-list" {
                         @for state in &bad {
                             li {
-                                strong.bad { (state.fidelity().words()) } " " (self.path(state))
+                                strong.bad { (state.fidelity.words()) } " " (self.path(state))
                                 @for why in state.entries.iter().filter_map(|entry| entry.cut_short.as_ref().or(entry.damage.as_ref())).take(1) {
                                     ": " (name(why))
                                 }
@@ -210,11 +210,11 @@ impl Report<'_> {
     fn timeline(&self) -> Markup {
         type Is = fn(&Checkpoint) -> bool;
         let kinds: [(&str, Mark, Is); 5] = [
-            ("exact", Mark::Dot, |of| of.fidelity().is_exact()),
-            ("lossy", Mark::Ring, |of| !of.fidelity().is_exact() && !of.fidelity().is_bad()),
-            ("best", Mark::Star, |of| of.fidelity().is_best()),
-            ("pinned", Mark::Square, |of| of.fidelity().is_pinned()),
-            ("cut short, damaged or unfinished", Mark::Cross, |of| of.fidelity().is_bad()),
+            ("exact", Mark::Dot, |of| of.fidelity.is_exact()),
+            ("lossy", Mark::Ring, |of| !of.fidelity.is_exact() && !of.fidelity.is_bad()),
+            ("best", Mark::Star, |of| of.fidelity.is_best),
+            ("pinned", Mark::Square, |of| of.fidelity.pinned),
+            ("cut short, damaged or unfinished", Mark::Cross, |of| of.fidelity.is_bad()),
         ];
         let lane = |(name, mark, is): (&'static str, Mark, Is)| {
             let of = self.states.iter().filter(|state| is(state));
@@ -229,7 +229,7 @@ impl Report<'_> {
 
     fn errors(&self) -> Markup {
         let point = |state: &&Checkpoint| {
-            let error = state.fidelity().error()?;
+            let error = state.fidelity.error()?;
             Some((self.by.at(state), error, self.told(state)))
         };
         let points: Vec<_> = self.states.iter().filter_map(point).collect();
@@ -276,13 +276,12 @@ impl Report<'_> {
                         }
                         tbody {
                             @for of in self.all {
-                                @let fidelity = of.fidelity();
                                 tr {
                                     td.number { @if let Some(step) = of.step { (step) } }
                                     td { time datetime=(iso(of.modified_ns)) { (when(of.modified_ns)) } }
                                     td.number { (bytes(of.logical_bytes())) }
                                     td.number { (bytes(of.stored_bytes())) }
-                                    td class=[fidelity.is_bad().then_some("bad")] { (fidelity.words()) }
+                                    td class=[of.fidelity.is_bad().then_some("bad")] { (of.fidelity.words()) }
                                     td { (self.path(of)) }
                                 }
                             }
@@ -331,7 +330,7 @@ impl Heat<'_> {
             figure.wide id="updates" {
                 figcaption { h2 { "Size of the updates" } p { (text) } }
                 @for (at, why) in &self.updates.unread {
-                    p.note { "Not read: " (name(&self.states[*at].path)) ": " (name(why)) }
+                    p.note { "Not read: " (name(&*self.states[*at].path)) ": " (name(why)) }
                 }
                 @if !columns.is_empty() { (heat::map(&self.updates.rows, &columns, &text)) }
             }
