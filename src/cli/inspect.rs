@@ -101,6 +101,7 @@ fn write(out: &mut dyn Write, report: &Report) -> Result<()> {
     let head = ["tensor", "type", "shape", "role", "bytes", "offset", "kept as", "stored", "bound", "why this role"];
     let mut rows = vec![head.map(String::from).to_vec()];
     for row in &report.tensors {
+        let how = &row.how;
         rows.push(vec![
             name(&row.path),
             row.dtype.into(),
@@ -108,9 +109,9 @@ fn write(out: &mut dyn Write, report: &Report) -> Result<()> {
             row.role.replace('_', " "),
             size(row.bytes),
             row.offset.map(|offset| offset.to_string()).unwrap_or_default(),
-            if row.kept == AS_WRITTEN { row.kept.into() } else { format!("{} {}", row.codec, row.kept) },
-            row.stored_bytes.map(size).unwrap_or_default(),
-            if row.bound == 0.0 { "exact".into() } else { rounded_up(row.bound) },
+            if how.kept == AS_WRITTEN { how.kept.into() } else { format!("{} {}", how.codec, how.kept) },
+            how.stored_bytes.map(size).unwrap_or_default(),
+            if how.bound == 0.0 { "exact".into() } else { rounded_up(how.bound) },
             match (&row.of, row.trained, row.role) {
                 (Some(of), ..) => format!("{}; of {}", row.why, name(of)),
                 (None, Some(trained), _) => format!("{}; {trained}", row.why),
@@ -169,7 +170,7 @@ fn row(directory: &Path, file: &Path, report: &Report) -> Vec<String> {
         size(report.bytes),
         count(tensors.len()),
         count(tensors.iter().filter(|tensor| tensor.role == "weight").count()),
-        count(tensors.iter().filter(|tensor| tensor.step.is_some()).count()),
+        count(tensors.iter().filter(|tensor| tensor.how.step.is_some()).count()),
         name(file.strip_prefix(directory).unwrap_or(file)),
         report.note.as_deref().or(report.why.as_deref()).map(name).unwrap_or_default(),
     ]

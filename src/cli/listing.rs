@@ -303,7 +303,6 @@ impl Checkpoint<'_> {
     pub(super) fn stored_bytes(&self) -> u64 {
         self.entries.iter().map(|entry| entry.stored_bytes).sum()
     }
-
 }
 
 /// The checkpoints and other files among the entries at and below a place, in their order. A place inside a checkpoint

@@ -29,6 +29,7 @@ pub(super) struct Report {
 
 /// How a tensor is kept that no object has.
 pub(super) const AS_WRITTEN: &str = "as written";
+const DIFFERENCE: &str = "difference";
 
 #[derive(Serialize)]
 pub(super) struct Row {
@@ -48,10 +49,16 @@ pub(super) struct Row {
     /// `None` if chunks of several files are shown as one tensor.
     pub offset: Option<u64>,
     pub bytes: u64,
+    #[serde(flatten)]
+    pub how: HowKept,
+}
+
+/// How the store keeps a tensor.
+#[derive(Clone, Serialize)]
+pub(super) struct HowKept {
     /// `lossless` or `lattice`.
     pub codec: &'static str,
-    /// How the store keeps it: `difference` to the parent, `keyframe`, in the `skeleton` with all small data, or `as
-    /// written`.
+    /// `difference` to the parent, `keyframe`, in the `skeleton` with all small data, or `as written`.
     pub kept: &'static str,
     pub step: Option<f64>,
     pub bound: f64,
@@ -130,32 +137,19 @@ fn of_model(path: &Path) -> Result<Report> {
 
 fn rows(tensors: &[Tensor], kept: &Kept, placed: bool) -> Vec<Row> {
     let path_of = |index: Option<usize>| index.map(|index| tensors[index].path.clone());
-    let row = |tensor: &Tensor| {
-        let how = kept.tensors.get(&tensor.path);
-        Row {
-            path: tensor.path.clone(),
-            aliases: tensor.aliases.clone(),
-            dtype: tensor.dtype.name(),
-            shape: tensor.shape.clone(),
-            role: tensor.role.name(),
-            why: tensor.why,
-            trained: tensor.trained,
-            of: path_of(tensor.of),
-            partner: path_of(tensor.partner),
-            offset: placed.then_some(tensor.extent.start),
-            bytes: tensor.extent.end - tensor.extent.start,
-            codec: how.map_or("lossless", |how| how.codec),
-            kept: match (kept.objects, how.map(|how| how.difference)) {
-                (_, Some(true)) => "difference",
-                (_, Some(false)) => "keyframe",
-                (0, None) => AS_WRITTEN,
-                (_, None) => "skeleton",
-            },
-            step: how.and_then(|how| how.step),
-            bound: how.map_or(0.0, |how| how.bound),
-            max_abs_error: how.map_or(0.0, |how| how.max_abs_error),
-            stored_bytes: how.map(|how| how.stored),
-        }
+    let row = |tensor: &Tensor| Row {
+        path: tensor.path.clone(),
+        aliases: tensor.aliases.clone(),
+        dtype: tensor.dtype.name(),
+        shape: tensor.shape.clone(),
+        role: tensor.role.name(),
+        why: tensor.why,
+        trained: tensor.trained,
+        of: path_of(tensor.of),
+        partner: path_of(tensor.partner),
+        offset: placed.then_some(tensor.extent.start),
+        bytes: tensor.extent.end - tensor.extent.start,
+        how: kept.of(&tensor.path),
     };
     tensors.iter().map(row).collect()
 }
@@ -190,27 +184,25 @@ struct Kept {
     objects: usize,
 }
 
-struct HowKept {
-    codec: &'static str,
-    difference: bool,
-    step: Option<f64>,
-    bound: f64,
-    max_abs_error: f64,
-    stored: u64,
-}
-
 impl Kept {
+    /// How the tensor at a path is kept. Small ones are in the skeletons of objects.
+    fn of(&self, path: &str) -> HowKept {
+        let kept = if self.objects == 0 { AS_WRITTEN } else { "skeleton" };
+        let exact = HowKept { codec: "lossless", kept, step: None, bound: 0.0, max_abs_error: 0.0, stored_bytes: None };
+        self.tensors.get(path).cloned().unwrap_or(exact)
+    }
+
     /// Adds the tensors of an object. A chunk of a tensor in `wholes` counts as that tensor.
     fn add(&mut self, object: Option<&Object>, wholes: &HashSet<&str>) {
         self.objects += usize::from(object.is_some());
         for tensor in object.iter().flat_map(|object| &object.index().tensors) {
             let how = HowKept {
                 codec: tensor.coding.codec.name(),
-                difference: tensor.coding.parent.is_some(),
+                kept: if tensor.coding.parent.is_some() { DIFFERENCE } else { "keyframe" },
                 step: tensor.coding.step(),
                 bound: tensor.bound,
                 max_abs_error: tensor.max_abs_error,
-                stored: tensor.stored(),
+                stored_bytes: Some(tensor.stored()),
             };
             let path = if wholes.contains(whole(&tensor.path)) { whole(&tensor.path) } else { &tensor.path };
             self.tensors.entry(path.to_string()).and_modify(|all| all.join(&how)).or_insert(how);
@@ -227,7 +219,9 @@ impl HowKept {
     fn join(&mut self, other: &HowKept) {
         self.bound = self.bound.max(other.bound);
         self.max_abs_error = self.max_abs_error.max(other.max_abs_error);
-        self.stored += other.stored;
-        self.difference |= other.difference;
+        self.stored_bytes = self.stored_bytes.zip(other.stored_bytes).map(|(own, others)| own + others);
+        if other.kept == DIFFERENCE {
+            self.kept = DIFFERENCE;
+        }
     }
 }
