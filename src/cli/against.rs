@@ -10,12 +10,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
-use crate::store::object::Object;
 use crate::store::{Named, beneath};
-use codec::hash::{Sha256, hex};
+use codec::hash::hex;
 
 use super::format::{name, progress};
-use super::source::{Local, Tree};
+use super::source::{Local, Tree, digest};
 use super::{DAMAGED, exit_if, say_json};
 
 /// Hexadecimal digits of a SHA-256.
@@ -133,18 +132,10 @@ fn compare(tree: &Tree, local: &Local, line: &Line) -> Result<(Verdict, Option<S
         }
         found => found?,
     };
-    let mut hash = Sha256::default();
-    tree.read(&path, &mut |_, bytes| {
-        hash.update(bytes);
-        Ok(())
-    })?;
-    if hex(&hash.digest()) == line.digest {
-        return Ok((Verdict::Same, None));
-    }
-    let Some(stub) = tree.stub(&path)? else { return Ok((Verdict::Differs, None)) };
-    let object = Object::open(&tree.store.objects(), stub.object)?;
-    Ok(match hex(&object.header().original) == line.digest {
-        true => (Verdict::Lossy, None),
+    let is_same = |digest: [u8; 32]| hex(&digest) == line.digest;
+    Ok(match is_same(digest(|sink| tree.read(&path, sink))?) {
+        true => (Verdict::Same, None),
+        false if tree.original(&path)?.is_some_and(is_same) => (Verdict::Lossy, None),
         false => (Verdict::Differs, None),
     })
 }

@@ -2,7 +2,6 @@
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -10,13 +9,11 @@ use anyhow::{Context, Result, bail};
 use indicatif::ProgressBar;
 
 use crate::archive::{Archive, AtRest};
-use crate::store::object::Object;
 use crate::store::{Store, beneath, import_file};
-use codec::hash::Sha256;
 
 use super::format::{name, progress};
 use super::mirror::local_path;
-use super::source::{Local, Tree, copy, is_store, refuse_inside};
+use super::source::{Local, Tree, copy, digest, is_store, refuse_inside};
 use super::wait::wait_for;
 
 /// Copy files into a store that is not mounted, and archive them where possible.
@@ -110,29 +107,10 @@ fn missing(tree: &Tree, files: &[(PathBuf, PathBuf)], bar: &ProgressBar) -> Resu
 
 /// Whether the file at `to` in the store has the bytes of `from`, or was archived from them.
 fn holds(tree: &Tree, to: &Path, from: &Path, bar: &ProgressBar) -> Result<bool> {
-    let source = File::open(from)?;
-    let mut buf = Vec::new();
-    if let Some(stub) = tree.stub(to)? {
-        let mut hash = Sha256::default();
-        copy(&source, &mut |_, bytes| {
-            hash.update(bytes);
-            Ok(())
-        })?;
-        if Object::open(&tree.store.objects(), stub.object)?.header().original == hash.digest() {
-            bar.inc(source.metadata()?.len());
-            return Ok(true);
-        }
-    }
-    let mut is_same = true;
-    let compared = tree.read(to, &mut |offset, bytes| {
-        bar.inc(bytes.len() as u64);
-        buf.resize(bytes.len(), 0);
-        source.read_exact_at(&mut buf, offset)?;
-        is_same = buf == bytes;
-        // The first difference is enough.
-        if is_same { Ok(()) } else { Err(ErrorKind::InvalidData.into()) }
-    });
-    if is_same { compared.map(|()| true) } else { Ok(false) }
+    let wanted = digest(|sink| copy(&File::open(from)?, sink))?;
+    let is_same = tree.original(to)? == Some(wanted) || digest(|sink| tree.read(to, sink))? == wanted;
+    bar.inc(fs::metadata(from)?.len());
+    Ok(is_same)
 }
 
 fn list(from: &Path, to: &Path, files: &mut Vec<(PathBuf, PathBuf)>) -> Result<()> {

@@ -19,7 +19,9 @@ use crate::fs::{Mounted, Unanswered, all_mounts, is_dead, mount_of};
 use crate::mirror::{Missing, pull};
 use crate::recall::{self, Chain, Layout, ReadError, order, stream};
 use crate::store::durable::scratch;
+use crate::store::object::Object;
 use crate::store::{Error, Objects, Store, Stub, beneath, files_below, natural};
+use codec::hash::Sha256;
 
 use super::interrupt::Temporary;
 use super::mirror::Mirror;
@@ -348,6 +350,9 @@ impl Brought {
     }
 }
 
+/// Takes bytes, with their place in the file.
+type Sink<'a> = &'a mut dyn FnMut(u64, &[u8]) -> io::Result<()>;
+
 /// The files of a store, read without its daemon.
 pub(super) struct Tree {
     pub(super) store: Store,
@@ -402,8 +407,14 @@ impl Tree {
         Ok(self.objects.get_or_init(|| objects))
     }
 
+    /// The SHA-256 of the bytes that a released file was archived from.
+    pub(super) fn original(&self, path: &Path) -> Result<Option<[u8; 32]>> {
+        let Some(stub) = self.stub(path)? else { return Ok(None) };
+        Ok(Some(Object::open(&self.store.objects(), stub.object)?.header().original))
+    }
+
     /// Passes the bytes of a file to `sink`, in order. The file may be released or resident.
-    pub(super) fn read(&self, path: &Path, sink: &mut dyn FnMut(u64, &[u8]) -> io::Result<()>) -> Result<()> {
+    pub(super) fn read(&self, path: &Path, sink: Sink) -> Result<()> {
         let (store, objects) = (&self.store, self.objects()?);
         let name = || format!("{}", path.display());
         // Check and copy through one handle: a daemon may put a stub in the file's place at any moment.
@@ -426,8 +437,18 @@ impl Tree {
     }
 }
 
+/// The SHA-256 of the bytes that `read` passes to its sink.
+pub(super) fn digest<E>(read: impl FnOnce(Sink) -> Result<(), E>) -> Result<[u8; 32], E> {
+    let mut hash = Sha256::default();
+    read(&mut |_, bytes| {
+        hash.update(bytes);
+        Ok(())
+    })?;
+    Ok(hash.digest())
+}
+
 /// Passes the bytes of a released file to `sink`, in order.
-fn decode(objects: &Objects, stub: &Stub, sink: &mut dyn FnMut(u64, &[u8]) -> io::Result<()>) -> io::Result<()> {
+fn decode(objects: &Objects, stub: &Stub, sink: Sink) -> io::Result<()> {
     let chain = Chain::open(objects, stub.object)?;
     ReadError::unless_as_long(stub, chain.leaf().header().logical_len)?;
     if order(&chain)?.is_kept() {
@@ -441,7 +462,7 @@ fn decode(objects: &Objects, stub: &Stub, sink: &mut dyn FnMut(u64, &[u8]) -> io
 }
 
 /// Passes the bytes of a file to `sink`.
-pub(super) fn copy(file: &File, sink: &mut dyn FnMut(u64, &[u8]) -> io::Result<()>) -> io::Result<()> {
+pub(super) fn copy(file: &File, sink: Sink) -> io::Result<()> {
     let mut buf = vec![0; 1 << 20];
     let mut at = 0;
     loop {
