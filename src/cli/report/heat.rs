@@ -8,20 +8,6 @@ use crate::tools::updates::{Row, Update};
 
 /// Colours of the scale, `h0` to `h6` in `style.css`.
 const COLOURS: usize = 7;
-/// Pixels: the height of a row of small text, and the widths of a column that a finger hits and that few columns fill.
-const ROW: usize = 16;
-const NARROW: usize = 15;
-const WIDE: usize = 60;
-/// The columns together, where there are enough.
-const COLUMNS: usize = 880;
-/// Pixels of a letter, with a margin, and the most letters of a name.
-const LETTER: f64 = 6.8;
-const LETTERS: usize = 42;
-/// Pixels left of the cells: half of the first label.
-const MARGIN: usize = 14;
-/// Pixels from one label of a column to the next.
-const APART: usize = 70;
-
 /// The colours' bounds in a geometric series.
 struct Scale {
     least: f64,
@@ -47,73 +33,58 @@ impl Scale {
     }
 }
 
-/// The map with its legend. `before` and `after` name the two states of each column.
-pub(super) fn map(rows: &[Row], columns: &[(String, String)], text: &str) -> Markup {
+/// The map with its legend. `columns` names the two states of each update. `style.css` gives cells their widths.
+pub(super) fn map(rows: &[Row], columns: &[(String, String)]) -> Markup {
     let scale = Scale::of(rows);
-    let width = (COLUMNS / columns.len().max(1)).clamp(NARROW, WIDE);
     let (before, behind) = ends(rows);
-    let own = |row: &Row| shortened(&name(&row.name[before..row.name.len() - behind]));
-    let names: Vec<String> = rows.iter().map(own).collect();
-    let letters = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
-    let left = (letters as f64 * LETTER) as usize + 10;
-    let (top, bottom) = (24, 24 + rows.len() * ROW);
-    let (whole, height) = (columns.len() * width + 40, bottom + 24);
-    let every = APART.div_ceil(width);
+    let labels = html! { tr { th {} @for (_, after) in columns { th scope="col" { (after) } } } };
+    let class = |update: &Update| match (update.share(), &scale) {
+        (Some(share), Some(scale)) if share > 0.0 => format!("h{}", scale.colour(share)),
+        _ => update.class().into(),
+    };
     html! {
-        div.map {
-            // Apart from the cells: the names stay while the cells scroll. A narrow screen cuts off their beginnings.
-            div.names {
-                svg.heat viewBox=(format!("0 0 {left} {height}")) width=(left) height=(height) aria-hidden="true" {
-                    @for (row, shown) in names.iter().enumerate() {
-                        text x=(left - 8) y=(top + row * ROW + 12) text-anchor="end" { (shown) title { (name(&rows[row].name)) } }
-                    }
-                }
-            }
-            div.scroll tabindex="0" role="region" aria-label="Heat map of the updates" {
-                svg.heat viewBox=(format!("0 0 {whole} {height}")) width=(whole) height=(height) role="img" aria-labelledby="updates-t updates-d" {
-                    title id="updates-t" { "Size of the update of each weight" }
-                    desc id="updates-d" { (text) }
-                    @for (at, (_, after)) in columns.iter().enumerate().step_by(every) {
-                        @for y in [top - 8, bottom + 16] {
-                            text x=(MARGIN + at * width + width / 2) y=(y) text-anchor="middle" { (after) }
-                        }
-                    }
-                    @for (number, row) in rows.iter().enumerate() {
-                        @for ((at, value), (before, after)) in row.updates.iter().enumerate().zip(columns) {
-                            @let class = match (value.share(), &scale) {
-                                (Some(value), Some(scale)) if value > 0.0 => format!("h{}", scale.colour(value)),
-                                _ => value.class().into(),
-                            };
-                            path class=(class) d=(cell(value, MARGIN + at * width, top + number * ROW, width - 1, ROW - 1)) {
-                                title { (name(&row.name)) ", " (before) " to " (after) ": " (value.words()) }
+        div.scroll tabindex="0" role="region" aria-label="Heat map of the updates" {
+            table.heat {
+                thead { (labels) }
+                tbody {
+                    @for row in rows {
+                        tr {
+                            th scope="row" title=(name(&row.name)) { bdi { (name(&row.name[before..row.name.len() - behind])) } }
+                            @for (update, (before, after)) in row.updates.iter().zip(columns) {
+                                td class=(class(update)) title=(format!("{}, {before} to {after}: {}", name(&row.name), update.words())) {}
                             }
                         }
                     }
                 }
+                tfoot { (labels) }
             }
         }
         ul.legend {
             @if let Some(scale) = &scale {
                 li { "from" }
                 @for colour in 0..COLOURS {
-                    li { (swatch(&Update::Same, &format!("h{colour}"))) (share(scale.from(colour))) @if colour + 1 == COLOURS { " to " (share(scale.most)) } }
+                    li { (swatch(&format!("h{colour}"))) (share(scale.from(colour))) @if colour + 1 == COLOURS { " to " (share(scale.most)) } }
                 }
             }
-            @for (like, words) in LEGEND {
-                @if rows.iter().flat_map(|row| &row.updates).any(|update| update.class() == like.class()) {
-                    li { (swatch(&like, like.class())) (words) }
+            @for (class, words) in LEGEND {
+                @if rows.iter().flat_map(|row| &row.updates).any(|update| update.class() == class) {
+                    li { (swatch(class)) (words) }
                 }
             }
         }
     }
 }
 
-/// The cells without a colour of the scale.
-const LEGEND: [(Update, &str); 4] = [
-    (Update::NotFinite([1, 1]), "NaN or infinity before or after"),
-    (Update::FromZero, "changed from zero"),
-    (Update::Same, "no change"),
-    (Update::Missing, "not in both"),
+fn swatch(class: &str) -> Markup {
+    html! { span class=(format!("swatch {class}")) {} }
+}
+
+/// The cells without a colour of the scale: their classes. A cross or a line tells some apart without their colours.
+const LEGEND: [(&str, &str); 4] = [
+    ("nan", "NaN or infinity before or after"),
+    ("zero", "changed from zero"),
+    ("same", "no change"),
+    ("none", "not in both"),
 ];
 
 impl Update {
@@ -144,20 +115,6 @@ impl Update {
     }
 }
 
-/// A box. A cross or a line in it tells some apart without their colours.
-fn cell(update: &Update, x: usize, y: usize, width: usize, height: usize) -> String {
-    let inside = match update {
-        Update::NotFinite(_) => format!("M{x} {y}l{width} {height}m0-{height}l-{width} {height}"),
-        Update::FromZero => format!("M{x} {}l{width}-{height}", y + height),
-        _ => String::new(),
-    };
-    format!("M{x} {y}h{width}v{height}h-{width}z{inside}")
-}
-
-fn swatch(update: &Update, class: &str) -> Markup {
-    html! { svg.swatch viewBox="0 0 15 15" aria-hidden="true" { path class=(class) d=(cell(update, 0, 0, 15, 15)) {} } }
-}
-
 /// Bytes that all names begin with and end with. Something of each name is left.
 fn ends(rows: &[Row]) -> (usize, usize) {
     let (before, behind) = (common(rows, false), common(rows, true));
@@ -175,17 +132,6 @@ fn common(rows: &[Row], is_end: bool) -> usize {
     // Of one name its last part stays.
     let len = rest.iter().map(shared).min().unwrap_or(0);
     first[..len].iter().rposition(|byte| b"/.".contains(byte)).map_or(0, |at| at + 1)
-}
-
-/// A name without its middle, if it is long.
-fn shortened(name: &str) -> String {
-    let letters: Vec<char> = name.chars().collect();
-    if letters.len() <= LETTERS {
-        return name.into();
-    }
-    let half = LETTERS / 2;
-    let ends = [&letters[..half - 1], &['…'], &letters[letters.len() - half..]];
-    ends.concat().into_iter().collect()
 }
 
 #[cfg(test)]
@@ -216,6 +162,5 @@ mod tests {
         assert_eq!(ends(&rows[..1]), (0, 0));
         let rows = [row("a.a", &[]), row("a.b.a", &[])];
         assert_eq!(ends(&rows), (2, 0));
-        assert_eq!(shortened(&"é".repeat(50)).chars().count(), LETTERS);
     }
 }

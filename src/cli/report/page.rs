@@ -332,7 +332,7 @@ impl Heat<'_> {
                 @for (at, why) in &self.updates.unread {
                     p.note { "Not read: " (name(&*self.states[*at].path)) ": " (name(why)) }
                 }
-                @if !columns.is_empty() { (heat::map(&self.updates.rows, &columns, &text)) }
+                @if !columns.is_empty() { (heat::map(&self.updates.rows, &columns)) }
             }
         }
     }

@@ -24,7 +24,7 @@ STATES = 6
 CHROMIUM = shutil.which("chromium")
 NAMES = {"html", "head", "meta", "title", "style", "body", "header", "h1", "h2", "p", "dl", "div", "dt", "dd", "small", "data", "ul", "li",
          "strong", "main", "figure", "figcaption", "svg", "desc", "line", "text", "path", "table", "thead", "tbody", "tr", "th", "td",
-         "time", "footer"}
+         "time", "footer", "tfoot", "bdi", "span"}
 
 
 class Page(HTMLParser):
@@ -44,10 +44,13 @@ class Page(HTMLParser):
         if tag == "meta":
             return
         self.stack.append((tag, attributes))
-        if tag == "tr":
+        figure = [of.get("id") for tag, of in self.stack if tag == "figure"]
+        if tag == "tr" and figure == ["table"]:
             self.rows.append([])
-        elif tag == "td":
+        elif tag == "td" and figure == ["table"]:
             self.rows[-1].append("")
+        elif tag == "td":
+            self.marks.setdefault((*figure, attributes["class"]), []).append(attributes["title"])
         elif tag == "data":
             self.data.append(int(attributes["value"]))
 
@@ -323,7 +326,7 @@ def test_an_interrupt_leaves_nothing(tmp_path):
 # Shows a page in a frame of a given width, and writes its measures into the title.
 FRAME = """<!doctype html><body style="margin:0"><iframe id=f style="border:0;width:%dpx;height:900px" srcdoc="%s"></iframe><script>
 document.getElementById("f").onload = function () {
-  const d = this.contentDocument, text = [...d.querySelectorAll("svg.chart text, svg.heat text, p, td, li")];
+  const d = this.contentDocument, text = [...d.querySelectorAll("svg.chart text, table.heat th, p, td, li")];
   const size = (e) => { const s = e.ownerSVGElement, box = s && s.getBoundingClientRect();
     return parseFloat(getComputedStyle(e).fontSize) * (s ? box.width / s.viewBox.baseVal.width : 1); };
   const within = [...d.querySelectorAll("svg.chart")].every((s) => { const box = s.getBoundingClientRect();
