@@ -44,16 +44,23 @@ struct Finding {
     mend: Option<String>,
 }
 
-fn ok(check: &'static str, says: impl Into<String>) -> Finding {
-    Finding { check, level: Level::Ok, says: says.into(), mend: None }
+fn ok(says: impl Into<String>) -> Finding {
+    Finding { check: "", level: Level::Ok, says: says.into(), mend: None }
 }
 
-fn warning(check: &'static str, says: impl Into<String>, mend: impl Into<String>) -> Finding {
-    Finding { check, level: Level::Warning, says: says.into(), mend: Some(mend.into()) }
+fn warning(says: impl Into<String>, mend: impl Into<String>) -> Finding {
+    Finding { level: Level::Warning, mend: Some(mend.into()), ..ok(says) }
 }
 
-fn problem(check: &'static str, says: impl Into<String>, mend: impl Into<String>) -> Finding {
-    Finding { check, level: Level::Problem, says: says.into(), mend: Some(mend.into()) }
+fn problem(says: impl Into<String>, mend: impl Into<String>) -> Finding {
+    Finding { level: Level::Problem, mend: Some(mend.into()), ..ok(says) }
+}
+
+impl Finding {
+    /// The finding of this check.
+    fn of(self, check: &'static str) -> Finding {
+        Finding { check, ..self }
+    }
 }
 
 pub(super) fn run(args: Args) -> Result<()> {
@@ -64,22 +71,20 @@ pub(super) fn run(args: Args) -> Result<()> {
         findings.extend(found);
         leases = known;
     }
-    findings.push(machine::passthrough(leases));
+    findings.push(machine::passthrough(leases).of("passthrough"));
     match args.json {
         true => say_json(&findings)?,
-        false => print(&findings),
+        false => findings.iter().for_each(print),
     }
     exit_if(findings.iter().any(|finding| finding.level == Level::Problem), FAILED)
 }
 
-fn print(findings: &[Finding]) {
-    let level = |level| match level {
+fn print(Finding { check, level, says, mend }: &Finding) {
+    let level = match level {
         Level::Ok => "ok",
         Level::Warning => "warning",
         Level::Problem => "problem",
     };
-    for Finding { check, level: found, says, mend } in findings {
-        let mend = mend.as_ref().map_or(String::new(), |mend| format!("; fix: {}", format::name(mend)));
-        say!("{:<8} {check:<12} {}{mend}", level(*found), format::name(says));
-    }
+    let mend = mend.as_ref().map_or(String::new(), |mend| format!("; fix: {}", format::name(mend)));
+    say!("{level:<8} {check:<12} {}{mend}", format::name(says));
 }

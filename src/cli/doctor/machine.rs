@@ -18,28 +18,30 @@ const PASSTHROUGH: (u32, u32) = (6, 9);
 const TELLS_ERRORS: (u32, u32) = (6, 1);
 /// Memory of a daemon besides the decoded states (docs/PERFORMANCE.md).
 const DAEMON_BYTES: u64 = 256 << 20;
+/// The program by which users mount.
+const FUSERMOUNT: &str = "fusermount3";
 /// With fewer open files, a loader with many workers hits the limit.
 const FEW_FILES: u64 = 8192;
-/// A check that has two ways to fail.
-const MOUNT: &str = "mount";
 
 pub(super) fn findings() -> Vec<Finding> {
-    let mut found = vec![kernel(), device(), privileges()];
+    let mut found = vec![kernel().of("kernel"), device().of("/dev/fuse"), privileges().of("privileges")];
     match (is_admin(), is_bound()) {
-        (true, _) => found.push(ok("fusermount3", "not needed: this process may mount by itself")),
-        (false, false) => found.extend([fusermount(), others()]),
+        (true, _) => found.push(ok("not needed: this process may mount by itself").of(FUSERMOUNT)),
+        (false, false) => found.extend([fusermount().of(FUSERMOUNT), others().of("allow-other")]),
         // A mount could only be refused.
-        (false, true) => found.push(problem(
-            MOUNT,
-            "CAP_SYS_ADMIN cannot be had here, so nothing mounts, not even fusermount3",
-            "docker run --device /dev/fuse --cap-add SYS_ADMIN --security-opt apparmor=unconfined",
-        )),
+        (false, true) => found.push(
+            problem(
+                "CAP_SYS_ADMIN cannot be had here, so nothing mounts, not even fusermount3",
+                "docker run --device /dev/fuse --cap-add SYS_ADMIN --security-opt apparmor=unconfined",
+            )
+            .of("mount"),
+        ),
     }
     // The device's own finding says more.
     if found.iter().all(|finding| finding.level != Level::Problem) {
-        found.push(mounting());
+        found.push(mounting().of("mount"));
     }
-    found.extend([files(), memory()]);
+    found.extend([files().of("open files"), memory().of("memory")]);
     found
 }
 
@@ -57,25 +59,24 @@ fn kernel() -> Finding {
     let release = release();
     match version(&release) < TELLS_ERRORS {
         true => warning(
-            "kernel",
             format!("Linux {release}: fsync may report an error although nothing was lost"),
             "use Linux 6.1 or newer, for passthrough 6.9",
         ),
-        false => ok("kernel", format!("Linux {release}")),
+        false => ok(format!("Linux {release}")),
     }
 }
 
 fn device() -> Finding {
     const CONTAINER: &str = "in a container: docker run --device /dev/fuse --cap-add SYS_ADMIN";
     let error = match File::options().read(true).write(true).open("/dev/fuse") {
-        Ok(_) => return ok("/dev/fuse", "can be opened"),
+        Ok(_) => return ok("can be opened"),
         Err(error) => error,
     };
     match error.raw_os_error() {
         Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => {
-            problem("/dev/fuse", format!("FUSE is missing: {error}"), format!("modprobe fuse, or {CONTAINER}"))
+            problem(format!("FUSE is missing: {error}"), format!("modprobe fuse, or {CONTAINER}"))
         }
-        _ => problem("/dev/fuse", error.to_string(), format!("chmod 666 /dev/fuse as root, or {CONTAINER}")),
+        _ => problem(error.to_string(), format!("chmod 666 /dev/fuse as root, or {CONTAINER}")),
     }
 }
 
@@ -83,18 +84,15 @@ fn privileges() -> Finding {
     let user = rustix::process::geteuid();
     match (is_admin(), user.is_root()) {
         (true, _) if !everywhere() => warning(
-            "privileges",
             "CAP_SYS_ADMIN in a user namespace: enough to mount, not for passthrough",
             "run it outside of a rootless container",
         ),
-        (true, _) => ok("privileges", format!("user {} with CAP_SYS_ADMIN", user.as_raw())),
+        (true, _) => ok(format!("user {} with CAP_SYS_ADMIN", user.as_raw())),
         (false, true) => warning(
-            "privileges",
             "root without CAP_SYS_ADMIN: the daemon serves reads and writes itself",
             "docker run --cap-add SYS_ADMIN",
         ),
         (false, false) => warning(
-            "privileges",
             format!("user {} without CAP_SYS_ADMIN: passthrough takes a helper", user.as_raw()),
             "sudo stepfs mount -o user=NAME STORE DIR, or install the package stepfs-passthrough",
         ),
@@ -115,26 +113,25 @@ fn is_bound() -> bool {
 /// Tries a mount on a directory of its own.
 fn mounting() -> Finding {
     let place = tempfile::Builder::new().prefix(".stepfs-doctor-").tempdir();
-    let Err(error) = place.and_then(|place| try_mount(place.path())) else { return ok(MOUNT, "tried, and works") };
+    let Err(error) = place.and_then(|place| try_mount(place.path())) else { return ok("tried, and works") };
     let is_confined = own_status().lines().any(|line| line.split_whitespace().eq(["NoNewPrivs:", "1"]));
     let mend = match is_confined && !is_admin() {
         true => "run it where fusermount3 may become root: outside of this sandbox (no_new_privs is set)",
         false => "mount as root; in a container: docker run --cap-add SYS_ADMIN --security-opt apparmor=unconfined",
     };
-    problem(MOUNT, format!("a mount was tried, and refused: {error}"), mend)
+    problem(format!("a mount was tried, and refused: {error}"), mend)
 }
 
 fn fusermount() -> Finding {
-    const NAME: &str = "fusermount3";
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let Some(program) = std::env::split_paths(&path).map(|dir| dir.join(NAME)).find(|path| path.is_file()) else {
-        return problem(NAME, "not found; mounting without CAP_SYS_ADMIN needs it", "apt-get install fuse3");
+    let Some(program) = std::env::split_paths(&path).map(|dir| dir.join(FUSERMOUNT)).find(|path| path.is_file()) else {
+        return problem("not found; mounting without CAP_SYS_ADMIN needs it", "apt-get install fuse3");
     };
     match fs::metadata(&program).is_ok_and(|found| found.permissions().mode() & libc::S_ISUID != 0) {
-        true => ok(NAME, program.display().to_string()),
+        true => ok(program.display().to_string()),
         false => {
             let mend = format!("chown root {0} && chmod u+s {0}", program.display());
-            problem(NAME, format!("{} does not run as root, so it cannot mount", program.display()), mend)
+            problem(format!("{} does not run as root, so it cannot mount", program.display()), mend)
         }
     }
 }
@@ -143,9 +140,8 @@ fn others() -> Finding {
     const LINE: &str = "user_allow_other";
     let conf = fs::read_to_string("/etc/fuse.conf").unwrap_or_default();
     match conf.lines().any(|line| line.trim() == LINE) {
-        true => ok("allow-other", "permitted by /etc/fuse.conf"),
+        true => ok("permitted by /etc/fuse.conf"),
         false => warning(
-            "allow-other",
             "/etc/fuse.conf does not permit it, so --allow-other cannot work",
             format!("echo {LINE} | sudo tee -a /etc/fuse.conf"),
         ),
@@ -156,12 +152,11 @@ fn files() -> Finding {
     let limit = getrlimit(Resource::Nofile).maximum;
     match limit {
         Some(most) if most < FEW_FILES => warning(
-            "open files",
             format!("at most {most}; each open file in a mount takes one or two of them in the daemon"),
             "ulimit -Hn 65536 as root before the mount; LimitNOFILE=65536 in a unit",
         ),
-        Some(most) => ok("open files", format!("at most {most}")),
-        None => ok("open files", "no limit"),
+        Some(most) => ok(format!("at most {most}")),
+        None => ok("no limit"),
     }
 }
 
@@ -174,16 +169,15 @@ fn memory() -> Finding {
     let wanted = usual_memory() + DAEMON_BYTES;
     let says = format!("{} available; a daemon may take {}", size(available), size(wanted));
     match available < wanted {
-        true => warning("memory", says, "stepfs mount --memory 64M STORE DIR"),
-        false => ok("memory", says),
+        true => warning(says, "stepfs mount --memory 64M STORE DIR"),
+        false => ok(says),
     }
 }
 
 /// Checks whether the kernel serves resident files by itself. `leases` tells whether the store's file system supports
 /// leases, if a store was named.
 pub(super) fn passthrough(leases: Option<io::Result<bool>>) -> Finding {
-    const CHECK: &str = "passthrough";
-    let without = |why: &str, mend: &str| warning(CHECK, format!("none (slower, but equally safe): {why}"), mend);
+    let without = |why: &str, mend: &str| warning(format!("none (slower, but equally safe): {why}"), mend);
     if version(&release()) < PASSTHROUGH {
         return without("the kernel supports it from 6.9 on", "use Linux 6.9 or newer");
     }
@@ -208,10 +202,8 @@ pub(super) fn passthrough(leases: Option<io::Result<bool>>) -> Finding {
             "the store's file system does not support leases",
             "put the store on a local disk with ext4, xfs or btrfs",
         ),
-        Some(Ok(true)) => ok(CHECK, format!("the kernel reads and writes resident files by itself{by}")),
-        None => {
-            ok(CHECK, format!("yes{by}, if the store's file system supports leases; `stepfs doctor DIR` checks it"))
-        }
+        Some(Ok(true)) => ok(format!("the kernel reads and writes resident files by itself{by}")),
+        None => ok(format!("yes{by}, if the store's file system supports leases; `stepfs doctor DIR` checks it")),
     }
 }
 

@@ -28,27 +28,28 @@ pub(super) fn findings(dir: &Path) -> (Vec<Finding>, Option<io::Result<bool>>) {
             dir.display(),
             io::Error::from_raw_os_error(libc::ENOTCONN)
         );
-        return (vec![problem("store", says, mend)], None);
+        return (vec![problem(says, mend).of("store")], None);
     }
     let (found, root) = store(dir);
-    let mut found = vec![found];
+    let mut found = vec![found.of("store")];
     let inside = root.join("tmp");
     let place = if root.join("stepfs.toml").exists() && inside.is_dir() { inside } else { nearest(&root) };
     let is_shared = Store::look(&root).is_ok_and(|store| store.is_shared());
-    found.extend([file_system(&place), reachable(&root)]);
-    found.extend(shared(&place, is_shared));
+    found.extend([file_system(&place).of("file system"), reachable(&root).of("owners")]);
+    found.extend(shared(&place, is_shared).map(|found| found.of("sharing")));
     found.extend(room(&place));
     let probe = match tempfile::Builder::new().prefix(".stepfs-doctor-").tempdir_in(&place) {
         Ok(probe) => probe,
         Err(error) => {
-            found.push(unwritable(&place, &error));
+            found.push(unwritable(&place, &error).of("writing"));
             return (found, None);
         }
     };
     let path = probe.path();
-    found.extend([attributes(path), renames(path), durable(path), locks(path)]);
+    found.extend([attributes(path).of("attributes"), renames(path).of("rename")]);
+    found.extend([durable(path).of("durability"), locks(path).of("locks")]);
     if rustix::process::geteuid().is_root() {
-        found.push(others(path));
+        found.push(others(path).of("others"));
     }
     (found, Some(has_leases(path)))
 }
@@ -59,11 +60,11 @@ fn store(dir: &Path) -> (Finding, PathBuf) {
     let Ok(place) = Local::of(dir) else { return (no_store(&path), path) };
     let shown = place.store.display();
     let found = match (Store::look(&place.store), &place.mount) {
-        (Err(error), _) => problem("store", error.to_string(), format!("stepfs verify {shown}")),
-        (Ok(_), Some(mount)) => ok("store", format!("{shown}, mounted at {}", mount.root.display())),
+        (Err(error), _) => problem(error.to_string(), format!("stepfs verify {shown}")),
+        (Ok(_), Some(mount)) => ok(format!("{shown}, mounted at {}", mount.root.display())),
         (Ok(_), None) => match Store::is_locked(&place.store) {
-            Ok(true) => ok("store", format!("{shown}, in use by another process")),
-            _ => ok("store", format!("{shown}, not in use")),
+            Ok(true) => ok(format!("{shown}, in use by another process")),
+            _ => ok(format!("{shown}, not in use")),
         },
     };
     (found, place.store)
@@ -72,16 +73,15 @@ fn store(dir: &Path) -> (Finding, PathBuf) {
 fn no_store(path: &Path) -> Finding {
     let shown = path.display();
     match fs::read_dir(path).map(|mut entries| entries.next().is_none()) {
-        Ok(true) => ok("store", format!("none at {shown} yet; the directory is empty, so one can be created there")),
+        Ok(true) => ok(format!("none at {shown} yet; the directory is empty, so one can be created there")),
         Ok(false) => warning(
-            "store",
             format!("{shown} is not a store and has files, so none can be created there"),
             format!("stepfs mount {} DIR", path.parent().unwrap_or(path).join("NEW").display()),
         ),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            ok("store", format!("none at {shown} yet; stepfs mount creates it"))
+            ok(format!("none at {shown} yet; stepfs mount creates it"))
         }
-        Err(error) => problem("store", format!("{shown}: {error}"), "name a directory that you may read"),
+        Err(error) => problem(format!("{shown}: {error}"), "name a directory that you may read"),
     }
 }
 
@@ -97,79 +97,72 @@ fn unwritable(place: &Path, error: &io::Error) -> Finding {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => format!("free room on the file system of {shown}"),
         _ => format!("chown $(id -u) {shown} as root"),
     };
-    problem("writing", error.to_string(), mend)
+    problem(error.to_string(), mend)
 }
 
 fn file_system(place: &Path) -> Finding {
-    const CHECK: &str = "file system";
     let kind = kind_of(&fs::canonicalize(place).unwrap_or_default()).unwrap_or_else(|| "unknown".into());
     let local = "put the store on a local disk";
     match kind.as_str() {
-        "tmpfs" | "ramfs" => warning(CHECK, format!("{kind}: the store is lost at the next boot"), local),
+        "tmpfs" | "ramfs" => warning(format!("{kind}: the store is lost at the next boot"), local),
         "overlay" => warning(
-            CHECK,
             "overlay: the store is lost with the container",
             "docker run -v /data:/data, and the store below /data",
         ),
         _ if NETWORK.contains(&kind.as_str()) || kind.starts_with("fuse") => {
-            warning(CHECK, format!("{kind}: crashes on it are not tested"), local)
+            warning(format!("{kind}: crashes on it are not tested"), local)
         }
-        _ => ok(CHECK, kind),
+        _ => ok(kind),
     }
 }
 
 /// Whether a store here can be shared.
 fn shared(place: &Path, is_shared: bool) -> Option<Finding> {
-    const CHECK: &str = "sharing";
     Some(match (refusal(place).ok()?, is_shared) {
-        (None, true) => ok(CHECK, "the store is shared: several daemons may mount it"),
-        (None, false) => ok(CHECK, "a store here can be shared (stepfs mount --shared, when it is made)"),
+        (None, true) => ok("the store is shared: several daemons may mount it"),
+        (None, false) => ok("a store here can be shared (stepfs mount --shared, when it is made)"),
         (Some((engine, why)), true) => problem(
-            CHECK,
             format!("the store is shared, and lies on {engine}: {why}"),
             "put it on ext4, XFS, NFS 4.2 or CephFS",
         ),
-        (Some((engine, why)), false) => {
-            ok(CHECK, format!("a store here cannot be shared: it lies on {engine}, and {why}"))
-        }
+        (Some((engine, why)), false) => ok(format!("a store here cannot be shared: it lies on {engine}, and {why}")),
     })
 }
 
 fn reachable(root: &Path) -> Finding {
     match nearest(root).canonicalize().and_then(|root| exposed(&root)) {
-        Ok(None) => ok("owners", "only its user and root can replace the store"),
+        Ok(None) => ok("only its user and root can replace the store"),
         Ok(Some(dir)) => warning(
-            "owners",
             format!("other users may change {}, so --allow-other is refused", dir.display()),
             format!("chown $(id -u) {0} && chmod go-w {0}", dir.display()),
         ),
-        Err(error) => problem("owners", error.to_string(), "name a directory that you may reach"),
+        Err(error) => problem(error.to_string(), "name a directory that you may reach"),
     }
 }
 
 fn room(place: &Path) -> Vec<Finding> {
     let found = match statvfs(place) {
         Ok(found) => found,
-        Err(error) => return vec![problem("room", error.to_string(), "name a directory that you may reach")],
+        Err(error) => return vec![problem(error.to_string(), "name a directory that you may reach").of("room")],
     };
     let bytes = found.f_bavail.saturating_mul(found.f_frsize);
     let says = format!("{} free of {}", size(bytes), size(found.f_blocks.saturating_mul(found.f_frsize)));
     let mend = format!("df -h {}; then remove unneeded files", place.display());
     let room = match bytes {
-        0 => problem("room", says, mend),
-        bytes if bytes < LITTLE_ROOM => warning("room", says, mend),
-        _ => ok("room", says),
+        0 => problem(says, mend),
+        bytes if bytes < LITTLE_ROOM => warning(says, mend),
+        _ => ok(says),
     };
     // File systems that create inodes on demand report no total.
     let says = format!("{} free of {}", found.f_favail, found.f_files);
     let mend = format!("df -i {}; then remove small files", place.display());
     let inodes = match (found.f_files, found.f_favail) {
-        (0, _) => ok("inodes", "no limit"),
-        (_, 0) => problem("inodes", says, mend),
-        (_, free) if free < FEW_INODES => warning("inodes", says, mend),
-        _ => ok("inodes", says),
+        (0, _) => ok("no limit"),
+        (_, 0) => problem(says, mend),
+        (_, free) if free < FEW_INODES => warning(says, mend),
+        _ => ok(says),
     };
-    vec![room, inodes]
+    vec![room.of("room"), inodes.of("inodes")]
 }
 
 /// Creates a file for tests.
@@ -186,10 +179,10 @@ fn attributes(probe: &Path) -> Finding {
         xattr::get(&path, NAME)
     });
     match tried {
-        Ok(Some(value)) if value == b"1" => ok("attributes", "user.* can be set"),
+        Ok(Some(value)) if value == b"1" => ok("user.* can be set"),
         Ok(_) | Err(_) => {
             let says = "user.* cannot be set: no pins, no profiles of single files";
-            warning("attributes", says, "put the store on ext4, xfs or btrfs, mounted with user_xattr")
+            warning(says, "put the store on ext4, xfs or btrfs, mounted with user_xattr")
         }
     }
 }
@@ -202,10 +195,10 @@ fn renames(probe: &Path) -> Finding {
         Ok(fs::read(&one)? == b"two" && refused == Err(rustix::io::Errno::EXIST))
     };
     match tried() {
-        Ok(true) => ok("rename", "supports NOREPLACE and EXCHANGE"),
+        Ok(true) => ok("supports NOREPLACE and EXCHANGE"),
         Ok(false) | Err(_) => {
             let says = "does not support NOREPLACE and EXCHANGE, so programs in the mount get an error for them";
-            warning("rename", says, "put the store on ext4, xfs or btrfs")
+            warning(says, "put the store on ext4, xfs or btrfs")
         }
     }
 }
@@ -218,35 +211,31 @@ fn durable(probe: &Path) -> Finding {
         Ok(syncfs(&dir)?)
     };
     match tried() {
-        Ok(()) => ok("durability", "fsync of files and directories, and syncfs, work"),
+        Ok(()) => ok("fsync of files and directories, and syncfs, work"),
         Err(error) => {
             let says = format!("the file system cannot make writes durable ({error}), so no file would be safe");
-            problem("durability", says, "put the store on ext4, xfs or btrfs")
+            problem(says, "put the store on ext4, xfs or btrfs")
         }
     }
 }
 
 fn locks(probe: &Path) -> Finding {
     match file(probe, "locks").and_then(|path| Store::can_lock(&path)) {
-        Ok(()) => ok("locks", "work, so only one daemon can use the store"),
-        Err(error) => problem(
-            "locks",
-            format!("they fail ({error}), so two daemons could use the store"),
-            "put the store on a local disk",
-        ),
+        Ok(()) => ok("work, so only one daemon can use the store"),
+        Err(error) => {
+            problem(format!("they fail ({error}), so two daemons could use the store"), "put the store on a local disk")
+        }
     }
 }
 
 /// Whether root can tell when other users have stopped writing a file: without that it never releases theirs.
 fn others(probe: &Path) -> Finding {
-    const CHECK: &str = "others";
     match has_leases_of_others(probe) {
-        Ok(true) => ok(CHECK, "files of other users can be released"),
+        Ok(true) => ok("files of other users can be released"),
         Err(error) if matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM)) => warning(
-            CHECK,
             format!("files of other users are never released ({error}): CAP_LEASE and CAP_SETUID are missing"),
             "docker run --cap-add LEASE",
         ),
-        Ok(false) | Err(_) => ok(CHECK, "not needed: the file system has no leases"),
+        Ok(false) | Err(_) => ok("not needed: the file system has no leases"),
     }
 }
