@@ -222,7 +222,7 @@ fn print(report: &Report, verbose: bool) {
         say!("glob {:?} matches nothing", name(glob));
     }
     let goes = |line: &Line| line.verdict == "remove";
-    let mut rows = vec![["", "size", "checkpoint", "why"].map(String::from).to_vec()];
+    let mut rows = Vec::new();
     for line in report.checkpoints.iter().filter(|line| verbose || goes(line)) {
         let word = match (goes(line), report.dry_run) {
             (true, true) => "would go",
@@ -231,8 +231,8 @@ fn print(report: &Report, verbose: bool) {
         };
         rows.push(vec![word.into(), size(line.bytes), name(&*line.path), name(&line.why)]);
     }
-    if rows.len() > 1 {
-        say_part!("{}", table(&rows, &[false, true, false, false]));
+    if !rows.is_empty() {
+        say_part!("{}", table(&["", ">size", "checkpoint", "why"], &rows));
     }
     let gone: Vec<&Line> = report.checkpoints.iter().filter(|line| goes(line)).collect();
     let bytes = size(gone.iter().map(|line| line.bytes).sum());

@@ -63,7 +63,8 @@ pub(super) fn run(args: Args) -> Result<()> {
             shown += 1;
         }
         if is_overview && !args.json {
-            write_rows(&mut out, rows)?;
+            let head = ["container", ">size", ">tensors", ">weights", ">quantized", "file", "note"];
+            write!(out, "{}", table(&head, &rows))?;
         }
     }
     match (is_array, args.json && shown > 0) {
@@ -98,8 +99,9 @@ fn write(out: &mut dyn Write, report: &Report) -> Result<()> {
     if report.tensors.is_empty() {
         return Ok(());
     }
-    let head = ["tensor", "type", "shape", "role", "bytes", "offset", "kept as", "stored", "bound", "why this role"];
-    let mut rows = vec![head.map(String::from).to_vec()];
+    let head =
+        ["tensor", "type", "shape", "role", ">bytes", ">offset", "kept as", ">stored", ">bound", "why this role"];
+    let mut rows = Vec::new();
     for row in &report.tensors {
         let how = &row.how;
         rows.push(vec![
@@ -120,9 +122,7 @@ fn write(out: &mut dyn Write, report: &Report) -> Result<()> {
             },
         ]);
     }
-    let right = [false, false, false, false, true, true, false, true, true, false];
-    write!(out, "{}", table(&rows, &right))?;
-    Ok(())
+    Ok(write!(out, "{}", table(&head, &rows))?)
 }
 
 /// True if `path` is a directory, and not a distributed checkpoint.
@@ -174,10 +174,4 @@ fn row(directory: &Path, file: &Path, report: &Report) -> Vec<String> {
         name(file.strip_prefix(directory).unwrap_or(file)),
         report.note.as_deref().or(report.why.as_deref()).map(name).unwrap_or_default(),
     ]
-}
-
-/// Prints one line per file.
-fn write_rows(out: &mut dyn Write, mut rows: Vec<Vec<String>>) -> io::Result<()> {
-    rows.insert(0, ["container", "size", "tensors", "weights", "quantized", "file", "note"].map(String::from).to_vec());
-    write!(out, "{}", table(&rows, &[false, true, true, true, true, false, false]))
 }

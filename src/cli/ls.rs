@@ -91,7 +91,7 @@ pub(super) fn run(args: Args) -> Result<()> {
         }
         return say_json(&lines);
     }
-    let (mut rows, mut looks) = (vec![head(args.verbose)], vec![Look::Head]);
+    let (mut rows, mut looks) = (Vec::new(), vec![Look::Head]);
     let all = || places.iter().flat_map(|(_, entries)| entries);
     if args.verbose {
         rows.extend(all().map(verbose));
@@ -108,22 +108,14 @@ pub(super) fn run(args: Args) -> Result<()> {
         false => vec![String::new(), files, size(logical), size(stored), share],
     });
     looks.push(Look::Head);
-    let right: &[bool] = match args.verbose {
-        true => &[false, true, true, true, true, false, true, true, false],
-        false => &[true, false, true, true, false, false],
+    let head: &[&str] = match args.verbose {
+        true => &["state", ">size", ">stored", ">", ">weights", "kind", ">chain", ">error", "path"],
+        false => &[">step", "time", ">size", ">stored", "faithful", "path"],
     };
-    for (line, look) in table(&rows, right).lines().zip(looks) {
+    for (line, look) in table(head, &rows).lines().zip(looks) {
         say!("{}", paint(look, line));
     }
     Ok(())
-}
-
-fn head(verbose: bool) -> Vec<String> {
-    let head: &[&str] = match verbose {
-        true => &["state", "size", "stored", "", "weights", "kind", "chain", "error", "path"],
-        false => &["step", "time", "size", "stored", "faithful", "path"],
-    };
-    head.iter().map(ToString::to_string).collect()
 }
 
 fn row(checkpoint: &Checkpoint) -> Vec<String> {

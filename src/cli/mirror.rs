@@ -194,7 +194,7 @@ impl Mirror {
         if json {
             say_json(&lines)?;
         } else {
-            let mut rows = vec![["size", "stored", "chain", "", "path"].map(String::from).to_vec()];
+            let mut rows = Vec::new();
             for line in &lines {
                 let chain = if line.chain_len == 0 { String::new() } else { line.chain_len.to_string() };
                 let lossy = if line.lossy { "lossy" } else { "" };
@@ -206,7 +206,7 @@ impl Mirror {
                     name(&*line.path),
                 ]);
             }
-            say_part!("{}", table(&rows, &[true, true, true, false, false]));
+            say_part!("{}", table(&[">size", ">stored", ">chain", "", "path"], &rows));
         }
         told
     }

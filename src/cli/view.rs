@@ -243,18 +243,19 @@ pub(super) fn lists(status: &Status, columns: usize, rows: usize) -> Vec<Line> {
         let path = if run.path.is_empty() { "." } else { &run.path };
         [shown(path), ago(run.modified), step, run.files.to_string(), String::new()]
     };
-    let mut lines = list(["last saves", "closed", "size", "took", "speed"], status.saves[..saves].iter().map(save));
-    lines.extend(list(["runs", "saved", "step", "files", ""], status.runs[..runs].iter().map(run)));
+    let mut lines =
+        list(&["last saves", ">closed", ">size", ">took", ">speed"], status.saves[..saves].iter().map(save));
+    lines.extend(list(&["runs", ">saved", ">step", ">files", ">"], status.runs[..runs].iter().map(run)));
     lines
 }
 
 /// A list with its head, after an empty line; nothing without rows.
-fn list(head: [&str; 5], rows: impl Iterator<Item = [String; 5]>) -> Vec<Line> {
-    let rows: Vec<Vec<String>> = std::iter::once(head.map(String::from)).chain(rows).map(Vec::from).collect();
-    if rows.len() == 1 {
+fn list(head: &[&str], rows: impl Iterator<Item = [String; 5]>) -> Vec<Line> {
+    let rows: Vec<Vec<String>> = rows.map(Vec::from).collect();
+    if rows.is_empty() {
         return Vec::new();
     }
-    let text = table(&rows, &[false, true, true, true, true]);
+    let text = table(head, &rows);
     let looks = std::iter::once(Look::Head).chain(std::iter::repeat(Look::Plain));
     std::iter::once(Vec::new()).chain(looks.zip(text.lines()).map(|(look, line)| vec![(look, line.into())])).collect()
 }

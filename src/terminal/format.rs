@@ -9,19 +9,17 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// A size with a binary unit and three digits: `12.4 MiB`.
 pub fn size(bytes: u64) -> String {
-    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 999.5 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
+    scaled(bytes, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB", "PiB"])
+}
+
+/// A number with three digits, in the largest unit that it reaches. Each unit is so many times the one before.
+fn scaled(number: u64, step: f64, units: &[&str]) -> String {
+    let (mut value, mut unit) = (number as f64, 0);
+    while value >= 999.5 && unit + 1 < units.len() {
+        (value, unit) = (value / step, unit + 1);
     }
-    match (unit, value) {
-        (0, _) => format!("{bytes} B"),
-        (_, v) if v < 9.995 => format!("{v:.2} {}", UNITS[unit]),
-        (_, v) if v < 99.95 => format!("{v:.1} {}", UNITS[unit]),
-        (_, v) => format!("{v:.0} {}", UNITS[unit]),
-    }
+    let digits = if unit == 0 || value >= 99.95 { 0 } else { 1 + usize::from(value < 9.995) };
+    format!("{value:.digits$} {}", units[unit])
 }
 
 /// Parses a size: `512M`, `2G`, `1.5GiB`, `1000000`.
@@ -48,13 +46,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
 
 /// A rate with a decimal unit and three digits, as disks are sold: `1.52 GB/s`.
 pub fn rate(bytes_per_second: u64) -> String {
-    const UNITS: [&str; 5] = ["B/s", "kB/s", "MB/s", "GB/s", "TB/s"];
-    let (mut value, mut unit) = (bytes_per_second as f64, 0);
-    while value >= 999.5 && unit + 1 < UNITS.len() {
-        (value, unit) = (value / 1000.0, unit + 1);
-    }
-    let digits = if unit == 0 || value >= 99.95 { 0 } else { 1 + usize::from(value < 9.995) };
-    format!("{value:.digits$} {}", UNITS[unit])
+    scaled(bytes_per_second, 1000.0, &["B/s", "kB/s", "MB/s", "GB/s", "TB/s"])
 }
 
 /// A span of time, in its largest unit: `40 ms`, `0.4 s`, `12 s`, `3 min`, `2 h`, `5 days`.
@@ -165,13 +157,15 @@ pub fn progress(total: u64, bytes: bool) -> ProgressBar {
     bar
 }
 
-/// A table: columns as wide as their widest cell. `right` marks the columns of numbers.
-pub fn table(rows: &[Vec<String>], right: &[bool]) -> String {
-    let width =
-        |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|c| c.chars().count()).max().unwrap_or(0);
+/// A table: columns as wide as their widest cell. A `>` before the head of a column aligns it as numbers are.
+pub fn table(head: &[impl AsRef<str>], rows: &[Vec<String>]) -> String {
+    let right: Vec<bool> = head.iter().map(|name| name.as_ref().starts_with('>')).collect();
+    let head: Vec<String> = head.iter().map(|name| name.as_ref().trim_start_matches('>').into()).collect();
+    let rows = || std::iter::once(&head).chain(rows);
+    let width = |column: usize| rows().filter_map(|row| row.get(column)).map(|c| c.chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..right.len()).map(width).collect();
     let mut out = String::new();
-    for row in rows {
+    for row in rows() {
         let mut line = String::new();
         for (column, cell) in row.iter().enumerate() {
             let pad = " ".repeat(widths[column].saturating_sub(cell.chars().count()));

@@ -227,9 +227,8 @@ impl Report {
         }
         let shown = if is_all { listed.len() } else { listed.len().min(ROWS) };
         if shown > 0 {
-            let head = ["relative", "cosine", "rms in A", "largest", "tensor"].map(String::from).to_vec();
-            let rows = std::iter::once(head).chain(listed[..shown].iter().map(|row| row.cells()));
-            line(table(&rows.collect::<Vec<_>>(), &[true, true, true, true, false]).trim_end().to_string());
+            let rows: Vec<Vec<String>> = listed[..shown].iter().map(|row| row.cells()).collect();
+            line(table(&[">relative", ">cosine", ">rms in A", ">largest", "tensor"], &rows).trim_end().to_string());
         }
         if shown < listed.len() {
             line(format!("and {} {what} that changed less; --all shows them", listed.len() - shown));

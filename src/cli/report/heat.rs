@@ -8,6 +8,7 @@ use crate::tools::updates::{Row, Update};
 
 /// Colours of the scale, `h0` to `h6` in `style.css`.
 const COLOURS: usize = 7;
+
 /// The colours' bounds in a geometric series.
 struct Scale {
     least: f64,

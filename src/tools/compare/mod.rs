@@ -93,9 +93,9 @@ fn codecs(names: &[String]) -> Result<Vec<Codec>> {
 
 /// All codecs, one per line.
 fn listed() -> String {
-    let rows: Vec<Vec<String>> =
-        Codec::usual().into_iter().map(|codec| vec![format!("  {codec}"), codec.about().to_string()]).collect();
-    table(&rows, &[false, false]) + "Other numbers work too, if the system or zstd has them.\n"
+    let row = |codec: Codec| vec![format!("  {codec}"), codec.about().to_string()];
+    let rows: Vec<Vec<String>> = Codec::usual().into_iter().map(row).collect();
+    table(&["  codec", "about"], &rows) + "Other numbers work too, if the system or zstd has them.\n"
 }
 
 /// Keeps the series by each of the codecs, and measures. All files that it writes are below `dir`, and gone when it

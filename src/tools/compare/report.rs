@@ -192,9 +192,7 @@ fn words(report: &Report) -> String {
         number(report.weights_rms),
         number(report.update_rms),
     );
-    let head =
-        ["codec", "all", "of raw", "each", "bits/parameter", "encode MB/s", "decode MB/s", "objects read", "most"];
-    let mut rows = vec![head.map(String::from).to_vec()];
+    let mut rows = Vec::new();
     for kept in &report.codecs {
         rows.push(vec![
             kept.name.clone(),
@@ -208,19 +206,19 @@ fn words(report: &Report) -> String {
             kept.chain.max.to_string(),
         ]);
     }
-    out += &table(&rows, &[false, true, true, true, true, true, true, true, true]);
+    let head = ["all", "of raw", "each", "bits/parameter", "encode MB/s", "decode MB/s", "objects read", "most"];
+    out += &of_codecs(head, &rows);
     out += "MB/s: 10^6 bytes per second of one core's processor time. Encoding includes planning, reading back and\n\
             comparing. Decoding starts with empty caches, so it reads all objects of a file: on average, at most.\n";
     out +=
         "\nErrors of the parameters, relative to the rms of the update between two checkpoints and of the parameters\n";
-    let head = ["codec", "rms/update", "largest/update", "rms/weights", "largest/weights"];
-    let mut rows = vec![head.map(String::from).to_vec()];
+    let mut rows = Vec::new();
     for kept in &report.codecs {
         let Errors { of_update, of_weights } = kept.error;
         let each = [of_update.rms, of_update.max, of_weights.rms, of_weights.max].map(number);
         rows.push(std::iter::once(kept.name.clone()).chain(each).collect());
     }
-    out += &table(&rows, &[false, true, true, true, true]);
+    out += &of_codecs(["rms/update", "largest/update", "rms/weights", "largest/weights"], &rows);
     out += "\nBits per number, by role (-: the codec has no roles)\n";
     out += &roles(report);
     out
@@ -230,8 +228,7 @@ fn roles(report: &Report) -> String {
     let of_all = report.codecs.iter().flat_map(|kept| kept.roles.iter());
     let names: BTreeSet<&str> =
         of_all.filter(|(_, kept)| kept.bits_per_parameter.is_some()).map(|(name, _)| *name).collect();
-    let head = std::iter::once("codec".to_string()).chain(names.iter().map(|name| name.replace('_', " ")));
-    let mut rows: Vec<Vec<String>> = vec![head.chain(["all else, bytes".to_string()]).collect()];
+    let mut rows = Vec::new();
     for kept in &report.codecs {
         let bits =
             |name: &&str| kept.roles.get(*name).and_then(|role| role.bits_per_parameter).map_or("-".into(), number);
@@ -240,8 +237,14 @@ fn roles(report: &Report) -> String {
         let rest = if kept.roles.is_empty() { "-".to_string() } else { size(rest) };
         rows.push(std::iter::once(kept.name.clone()).chain(names.iter().map(bits)).chain([rest]).collect());
     }
-    let right: Vec<bool> = (0..names.len() + 2).map(|column| column > 0).collect();
-    table(&rows, &right)
+    let head = names.iter().map(|name| name.replace('_', " "));
+    of_codecs(head.chain(["all else, bytes".to_string()]), &rows)
+}
+
+/// A table with a row for each codec, and with columns of numbers.
+fn of_codecs(columns: impl IntoIterator<Item: fmt::Display>, rows: &[Vec<String>]) -> String {
+    let columns = columns.into_iter().map(|name| format!(">{name}"));
+    table(&std::iter::once("codec".to_string()).chain(columns).collect::<Vec<_>>(), rows)
 }
 
 /// Three digits, for any magnitude.

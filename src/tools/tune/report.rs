@@ -60,16 +60,15 @@ impl Report {
             (true, false) => format!("at most {}% worse", 100.0 * tolerance),
             (false, _) => format!("an error of at most {tolerance} of the update"),
         };
-        let of_score = if scored { ["score", "worse"] } else { ["", ""] };
-        let head = ["profile", "bytes", "share", "error", ""].into_iter().chain(of_score);
-        let mut rows = vec![head.map(String::from).collect()];
-        rows.extend(self.candidates.iter().map(|of| {
+        let of_score = if scored { [">score", ">worse"] } else { [">", ">"] };
+        let head = ["profile", ">bytes", ">share", ">error", ""].into_iter().chain(of_score);
+        let rows = self.candidates.iter().map(|of| {
             let (share, good) = (percent(of.bytes, self.file_bytes), if of.good { "ok" } else { "no" });
             let about = [of.profile.clone(), size(of.bytes), share, format!("{:.4}", of.error), good.into()];
             let score = of.score.map(|score| [format!("{score:.6}"), format!("{:.5}", of.degradation)]);
             about.into_iter().chain(score.into_iter().flatten()).collect()
-        }));
-        let table = table(&rows, &[false, true, true, true, false, true, true]);
+        });
+        let table = table(&head.collect::<Vec<_>>(), &rows.collect::<Vec<Vec<_>>>());
         let score = self.exact_score.map_or(String::new(), |score| format!(", score {score}"));
         let (file, whole) = (name(file), size(self.file_bytes));
         format!("Use {}\n\n{file}: {whole}{score}\nGood enough: {good}\n\n{table}", self.chosen)
