@@ -62,18 +62,19 @@ pub struct Run {
 
 /// A file of a checkpoint.
 #[derive(Debug)]
-pub(super) struct Part {
-    pub(super) path: PathBuf,
+pub struct Part {
+    /// Below the mount.
+    pub path: PathBuf,
     /// See [`step_pattern::run`].
-    pub(super) run: Arc<Path>,
+    pub run: Arc<Path>,
     /// Nanoseconds since 1970.
-    pub(super) modified_ns: i64,
+    pub modified_ns: i64,
     /// Bytes that programs see.
-    pub(super) logical: u64,
+    pub logical: u64,
     /// Bytes in the store.
-    pub(super) stored: u64,
+    pub stored: u64,
     /// It takes less room soon.
-    pub(super) shrinks: bool,
+    pub shrinks: bool,
 }
 
 /// The runs with the newest checkpoints, the newest first.
@@ -134,7 +135,7 @@ fn recent(parts: &mut [Part]) -> Vec<Whole> {
 
 /// The room in `free` bytes. `freed_each`: the bytes of earlier checkpoints that went after each of the last saves. `now`:
 /// seconds since 1970. `None` if there are too few checkpoints to tell. Sorts the parts.
-pub(super) fn room(parts: &mut [Part], free: u64, freed_each: &[u64], now: i64) -> Option<Room> {
+pub fn room(parts: &mut [Part], free: u64, freed_each: &[u64], now: i64) -> Option<Room> {
     let recent = recent(parts);
     let mut series = HashSet::new();
     let is_earlier = |whole: &&Whole| !series.insert(step_pattern::pattern(&whole.path)) && !whole.shrinks;

@@ -65,7 +65,7 @@ pub use checkpoints::{
     Checkpoint, Condition, checkpoints, condition_of_plain, condition_on_disk, facts_at_rest, goes_with_directory,
     policy,
 };
-pub use growth::{Room, Run};
+pub use growth::{Part, Room, Run, room};
 pub use health::{FileStatus, Problem};
 pub use keeper::Keeper;
 pub use lineage::signature as model_signature;

@@ -136,8 +136,7 @@ fn facts(Mount { mount, store, status, .. }: &Mount) -> Vec<(&'static str, Strin
         facts.push(("trash", format!("{files} removed files, {bytes}; `rm -r {trash}` frees their room")));
     }
     if status.free_bytes > 0 {
-        let pace = status.room.as_ref().and_then(|room| room.bytes_per_day);
-        let pace = pace.map_or(String::new(), |bytes| format!(", {} less each day", size(bytes)));
+        let pace = status.room.as_ref().map(less_each_day).unwrap_or_default();
         facts.push(("free", format!("{} on its disk{pace}", size(status.free_bytes))));
     }
     facts.extend(status.room.iter().map(|room| ("room", room_words(room))));
@@ -189,8 +188,13 @@ fn served(serving: &Serving) -> String {
     }
 }
 
+/// How fast the room goes; empty if no checkpoints come.
+pub(super) fn less_each_day(room: &Room) -> String {
+    room.bytes_per_day.map_or(String::new(), |bytes| format!(", {} less each day", size(bytes)))
+}
+
 /// How many checkpoints there is room for, and until when.
-fn room_words(room: &Room) -> String {
+pub(super) fn room_words(room: &Room) -> String {
     const YEAR: i64 = 365 * 86_400;
     let full = room.full.map_or(String::new(), |full| match full.saturating_sub(wall_ns() / 1_000_000_000) {
         left if left > YEAR => ", for more than a year at this pace".into(),

@@ -4,9 +4,12 @@ use std::path::Path;
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
+use crate::archive::{Part, room};
 use crate::cli::format::{name, percent, size, time, utc};
 use crate::cli::latest::{newest_first, stated_best};
-use crate::cli::listing::{Checkpoint, in_updates};
+use crate::cli::listing::{Checkpoint, Entry, in_updates};
+use crate::cli::view::{less_each_day, room_words};
+use crate::store::step_pattern;
 
 use super::chart::{Axis, Chart, Lane, Line, Mark, Numbers};
 use super::{By, Heat, Report, heat};
@@ -15,10 +18,6 @@ const STYLE: &str = include_str!("style.css");
 /// No browser loads or runs anything for the page, even if a name could become markup.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
 const SECOND_NS: i64 = 1_000_000_000;
-/// A forecast for later says nothing.
-const TEN_YEARS_S: f64 = 10.0 * 365.25 * 86_400.0;
-/// States that a pace needs: the newest one has no share in it.
-const FOR_A_PACE: usize = 3;
 
 pub(super) fn page(report: &Report) -> Markup {
     let title = format!("{}: stepfs report", name(report.run()));
@@ -182,29 +181,21 @@ impl Report<'_> {
         Chart { id: "sizes", title: "Size over time", text, x: &x }.lines(&y, &lines)
     }
 
-    /// When the disk is full, if the run goes on as before.
+    /// The free room on the disk, and how many checkpoints it is for, by the rule of `stepfs status`.
     fn forecast(&self) -> Option<String> {
         let free = self.survey.free?;
-        let times = || self.states.iter().map(|state| state.modified_ns);
-        let (first, last) = (times().min()?, times().max()?);
-        let newest = self.states.iter().max_by_key(|state| state.modified_ns)?;
-        let grown = self.states.iter().map(|state| state.stored_bytes()).sum::<u64>() - newest.stored_bytes();
-        let seconds = (last - first) as f64 / 1e9;
-        if self.states.len() < FOR_A_PACE || seconds < 1.0 || grown == 0 {
-            return None;
-        }
-        let pace = grown as f64 / seconds;
-        let left = free as f64 / pace;
-        let full = last as f64 / 1e9 + left;
-        let free = format!("The disk has {} free", size(free));
-        if full < self.now_ns as f64 / 1e9 {
-            return Some(format!("{free}."));
-        }
-        let a_day = format!("{free}. At this pace, {} a day,", size((pace * 86_400.0) as u64));
-        Some(match left > TEN_YEARS_S {
-            true => format!("{a_day} it lasts for more than ten years."),
-            false => format!("{a_day} it is full on {}.", time(full as i64)),
-        })
+        let part = |entry: &&Entry| Part {
+            path: entry.at.to_path_buf(),
+            run: step_pattern::run(&entry.at).into(),
+            modified_ns: entry.modified_ns,
+            logical: entry.logical_bytes,
+            stored: entry.stored_bytes,
+            shrinks: false,
+        };
+        let mut parts: Vec<Part> = self.states.iter().flat_map(|state| &state.entries).map(part).collect();
+        let room = room(&mut parts, free, &[], self.now_ns / SECOND_NS)?;
+        let (free, pace) = (size(free), less_each_day(&room));
+        Some(format!("The disk has {free} free{pace}. Room: {}.", room_words(&room)))
     }
 
     fn timeline(&self) -> Markup {

@@ -153,7 +153,7 @@ def test_the_page_has_the_numbers_of_ls(saved):
     sums = np.cumsum([f["logical_bytes"] for f in sorted(files, key=lambda f: f["modified_ns"])])
     assert len(page.all_marks("sizes")) == 2 * len(sums)
     assert page.all_marks("losses") == [f"loss in the files: {3.0 - 0.1 * at:.4f}" for at in range(1, STATES + 1)]
-    pace = re.search(r"The disk has .* free. At this pace, ([\d.]+) MiB a day, it ", page.texts["sizes"])
+    pace = re.search(r"The disk has .* free, ([\d.]+) MiB less each day. Room: ", page.texts["sizes"])
     assert float(pace[1]) == pytest.approx(sum(f["stored_bytes"] for f in files[:-1]) / 6 * 24 / 2**20, rel=.01)
     assert "hours since" in page.texts["sizes"]
 
