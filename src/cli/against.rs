@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs;
+use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use codec::hash::hex;
 
 use super::format::{name, progress};
 use super::source::{Local, Tree, digest};
-use super::{DAMAGED, exit_if, say_json};
+use super::{DAMAGED, exit_if, say_answer};
 
 /// Hexadecimal digits of a SHA-256.
 const DIGITS: usize = 64;
@@ -78,14 +78,12 @@ struct Line {
 }
 
 pub(super) fn run(manifest: &Path, place: &Path, json: bool) -> Result<()> {
-    let text = match manifest.as_os_str() == "-" {
-        true => {
-            let mut text = Vec::new();
-            std::io::stdin().read_to_end(&mut text).context("standard input")?;
-            text
-        }
-        false => fs::read(manifest).with_context(|| format!("{}", manifest.display()))?,
+    let mut text = Vec::new();
+    let read = match manifest.as_os_str() == "-" {
+        true => std::io::stdin().read_to_end(&mut text),
+        false => File::open(manifest).and_then(|mut file| file.read_to_end(&mut text)),
     };
+    read.with_context(|| format!("{}", manifest.display()))?;
     let lines = parse(&text).with_context(|| format!("{}", manifest.display()))?;
     let local = Local::of(place)?;
     let tree = local.tree()?;
@@ -103,14 +101,11 @@ pub(super) fn run(manifest: &Path, place: &Path, json: bool) -> Result<()> {
         bar.inc(1);
     }
     bar.finish_and_clear();
-    print(&report, json)?;
+    say_answer(json, &report, print)?;
     exit_if(!report.files.iter().all(|row| row.verdict.is_good()), DAMAGED)
 }
 
-fn print(report: &Report, json: bool) -> Result<()> {
-    if json {
-        return say_json(report);
-    }
+fn print(report: &Report) {
     for row in &report.files {
         let why = row.why.as_ref().map(|why| format!(" ({})", name(why))).unwrap_or_default();
         say!("{}: {}{why}", name(&*row.name), row.verdict.words());
@@ -118,7 +113,6 @@ fn print(report: &Report, json: bool) -> Result<()> {
     let counts: Vec<String> =
         report.counts.iter().map(|(verdict, count)| format!("{count} {}", verdict.words())).collect();
     say!("{} files: {}", report.files.len(), counts.join("; "));
-    Ok(())
 }
 
 /// Compares one file with its line.

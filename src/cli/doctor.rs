@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use serde::Serialize;
 
-use super::{FAILED, exit_if, format, say_json};
+use super::{FAILED, exit_if, format, say_answer};
 
 /// Check whether this machine can mount a store, and say how to fix each problem.
 ///
@@ -72,10 +72,7 @@ pub(super) fn run(args: Args) -> Result<()> {
         leases = known;
     }
     findings.push(machine::passthrough(leases).of("passthrough"));
-    match args.json {
-        true => say_json(&findings)?,
-        false => findings.iter().for_each(print),
-    }
+    say_answer(args.json, &findings, |findings| findings.iter().for_each(print))?;
     exit_if(findings.iter().any(|finding| finding.level == Level::Problem), FAILED)
 }
 

@@ -17,7 +17,7 @@ use crate::store::{Named, Store};
 use super::format::{count, name, size, table};
 use super::source::{Local, Mount};
 use super::wait::{wait_for, wait_until};
-use super::{FAILED, exit_if, say_json};
+use super::{FAILED, exit_if, say_answer};
 
 /// Message beside the progress bar.
 const APPLYING: &str = "applying the policy";
@@ -88,10 +88,7 @@ pub(super) fn run(args: Args) -> Result<()> {
         (_, true) => planned(&local)?,
         (Some(mount), false) => mounted(&local, mount)?,
     };
-    match args.json {
-        true => say_json(&report)?,
-        false => print(&report, args.verbose),
-    }
+    say_answer(args.json, &report, |report| print(report, args.verbose))?;
     exit_if(!report.failed.is_empty(), FAILED)
 }
 

@@ -15,7 +15,7 @@ use crate::store::retention::duration;
 use crate::store::{MirrorSettings, Named, Store, natural};
 
 use super::format::{name, size, table, utc};
-use super::{DAMAGED, exit_if, say_json};
+use super::{DAMAGED, exit_if, say_answer};
 
 /// Opens the mirror of a store that is about to be mounted on `dir`. It need not answer yet.
 ///
@@ -120,6 +120,14 @@ struct Line {
     modified_ns: i64,
 }
 
+impl Line {
+    fn cells(&self) -> Vec<String> {
+        let chain = if self.chain_len == 0 { String::new() } else { self.chain_len.to_string() };
+        let lossy = if self.lossy { "lossy" } else { "" };
+        vec![size(self.logical_bytes), size(self.stored_bytes), chain, lossy.into(), name(&*self.path)]
+    }
+}
+
 /// A state of a mirror.
 #[derive(Serialize)]
 struct State {
@@ -191,23 +199,10 @@ impl Mirror {
         }
         lines.sort_by(|a, b| natural::order(&a.path, &b.path));
         let told = tell(&Missing { unread: reader.tree.unread, ..Missing::default() });
-        if json {
-            say_json(&lines)?;
-        } else {
-            let mut rows = Vec::new();
-            for line in &lines {
-                let chain = if line.chain_len == 0 { String::new() } else { line.chain_len.to_string() };
-                let lossy = if line.lossy { "lossy" } else { "" };
-                rows.push(vec![
-                    size(line.logical_bytes),
-                    size(line.stored_bytes),
-                    chain,
-                    lossy.into(),
-                    name(&*line.path),
-                ]);
-            }
+        say_answer(json, &lines, |lines| {
+            let rows: Vec<Vec<String>> = lines.iter().map(Line::cells).collect();
             say_part!("{}", table(&[">size", ">stored", ">chain", "", "path"], &rows));
-        }
+        })?;
         told
     }
 
@@ -215,15 +210,10 @@ impl Mirror {
     pub(super) fn status(&self, json: bool) -> Result<()> {
         let (store, states) = Reader::states(open(&self.url)?.as_ref()).with_context(|| self.url.clone())?;
         let states: Vec<State> = states.iter().map(|(_, at_ms)| State { at: at_ms.div_ceil(1000) }).collect();
-        if json {
-            say_json(&states)?;
-        } else {
+        say_answer(json, &states, |states| {
             say!("mirror of store {store}, {} states", states.len());
-            for State { at } in &states {
-                say!("  {}  --at @{at}", utc(*at));
-            }
-        }
-        Ok(())
+            states.iter().for_each(|State { at }| say!("  {}  --at @{at}", utc(*at)));
+        })
     }
 }
 

@@ -44,7 +44,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::store::Error;
 use crate::terminal::interrupt::{self, interrupted};
-use crate::terminal::{self, Exit, FAILED, color, exit_if, format, log_to_stderr, say_json};
+use crate::terminal::{self, Exit, FAILED, color, exit_if, format, log_to_stderr, say_answer, say_json};
 use crate::tools::{compare, convert, diff, merge, tune};
 
 pub use reshard::reshard;

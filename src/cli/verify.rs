@@ -14,7 +14,7 @@ use super::against;
 use super::format::{name, progress, size};
 use super::mirror::{Mirror, tell};
 use super::source::Source;
-use super::{DAMAGED, exit_if, say_json};
+use super::{DAMAGED, exit_if, say_answer};
 
 /// Read and decode all files and objects of a store, and list the damage exactly.
 ///
@@ -89,23 +89,20 @@ pub(super) fn run(args: Args) -> Result<()> {
         false => repair::verify(&Store::look(&brought.root)?, &show)?,
     };
     bar.finish_and_clear();
-    print(&report, &args, &brought.missing)?;
+    let Missing { names, unread, .. } = &brought.missing;
+    let shown = Shown {
+        report: &report,
+        repair: args.repair,
+        missing: names.iter().map(|(path, why)| (path.to_string_lossy().into_owned(), why.as_str())).collect(),
+        missing_bytes: names.iter().filter_map(|(path, why)| Some((name_bytes(path)?, why.as_str()))).collect(),
+        unread,
+    };
+    say_answer(args.json, &shown, |shown| print(shown, &args.store, told.is_err()))?;
     exit_if(!report.damaged.is_empty(), DAMAGED)?;
     told
 }
 
-fn print(report: &Report, args: &Args, Missing { names, unread, .. }: &Missing) -> Result<()> {
-    if args.json {
-        let shown = Shown {
-            report,
-            repair: args.repair,
-            missing: names.iter().map(|(path, why)| (path.to_string_lossy().into_owned(), why.as_str())).collect(),
-            missing_bytes: names.iter().filter_map(|(path, why)| Some((name_bytes(path)?, why.as_str()))).collect(),
-            unread,
-        };
-        return say_json(&shown);
-    }
-    let is_incomplete = !names.is_empty() || !unread.is_empty();
+fn print(Shown { report, repair, .. }: &Shown, store: &Path, is_incomplete: bool) {
     for repaired in &report.repaired {
         say!("repaired: {}", name(repaired));
     }
@@ -126,10 +123,7 @@ fn print(report: &Report, args: &Args, Missing { names, unread, .. }: &Missing) 
             Some(remedy) => say!("    can be repaired: {}", name(remedy)),
             None => {
                 let salvage = damaged.object.as_ref().zip(damaged.paths.first()).map_or(String::new(), |(_, path)| {
-                    format!(
-                        ", or save its readable tensors: stepfs export --salvage {} {path} OUT",
-                        args.store.display()
-                    )
+                    format!(", or save its readable tensors: stepfs export --salvage {} {path} OUT", store.display())
                 });
                 say!("    cannot be repaired; restore it from a backup{}", name(&salvage));
             }
@@ -142,8 +136,7 @@ fn print(report: &Report, args: &Args, Missing { names, unread, .. }: &Missing) 
         0 => say!("no damage"),
         count => say!("{count} damaged; every other file is unharmed"),
     }
-    if !args.repair && saved > 0 {
+    if !repair && saved > 0 {
         say!("{saved} can be repaired: unmount the store, then `stepfs verify --repair STORE`");
     }
-    Ok(())
 }

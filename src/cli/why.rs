@@ -9,7 +9,7 @@ use crate::archive::why_at_rest;
 use crate::store::{Named, Store};
 
 use super::format::name;
-use super::say_json;
+use super::say_answer;
 use super::source::{Local, Mount};
 
 /// Say why files are exact, lossy, or as they were written, and the next step.
@@ -54,11 +54,8 @@ pub(super) fn run(args: Args) -> Result<()> {
             answers.push(Answer { path: Named("path", shown(path, &local, &file)), why });
         }
     }
-    match args.json {
-        true => say_json(&answers)?,
-        false => answers.iter().for_each(|answer| say!("{}: {}", name(&*answer.path), name(&answer.why))),
-    }
-    Ok(())
+    let line = |answer: &Answer| say!("{}: {}", name(&*answer.path), name(&answer.why));
+    say_answer(args.json, &answers, |answers| answers.iter().for_each(line))
 }
 
 /// Why a file is as it is; `None` if it is gone.

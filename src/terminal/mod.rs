@@ -75,6 +75,18 @@ pub fn say_json(answer: &impl Serialize) -> Result<()> {
     Ok(())
 }
 
+/// Prints an answer: for programs as JSON, for people as `words` prints it.
+///
+/// # Errors
+/// It cannot be JSON.
+pub fn say_answer<T: Serialize>(json: bool, answer: &T, words: impl FnOnce(&T)) -> Result<()> {
+    if json {
+        return say_json(answer);
+    }
+    words(answer);
+    Ok(())
+}
+
 /// Prints a text to standard error, if somebody reads there. `eprintln` would panic.
 pub fn say_error(text: Arguments) {
     let _ = std::io::stderr().lock().write_fmt(text);

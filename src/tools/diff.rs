@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::store::natural;
 use crate::terminal::format::{name, progress, table};
-use crate::terminal::{log_to_stderr, say_json};
+use crate::terminal::{log_to_stderr, say_answer};
 use formats::{InOrder, Role};
 
 use super::Find;
@@ -85,11 +85,7 @@ pub fn run(args: Args, find: &Find) -> Result<()> {
     log_to_stderr("error");
     let [a, b] = [&args.a, &args.b].map(|path| Checkpoint::open(find(path)?.as_ref()));
     let report = compare(&a?, &b?)?;
-    match args.json {
-        true => say_json(&report)?,
-        false => say_part!("{}", report.words(args.all)),
-    }
-    Ok(())
+    say_answer(args.json, &report, |report| say_part!("{}", report.words(args.all)))
 }
 
 fn compare(a: &Checkpoint, b: &Checkpoint) -> Result<Report> {

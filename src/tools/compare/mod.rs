@@ -16,7 +16,7 @@ use indicatif::ProgressBar;
 
 use crate::terminal::format::{progress, table};
 use crate::terminal::interrupt::Temporary;
-use crate::terminal::{log_to_stderr, say_json};
+use crate::terminal::{log_to_stderr, say_answer};
 
 use super::Series;
 use codec::Codec;
@@ -71,11 +71,7 @@ pub fn run(args: Args) -> Result<()> {
     let report = compare(&series, &codecs, dir.path(), &bar);
     bar.finish_and_clear();
     let report = report?;
-    match args.json {
-        true => say_json(&report)?,
-        false => say_part!("{report}"),
-    }
-    Ok(())
+    say_answer(args.json, &report, |report| say_part!("{report}"))
 }
 
 /// The codecs with these names, or all codecs if `names` is empty.

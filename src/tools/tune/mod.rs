@@ -14,7 +14,7 @@ use crate::store::durable::scratch;
 use crate::store::{Error, Profile, Store, names_bytes, step_pattern};
 use crate::terminal::format::progress;
 use crate::terminal::interrupt::Temporary;
-use crate::terminal::{log_to_stderr, say_json};
+use crate::terminal::{log_to_stderr, say_answer};
 use papers::inshrinkerator::search::{Space, search};
 use papers::inshrinkerator::{Config, Metric};
 use papers::registry::SystemId;
@@ -122,10 +122,7 @@ pub fn run(args: Args) -> Result<()> {
     let scratch = fs::canonicalize(&parent).and_then(|parent| Temporary::directory("stepfs-tune-", &parent));
     let (scratch, _held) = scratch.with_context(|| format!("{}", parent.display()))?;
     let report = tune(&args, &files, &trial, scratch.path())?;
-    match args.json {
-        true => say_json(&report)?,
-        false => say_part!("{}", report.words(trial.last())),
-    }
+    say_answer(args.json, &report, |report| say_part!("{}", report.words(trial.last())))?;
     let chosen = &report.chosen;
     let Some(path) = &args.store else {
         if !args.json {
