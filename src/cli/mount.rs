@@ -184,19 +184,8 @@ pub(super) fn start(mounting: &Mounting) -> Result<()> {
         .open(&log)
         .with_context(|| format!("cannot write the log {}", log.display()))?;
     let mut command = Command::new(std::env::current_exe()?);
-    command.arg("mount").arg(fs::canonicalize(store)?).arg(fs::canonicalize(dir)?).arg("--child");
-    if options.allow_other {
-        command.arg("--allow-other");
-    }
-    if let Some(memory) = options.memory {
-        command.arg("--memory").arg(memory.to_string());
-    }
-    if options.no_passthrough {
-        command.arg("--no-passthrough");
-    }
-    if !options.kernel.is_empty() {
-        command.arg("-o").arg(options.kernel_list());
-    }
+    command.arg("mount").arg(fs::canonicalize(store)?).arg(fs::canonicalize(dir)?);
+    command.args(["--child", "-o", &options.of_daemon()]);
     passthrough::leave_terminal(&mut command);
     if options.user.is_some() {
         passthrough::leave_environment(&mut command);

@@ -103,12 +103,14 @@ impl Options {
         self
     }
 
-    /// The kernel's options, as a list.
-    pub(super) fn kernel_list(&self) -> String {
-        let word = |wanted: &KernelOption| {
-            KernelOption::ALL.iter().find(|(_, option)| option == wanted).map(|(word, _)| *word)
-        };
-        self.kernel.iter().filter_map(word).collect::<Vec<_>>().join(",")
+    /// Those that the daemon needs, as a list. The store and the command that starts it have all others.
+    pub(super) fn of_daemon(&self) -> String {
+        let word = |wanted: &KernelOption| KernelOption::ALL.iter().find(|(_, option)| option == wanted);
+        let mut words: Vec<String> = self.kernel.iter().filter_map(word).map(|(word, _)| word.to_string()).collect();
+        words.extend(self.allow_other.then(|| "allow_other".into()));
+        words.extend(self.no_passthrough.then(|| "no_passthrough".into()));
+        words.extend(self.memory.map(|bytes| format!("memory={bytes}")));
+        words.join(",")
     }
 
     fn take(&mut self, word: &str) -> Result<(), String> {
@@ -190,7 +192,7 @@ mod tests {
                     log=\"/a,b\"";
         let options = Options::strict(line).unwrap();
         assert!(options.allow_other && !options.no_passthrough && !options.create);
-        assert_eq!(options.kernel_list(), "noatime");
+        assert_eq!(options.of_daemon(), "noatime,allow_other,memory=1073741824");
         assert_eq!(options.profile, Some(Profile::Compact));
         assert_eq!((options.memory, options.log), (Some(1 << 30), Some(PathBuf::from("/a,b"))));
         assert!(Options::strict("").unwrap().kernel.is_empty());
@@ -198,9 +200,9 @@ mod tests {
 
     #[test]
     fn the_last_word_counts() {
-        assert_eq!(Options::strict("ro,rw,noexec,noatime,ro,atime").unwrap().kernel_list(), "noexec,ro");
+        assert_eq!(Options::strict("ro,rw,noexec,noatime,ro,atime").unwrap().of_daemon(), "noexec,ro");
         let both = Options::strict("ro").unwrap().and(Options::strict("noexec").unwrap());
-        assert_eq!(both.kernel_list(), "ro,noexec");
+        assert_eq!(both.of_daemon(), "ro,noexec");
     }
 
     #[test]
