@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 
 use super::mirror::tell;
-use super::source::Source;
+use super::source::Brought;
 
 /// Write a file of a store to standard output, without a mount.
 #[derive(clap::Args)]
@@ -20,7 +20,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: Args) -> Result<()> {
     super::log_to_stderr("warn");
-    let brought = Source::bring(&args.store, &args.path)?;
+    let brought = Brought::find(&args.store, &args.path)?;
     if let Some(why) = brought.missing.names.get(&brought.path) {
         bail!("{}: {why}", args.path.display());
     }

@@ -14,7 +14,7 @@ use crate::store::{export_file, part_of, remove_part, write_beside};
 use super::format::{count, name, progress};
 use super::interrupt::Temporary;
 use super::mirror::{local_path, tell};
-use super::source::{Source, Tree};
+use super::source::{Brought, Tree};
 use super::{DAMAGED, exit_if};
 
 /// Copy a file or directory out of a store, without a mount.
@@ -44,7 +44,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: Args) -> Result<()> {
     super::log_to_stderr("warn");
-    let brought = Source::bring(&args.store, &args.path)?;
+    let brought = Brought::find(&args.store, &args.path)?;
     let told = tell(&brought.missing);
     let tree = brought.tree()?;
     if args.salvage {

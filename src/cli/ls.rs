@@ -11,9 +11,9 @@ use crate::store::Named;
 use super::color::{Look, paint};
 use super::format::{count, name, percent, size, table, time};
 use super::listing::{Checkpoint, Entry, checkpoints, survey};
-use super::mirror::At;
+use super::mirror::{At, Mirror};
 use super::say_json;
-use super::source::{Local, Source};
+use super::source::Local;
 
 /// List checkpoints: step, time, size, size in the store, and how faithful each is.
 ///
@@ -67,17 +67,17 @@ struct Line<'a> {
 pub(super) fn run(args: Args) -> Result<()> {
     let mut places: Vec<(Local, Vec<Entry>)> = Vec::new();
     for path in &args.paths {
-        match Source::of(path)? {
-            Source::Mirror(mirror) if args.paths.len() == 1 => return mirror.at(args.at).list(args.json),
-            Source::Mirror(_) => bail!("{}: name the URL of a mirror alone", path.display()),
-            Source::Local(_) if args.at.is_some() => {
+        match Mirror::of(path) {
+            Some(mirror) if args.paths.len() == 1 => return mirror.at(args.at).list(args.json),
+            Some(_) => bail!("{}: name the URL of a mirror alone", path.display()),
+            None if args.at.is_some() => {
                 bail!("--at belongs to the URL of a mirror; leave it out for {}", path.display())
             }
-            Source::Local(local) => {
-                let entries = survey(&local)?;
-                places.push((local, entries));
-            }
+            None => {}
         }
+        let local = Local::of(path)?;
+        let entries = survey(&local)?;
+        places.push((local, entries));
     }
     let grouped = places.iter().map(|(local, entries)| checkpoints(local, entries)).collect::<Result<Vec<_>>>()?;
     if args.json {

@@ -49,7 +49,7 @@ impl Place {
     pub(super) fn in_store(&self) -> Option<Local> {
         let tree = self.tree.as_ref()?;
         let path = self.at.strip_prefix(tree.store.tree()).ok()?.to_path_buf();
-        Some(Local { store: tree.store.root().to_path_buf(), mount: None, path, served: None })
+        Some(Local::at_rest(tree.store.root().to_path_buf(), path))
     }
 
     /// True if it is a copy of a mirror's files.

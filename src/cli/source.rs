@@ -1,6 +1,6 @@
 //! What a command works on, as its user names it: a store, a path in a mount of one, or the URL of a mirror.
 //!
-//! [`Source`] says which. [`Local`] is a store or a path in a mount, whose daemon answers through [`Mount`]. [`Tree`]
+//! [`Mirror::of`] tells a URL. [`Local`] is a store or a path in a mount, whose daemon answers through [`Mount`]. [`Tree`]
 //! reads the files of a store without a daemon. [`Brought`] is a store for that, also of a mirror.
 
 use std::cell::OnceCell;
@@ -30,44 +30,6 @@ use super::mirror::Mirror;
 const COPY: &str = "stepfs-mirror-";
 pub(super) const NO_TEMPORARY: &str = "cannot create temporary files; set TMPDIR to a directory with room";
 
-/// The thing that a path or URL names.
-pub(super) enum Source {
-    Local(Local),
-    Mirror(Mirror),
-}
-
-impl Source {
-    /// The path or URL as the user names it.
-    ///
-    /// # Errors
-    /// It is neither a store, nor in a mount, nor a URL.
-    pub(super) fn of(path: &Path) -> Result<Source> {
-        match Mirror::of(path) {
-            Some(mirror) => Ok(Source::Mirror(mirror)),
-            None => Local::of(path).map(Source::Local),
-        }
-    }
-
-    /// A store for a command that reads files; `wanted` is relative to `path`. All that is no mount and no URL counts as
-    /// a store. Of a mirror: a new store among the temporary files, with the names at and below `wanted` and their
-    /// objects.
-    pub(super) fn bring(path: &Path, wanted: &Path) -> Result<Brought> {
-        if let Some(mirror) = Mirror::of(path) {
-            return Brought::of(&mirror, wanted);
-        }
-        let local = Local::in_some_mount(path)?;
-        let local = local.unwrap_or_else(|| Local {
-            store: path.to_path_buf(),
-            mount: None,
-            path: PathBuf::new(),
-            served: None,
-        });
-        let wanted = local.wanted(path, wanted)?;
-        let named = path.to_path_buf();
-        Ok(Brought { root: local.store, path: wanted, named, missing: Missing::default(), _copy: None })
-    }
-}
-
 /// A store, its mount if the path leads through one, and the path inside the tree.
 #[derive(Debug)]
 pub(super) struct Local {
@@ -82,12 +44,17 @@ pub(super) struct Local {
 }
 
 impl Local {
+    /// A path in a store, without a daemon.
+    pub(super) fn at_rest(store: PathBuf, path: PathBuf) -> Local {
+        Local { store, mount: None, path, served: None }
+    }
+
     /// Finds the place of `path`: a store, a mount, or a path in a mount.
     pub(super) fn of(path: &Path) -> Result<Local> {
         super::mirror::local(path.to_path_buf()).map_err(|why| anyhow!("{}: {why}", path.display()))?;
         let absolute = fs::canonicalize(path).map_err(|error| unreachable(path, error))?;
         if is_store(&absolute) {
-            return Ok(Local { store: absolute, mount: None, path: PathBuf::new(), served: None });
+            return Ok(Local::at_rest(absolute, PathBuf::new()));
         }
         let Some(mounted) = mount_of(&absolute) else {
             if let Err(error @ (Error::NoSettings { .. } | Error::Io { .. })) = Store::look(&absolute) {
@@ -333,13 +300,24 @@ pub(super) struct Brought {
 }
 
 impl Brought {
-    /// A new store with the names of a mirror at and below `wanted`, and their objects.
+    /// A store for a command that reads files; `wanted` is relative to `path`. All that is no mount and no URL counts as
+    /// a store.
+    pub(super) fn find(path: &Path, wanted: &Path) -> Result<Brought> {
+        if let Some(mirror) = Mirror::of(path) {
+            return Brought::of(&mirror, wanted);
+        }
+        let local = Local::in_some_mount(path)?;
+        let local = local.unwrap_or_else(|| Local::at_rest(path.to_path_buf(), PathBuf::new()));
+        let (wanted, named) = (local.wanted(path, wanted)?, path.to_path_buf());
+        Ok(Brought { root: local.store, path: wanted, named, missing: Missing::default(), _copy: None })
+    }
+
+    /// A new store among the temporary files, with the names of a mirror at and below `wanted`, and their objects.
     pub(super) fn of(mirror: &Mirror, wanted: &Path) -> Result<Brought> {
         // It may be large.
         let (copy, temporary) = Temporary::directory(COPY, &std::env::temp_dir()).context(NO_TEMPORARY)?;
         let root = copy.path().join("store");
-        let local = Local { store: root.clone(), mount: None, path: PathBuf::new(), served: None };
-        let path = local.wanted(Path::new(&mirror.url), wanted)?;
+        let path = Local::at_rest(root.clone(), PathBuf::new()).wanted(Path::new(&mirror.url), wanted)?;
         let missing = pull(&mirror.read(&path)?, &Store::open(&root)?, &path, &|_| true)?;
         Ok(Brought { root, path, named: PathBuf::from(&mirror.url), missing, _copy: Some((copy, temporary)) })
     }

@@ -13,7 +13,8 @@ use crate::fs::{Mounted, all_mounts, mount_of};
 use crate::store::{DAEMON_LOG, Objects, Restores, STUB_BYTES, in_parallel, is_trash};
 
 use super::listing::survey_all;
-use super::source::{Local, Source};
+use super::mirror::Mirror;
+use super::source::Local;
 use super::view::{Mount, lines, lists, painted};
 use super::{FAILED, exit_if, say_json};
 
@@ -44,13 +45,13 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(super) fn run(args: Args) -> Result<()> {
     // Not through the file system: it may not answer.
     let named = |path: &PathBuf| mount_of(&std::path::absolute(path).ok()?);
+    if let Some(mirror) = args.path.as_ref().and_then(|path| Mirror::of(path)) {
+        return mirror.status(args.json);
+    }
     let mounts = match (&args.path, args.path.as_ref().and_then(named)) {
         (None, _) => all(),
         (Some(_), Some(mounted)) if !args.json => vec![Question::ask(mounted).answer()],
-        (Some(path), _) => match Source::of(path)? {
-            Source::Mirror(mirror) => return mirror.status(args.json),
-            Source::Local(local) => vec![of(&local)?],
-        },
+        (Some(path), _) => vec![of(&Local::of(path)?)?],
     };
     match (args.json, &mounts[..], &args.path) {
         (true, [one], Some(_)) => say_json(one)?,

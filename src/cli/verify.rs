@@ -13,7 +13,7 @@ use crate::store::{Store, name_bytes};
 use super::against;
 use super::format::{name, progress, size};
 use super::mirror::{Mirror, tell};
-use super::source::Source;
+use super::source::Brought;
 use super::{DAMAGED, exit_if, say_answer};
 
 /// Read and decode all files and objects of a store, and list the damage exactly.
@@ -66,7 +66,7 @@ pub(super) fn run(args: Args) -> Result<()> {
     if args.repair && Mirror::of(&args.store).is_some() {
         bail!("a mirror mends itself while its store is mounted; name a store");
     }
-    let brought = Source::bring(&args.store, Path::new(""))?;
+    let brought = Brought::find(&args.store, Path::new(""))?;
     if !brought.path.as_os_str().is_empty() {
         bail!(
             "{} is a path in a mount; stepfs verifies whole stores: `stepfs verify {}`",
