@@ -88,12 +88,9 @@ fn missing(tree: &Tree, files: &[(PathBuf, PathBuf)], bar: &ProgressBar) -> Resu
             found => found.with_context(|| format!("{}", to.display()))?,
         };
         bar.set_message(name(to));
-        let mut is_same = found.is_file() && found.len() == fs::metadata(from)?.len();
-        if is_same {
-            is_same = holds(tree, to, from, bar)
-                .with_context(|| format!("cannot compare {} with {}", to.display(), from.display()))?;
-        }
-        if !is_same {
+        let is_same = || Ok(found.is_file() && found.len() == fs::metadata(from)?.len() && holds(tree, to, from, bar)?);
+        let is_same: Result<bool> = is_same();
+        if !is_same.with_context(|| format!("cannot compare {} with {}", to.display(), from.display()))? {
             bail!(
                 "the store already has another {}, and nothing was copied from {}; import into another directory with \
                  `--to DIR`, or remove it in a mount first",

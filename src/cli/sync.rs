@@ -8,9 +8,9 @@ use anyhow::{Context, Result, bail};
 use crate::archive::Queue;
 use crate::mirror::Progress;
 
-use super::format::{name, progress, size};
+use super::format::{name, size};
 use super::source::Mount;
-use super::wait::wait_until;
+use super::wait::{Left, wait, wait_until};
 
 /// How long to wait for files that are open: a program may have closed them just now. The kernel tells of that after
 /// `close` has returned, and a busy machine passes it on late.
@@ -73,29 +73,20 @@ fn wait_for_mirror(mount: &Mount) -> Result<()> {
         mount.understand(&text)
     };
     let wanted = ask()?.changes;
-    let bar = progress(0, true);
-    let (mut most, mut bytes) = (0, 0);
-    let mut failing: Option<Instant> = None;
-    loop {
+    let mut bytes = 0;
+    wait(true, PATIENCE, || {
         let now = ask()?;
         if now.done >= wanted {
-            bar.finish_and_clear();
-            return Ok(());
+            return Ok(None);
         }
         let why: Vec<&str> = now.failing.iter().chain(&now.failed).map(String::as_str).collect();
         // While other files travel, one that fails stops nothing. Those that came later are not waited for.
         let travels =
             std::mem::replace(&mut bytes, now.bytes) > now.bytes && now.failing.is_none() && now.others < wanted;
-        if travels || why.is_empty() {
-            failing = None;
-        } else if failing.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
-            let (files, left) = (now.files, size(now.bytes));
-            bail!("{files} files ({left}) are not on the mirror: {}; it goes on by itself", name(&why.join("; ")));
-        }
-        most = most.max(now.bytes);
-        bar.set_message(format!("{} files to go", now.files));
-        bar.set_length(most);
-        bar.set_position(most - now.bytes);
-        std::thread::sleep(INTERVAL);
-    }
+        let stuck = (!travels && !why.is_empty()).then(|| {
+            let (files, left, why) = (now.files, size(now.bytes), name(why.join("; ")));
+            format!("{files} files ({left}) are not on the mirror: {why}; it goes on by itself")
+        });
+        Ok(Some(Left { count: now.bytes, doing: format!("{} files to go", now.files), stuck }))
+    })
 }

@@ -15,6 +15,41 @@ const PAUSE_FACTOR: u32 = 4;
 /// How long to wait while the archive is stalled: room may appear at any moment, but the wait must end.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// The work that a wait has before it.
+pub(super) struct Left {
+    /// Steps, or bytes.
+    pub(super) count: u64,
+    /// The words beside the bar.
+    pub(super) doing: String,
+    /// Why the work cannot go on now, as the message of an error.
+    pub(super) stuck: Option<String>,
+}
+
+/// Waits with a bar, of bytes or of steps, until `look` finds that nothing is left.
+///
+/// # Errors
+/// That of `look`; the work could not go on for longer than `patience`.
+pub(super) fn wait(bytes: bool, patience: Duration, mut look: impl FnMut() -> Result<Option<Left>>) -> Result<()> {
+    let bar = progress(0, bytes);
+    let (mut total, mut stuck) = (0, None::<Instant>);
+    loop {
+        let asked = Instant::now();
+        let Some(left) = look()? else { break };
+        match left.stuck {
+            Some(why) if stuck.get_or_insert_with(Instant::now).elapsed() > patience => bail!(why),
+            Some(_) => {}
+            None => stuck = None,
+        }
+        total = total.max(left.count);
+        bar.set_message(left.doing);
+        bar.set_length(total);
+        bar.set_position(total - left.count);
+        std::thread::sleep(INTERVAL.max(asked.elapsed() * PAUSE_FACTOR));
+    }
+    bar.finish_and_clear();
+    Ok(())
+}
+
 /// Waits until nothing is left to do, and returns the last queue. `queue` asks how much is left. `before` names any
 /// other work that must end first.
 ///
@@ -34,31 +69,19 @@ pub(super) fn wait_until(
     mut before: impl FnMut() -> Result<Option<&'static str>>,
     mut enough: impl FnMut(&Queue) -> bool,
 ) -> Result<Queue> {
-    let mut total = 0;
-    let mut bar = None;
-    let mut stalled: Option<Instant> = None;
-    loop {
-        let asked = Instant::now();
+    let mut now = Queue::default();
+    wait(false, PATIENCE, || {
         // First: the work that ended may have queued more.
         let first = before()?;
-        let now = queue()?;
+        now = queue()?;
         if first.is_none() && (now.queued == 0 || enough(&now)) {
-            return Ok(now);
+            return Ok(None);
         }
-        match &now.stalled {
-            Some(why) if stalled.get_or_insert_with(Instant::now).elapsed() > PATIENCE => {
-                bail!("stalled: {why}; it continues by itself once that is fixed");
-            }
-            Some(_) => {}
-            None => stalled = None,
-        }
-        total = total.max(now.queued);
-        let bar = bar.get_or_insert_with(|| progress(total, false));
-        bar.set_message(first.unwrap_or("archiving"));
-        bar.set_length(total);
-        bar.set_position(total - now.queued);
-        std::thread::sleep(INTERVAL.max(asked.elapsed() * PAUSE_FACTOR));
-    }
+        let stuck =
+            now.stalled.as_ref().map(|why| format!("stalled: {why}; it continues by itself once that is fixed"));
+        Ok(Some(Left { count: now.queued, doing: first.unwrap_or("archiving").into(), stuck }))
+    })?;
+    Ok(now)
 }
 
 #[cfg(test)]

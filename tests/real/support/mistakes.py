@@ -577,13 +577,14 @@ LEFT_OUT = {
     ("src/cli/mirror", "a directory cannot be read"): "beside damage on a mirror: src/mirror/tests",
     ("src/cli/(pull|)", "interrupted"): "test_mirror: interrupted_commands_leave_nothing_and_go_on",
     ("src/terminal/interrupt", "interrupted"): "test_transfer, test_tune and test_elasticdl: an_interrupt...",
+    ("src/terminal/mod", "exit code"): "only a code: the command has said itself what is wrong",
     ("src/tools/(series|tune/(mod|trial))", "the file has no name|no configuration|changed meanwhile|default_profile ="):
         "a race with another program, or a defect",
     ("src/tools/tune/(mod|trial|eval)", "the file as it was|has no weights|cannot start sh"): "a reason in another message: test_tune",
     ("src/tools/series", "one is a|it has no|is . and not|other roles|at least two"): "a reason in `is not of the same model as`",
     ("src/tools/compare", "more than|does not come back"): "a file above 2 GiB, a race with another program, or a defect",
     ("crates/papers/src/registry", ""): "clap and the entries on profiles say it in other words",
-    ("src/cli/(against|import|inspect|source|place)", "standard input|cannot compare|no distributed|does not answer|not complete"):
+    ("src/cli/(against|import|inspect|source|place)", "cannot compare|no distributed|does not answer|not complete"):
         "the place of another error, or a race",
     ("src/cli/(import|sync|wait|recall)", "imported, but|not archived|stalled|no room|not on the mirror"):
         "a full disk or a mirror that is away: test_faults, test_mirror",
