@@ -24,6 +24,7 @@ use super::listing::{Checkpoint, Entry, grouped, survey, survey_plain};
 use super::log_to_stderr;
 use super::place::Place;
 use super::source::Local;
+use chart::Line;
 
 /// Updates that the page shows side by side. More columns are too narrow to read.
 const COLUMNS: usize = 48;
@@ -94,7 +95,7 @@ struct Report<'a> {
     states: Vec<&'a Checkpoint<'a>>,
     by: By,
     heat: Heat<'a>,
-    losses: Vec<Curve>,
+    losses: Vec<Line>,
     now_ns: i64,
 }
 
@@ -115,12 +116,6 @@ enum By {
     Step,
     /// Seconds since this time, in nanoseconds since 1970.
     Time(i64),
-}
-
-/// A line of a chart.
-struct Curve {
-    name: String,
-    points: Vec<(f64, f64)>,
 }
 
 impl By {
@@ -251,7 +246,7 @@ fn evenly<T: Copy>(all: &[T], most: usize) -> Vec<T> {
 }
 
 /// The losses that names, files and Trainer's log hold.
-fn losses(place: &Place, survey: &Survey, states: &[&Checkpoint], heat: &Heat, by: By) -> Vec<Curve> {
+fn losses(place: &Place, survey: &Survey, states: &[&Checkpoint], heat: &Heat, by: By) -> Vec<Line> {
     let mut curves: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
     let mut add = |name: String, x: f64, y: f64| {
         if y.is_finite() {
@@ -280,7 +275,8 @@ fn losses(place: &Place, survey: &Survey, states: &[&Checkpoint], heat: &Heat, b
     }
     let curve = |(name, mut points): (String, Vec<(f64, f64)>)| {
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
-        Curve { name, points: evenly(&points, POINTS) }
+        let points = evenly(&points, POINTS).into_iter().map(|(x, y)| (x, y, format!("{name}: {y:.4}"))).collect();
+        Line { name, points, is_joined: true }
     };
     curves.into_iter().map(curve).collect()
 }

@@ -154,30 +154,26 @@ impl Report<'_> {
         let mut all: Vec<&Checkpoint> = self.all.iter().collect();
         all.sort_by_key(|of| of.modified_ns);
         let first = all.first().map_or(0, |of| of.modified_ns);
-        let mut sums = (0, 0);
-        let points: Vec<(f64, u64, u64, String)> = all
-            .iter()
-            .map(|of| {
-                sums = (sums.0 + of.logical_bytes(), sums.1 + of.stored_bytes());
-                let text = format!("{}: {} plain, {} stored", self.path(of), size(sums.0), size(sums.1));
-                ((of.modified_ns - first) as f64 / 1e9, sums.0, sums.1, text)
-            })
-            .collect();
-        let line = |name: &str, of: fn(&(f64, u64, u64, String)) -> u64| Line {
-            name: name.into(),
-            points: points.iter().map(|point| (point.0, of(point) as f64, point.3.clone())).collect(),
-            is_joined: true,
+        let line = |name: &str, bytes: fn(&Checkpoint) -> u64| {
+            let mut sum = 0;
+            let point = |of: &&Checkpoint| {
+                sum += bytes(of);
+                let text = format!("{}: {} {name}", self.path(of), size(sum));
+                ((of.modified_ns - first) as f64 / 1e9, sum as f64, text)
+            };
+            Line { name: name.into(), points: all.iter().map(point).collect(), is_joined: true }
         };
-        let mut lines = vec![line("plain files", |point| point.1)];
+        let mut lines = vec![line("as plain files", |of| of.logical_bytes())];
         let (plain, stored) = self.totals();
         let mut text = format!("All files together take {}", size(plain));
         if !self.survey.is_plain {
-            lines.insert(0, line("in the store", |point| point.2));
+            lines.insert(0, line("in the store", |of| of.stored_bytes()));
             text = format!("All files together take {} in the store, and {} as plain files", size(stored), size(plain));
         }
         text += &format!(". {}", self.forecast().unwrap_or_default());
-        let x = since(Axis::of(points.iter().map(|point| point.0), Numbers::Seconds, false), first);
-        let y = Axis::of(points.iter().flat_map(|point| [0.0, point.1 as f64, point.2 as f64]), Numbers::Bytes, true);
+        let points = || lines.iter().flat_map(|line| &line.points);
+        let x = since(Axis::of(points().map(|point| point.0), Numbers::Seconds, false), first);
+        let y = Axis::of(points().map(|point| point.1).chain([0.0]), Numbers::Bytes, true);
         Chart { id: "sizes", title: "Size over time", text, x: &x }.lines(&y, &lines)
     }
 
@@ -240,17 +236,12 @@ impl Report<'_> {
         if self.losses.is_empty() {
             return html! {};
         }
-        let values = || self.losses.iter().flat_map(|curve| &curve.points);
-        let line = |curve: &super::Curve| {
-            let point = |(x, y): &(f64, f64)| (*x, *y, format!("{}: {y:.4}", curve.name));
-            Line { name: curve.name.clone(), points: curve.points.iter().map(point).collect(), is_joined: true }
-        };
-        let lines: Vec<Line> = self.losses.iter().map(line).collect();
-        let names: Vec<&str> = self.losses.iter().map(|curve| curve.name.as_str()).collect();
-        let x = self.axis(values().map(|(x, _)| *x));
-        let y = Axis::of(values().map(|(_, y)| *y), Numbers::Any, true);
+        let values = || self.losses.iter().flat_map(|line| &line.points);
+        let names: Vec<&str> = self.losses.iter().map(|line| line.name.as_str()).collect();
+        let x = self.axis(values().map(|point| point.0));
+        let y = Axis::of(values().map(|point| point.1), Numbers::Any, true);
         Chart { id: "losses", title: "Loss", text: format!("The checkpoints hold it: {}.", names.join(", ")), x: &x }
-            .lines(&y, &lines)
+            .lines(&y, &self.losses)
     }
 
     fn table(&self) -> Markup {
