@@ -14,7 +14,7 @@ use crate::store::{export_file, part_of, remove_part, write_beside};
 use super::format::{count, name, progress};
 use super::interrupt::Temporary;
 use super::mirror::{local_path, tell};
-use super::source::{Brought, Tree};
+use super::source::{Brought, Tree, joined};
 use super::{DAMAGED, exit_if};
 
 /// Copy a file or directory out of a store, without a mount.
@@ -101,8 +101,7 @@ fn salvage(tree: &Tree, path: &Path, args: &Args) -> Result<()> {
 
 /// Where a file at or below `from` in the tree goes.
 fn target_of(dest: &Path, from: &Path, path: &Path) -> PathBuf {
-    let rest = path.strip_prefix(from).unwrap_or(path);
-    if rest.as_os_str().is_empty() { dest.to_path_buf() } else { dest.join(rest) }
+    joined(dest, path.strip_prefix(from).unwrap_or(path))
 }
 
 fn export(tree: &Tree, path: &Path, target: &Path, bar: &ProgressBar) -> Result<()> {

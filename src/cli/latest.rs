@@ -128,12 +128,10 @@ fn of(dir: &Path, json: bool, choose: impl FnOnce(&[Checkpoint]) -> Result<PathB
     local.mount = Some(mount);
     let entries = survey(&local)?;
     let chosen = choose(&checkpoints(&local, &entries)?)?;
-    let below = chosen.strip_prefix(&local.path).unwrap_or(&chosen);
-    // A script needs the bytes of the name as they are.
-    let shown = if below.as_os_str().is_empty() { dir.to_path_buf() } else { dir.join(below) };
+    let shown = local.shown(dir, &chosen);
     match json {
-        true => say_json(&Named("path", shown))?,
-        false => super::say_path(&shown)?,
+        true => say_json(&Named("path", shown)),
+        // A script needs the bytes of the name as they are.
+        false => super::say_path(&shown),
     }
-    Ok(())
 }

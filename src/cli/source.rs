@@ -143,6 +143,14 @@ impl Local {
         })
     }
 
+    /// A file's path as the user knows it: below this place, which the user named so, or inside the store.
+    pub(super) fn shown(&self, named: &Path, file: &Path) -> PathBuf {
+        match self.mount.is_some() {
+            true => joined(named, file.strip_prefix(&self.path).unwrap_or(Path::new(""))),
+            false => file.to_path_buf(),
+        }
+    }
+
     /// The files of the store.
     pub(super) fn tree(&self) -> Result<Tree> {
         Tree::look(&self.store)
@@ -183,6 +191,11 @@ pub(super) fn refuse_inside(path: &Path, absolute: &Path) -> Result<()> {
     bail!("{path} lies inside the store {store}; name the store, or a path in its mount{}", at.unwrap_or_default())
 }
 
+/// A path below another one. `join("")` would end in a slash.
+pub(super) fn joined(above: &Path, below: &Path) -> PathBuf {
+    if below.as_os_str().is_empty() { above.to_path_buf() } else { above.join(below) }
+}
+
 /// True for the directory of a store.
 pub(super) fn is_store(path: &Path) -> bool {
     path.join("stepfs.toml").is_file()
@@ -203,8 +216,7 @@ impl Mount {
 
     /// A file's path for programs.
     pub(super) fn at(&self, path: &Path) -> PathBuf {
-        // `join("")` would end in a slash.
-        if path.as_os_str().is_empty() { self.root.clone() } else { self.root.join(path) }
+        joined(&self.root, path)
     }
 
     /// An attribute of a file.
@@ -470,5 +482,20 @@ mod tests {
         assert_eq!(inside("run", "/s/tree/a.pt"), Some("a.pt".into()));
         assert_eq!(inside("run", "/elsewhere/a.pt"), None);
         assert_eq!(inside("", "../a.pt"), None);
+    }
+
+    #[test]
+    fn files_are_shown_below_the_path_that_was_named() {
+        let local = |mount: bool, path: &str| Local {
+            store: "/s".into(),
+            mount: mount.then(|| Mount { root: "/mnt".into() }),
+            path: path.into(),
+            served: None,
+        };
+        let shown = |named: &str, local: &Local, file: &str| local.shown(Path::new(named), Path::new(file));
+        assert_eq!(shown("../run", &local(true, "run"), "run/a/b.pt"), Path::new("../run/a/b.pt"));
+        assert_eq!(shown("b.pt", &local(true, "run/b.pt"), "run/b.pt").to_str(), Some("b.pt"));
+        assert_eq!(shown("/mnt", &local(true, ""), "b.pt"), Path::new("/mnt/b.pt"));
+        assert_eq!(shown("/s", &local(false, ""), "run/b.pt"), Path::new("run/b.pt"));
     }
 }

@@ -51,7 +51,7 @@ pub(super) fn run(args: Args) -> Result<()> {
         for file in tree.files(&local.path)? {
             // A file may disappear meanwhile.
             let Some(why) = why(&tree.store, local.mount.as_ref(), &file)? else { continue };
-            answers.push(Answer { path: Named("path", shown(path, &local, &file)), why });
+            answers.push(Answer { path: Named("path", local.shown(path, &file)), why });
         }
     }
     let line = |answer: &Answer| say!("{}: {}", name(&*answer.path), name(&answer.why));
@@ -67,35 +67,5 @@ fn why(store: &Store, mount: Option<&Mount>, file: &Path) -> Result<Option<Strin
     match answer {
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENODATA | libc::ENOENT | libc::ENOTDIR)) => Ok(None),
         answer => answer.map(Some).with_context(|| format!("{}", file.display())),
-    }
-}
-
-/// A file's path as the user knows it: below the path that the user named, or inside the store.
-fn shown(named: &Path, local: &Local, file: &Path) -> PathBuf {
-    match file.strip_prefix(&local.path) {
-        _ if local.mount.is_none() => file.to_path_buf(),
-        // `join("")` would end in a slash.
-        Ok(rest) if !rest.as_os_str().is_empty() => named.join(rest),
-        _ => named.to_path_buf(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn files_are_shown_below_the_path_that_was_named() {
-        let local = |mount: bool, path: &str| Local {
-            store: "/s".into(),
-            mount: mount.then(|| Mount { root: "/mnt".into() }),
-            path: path.into(),
-            served: None,
-        };
-        let shown = |named: &str, local: &Local, file: &str| shown(Path::new(named), local, Path::new(file));
-        assert_eq!(shown("../run", &local(true, "run"), "run/a/b.pt"), Path::new("../run/a/b.pt"));
-        assert_eq!(shown("b.pt", &local(true, "run/b.pt"), "run/b.pt").to_str(), Some("b.pt"));
-        assert_eq!(shown("/mnt", &local(true, ""), "b.pt"), Path::new("/mnt/b.pt"));
-        assert_eq!(shown("/s", &local(false, ""), "run/b.pt"), Path::new("run/b.pt"));
     }
 }
