@@ -77,14 +77,8 @@ pub(super) fn run(args: Args) -> Result<()> {
 
 /// Prints each tensor of a file or a model.
 fn write(out: &mut dyn Write, report: &Report) -> Result<()> {
-    writeln!(
-        out,
-        "{}: {}, {}, {} tensors",
-        report.path.display(),
-        report.container,
-        size(report.bytes),
-        report.tensors.len()
-    )?;
+    let (container, bytes, count) = (report.container, size(report.bytes), report.tensors.len());
+    writeln!(out, "{}: {container}, {bytes}, {count} tensors", report.path.display())?;
     if let Some(note) = &report.note {
         writeln!(out, "note: {note}")?;
     }

@@ -86,17 +86,11 @@ impl std::str::FromStr for At {
     /// An age such as `3h`, or seconds since 1970 after an `@`, as date(1) takes and `date +@%s` prints them. That command
     /// prints a second that is not over yet, so a second counts to its end.
     fn from_str(text: &str) -> Result<At, String> {
-        let wrong = |_| "write an age such as 3h or 2d, or @ and seconds since 1970".to_string();
-        match text.strip_prefix('@') {
-            Some(seconds) => seconds
-                .parse::<u32>()
-                .map(|seconds| At(u64::from(seconds) * 1000 + 999))
-                .map_err(|_| wrong(String::new())),
-            None => {
-                let ns = duration(text).map_err(wrong)?;
-                Ok(At((wall_ns() as u64).saturating_sub(ns) / 1_000_000))
-            }
-        }
+        let ms = match text.strip_prefix('@') {
+            Some(seconds) => seconds.parse::<u32>().ok().map(|seconds| u64::from(seconds) * 1000 + 999),
+            None => duration(text).ok().map(|ns| (wall_ns() as u64).saturating_sub(ns) / 1_000_000),
+        };
+        ms.map(At).ok_or_else(|| "write an age such as 3h or 2d, or @ and seconds since 1970".into())
     }
 }
 
@@ -175,25 +169,22 @@ impl Mirror {
         let reader = self.read(Path::new(""))?;
         let mut lines = Vec::new();
         for (path, node) in reader.tree.iter() {
-            let (logical_bytes, stored_bytes, chain_len, lossy, attributes) = match node {
+            let (len, attributes, id) = match node {
                 Node::Directory(..) => continue,
-                Node::Link(attributes, _) => (0, 0, 0, false, attributes),
+                Node::Link(attributes, _) => (0, attributes, None),
                 Node::File(file) => match &file.content {
-                    Content::Plain(bytes) => (bytes.len, bytes.len, 0, false, &file.attributes),
-                    Content::Object(id, len) => {
-                        let chain = reader.tree.chain(*id).unwrap_or_default();
-                        let first = chain.first();
-                        let (stored, lossy) = first.map_or((0, false), |first| (first.bytes.len, first.lossy));
-                        (*len, stored, chain.len(), lossy, &file.attributes)
-                    }
+                    Content::Plain(bytes) => (bytes.len, &file.attributes, None),
+                    Content::Object(id, len) => (*len, &file.attributes, Some(*id)),
                 },
             };
+            let chain = id.and_then(|id| reader.tree.chain(id)).unwrap_or_default();
+            let own = chain.first();
             lines.push(Line {
                 path: Named("path", path),
-                logical_bytes,
-                stored_bytes,
-                chain_len,
-                lossy,
+                logical_bytes: len,
+                stored_bytes: if id.is_none() { len } else { own.map_or(0, |own| own.bytes.len) },
+                chain_len: chain.len(),
+                lossy: own.is_some_and(|own| own.lossy),
                 modified_ns: attributes.modified_ns,
             });
         }

@@ -134,10 +134,8 @@ fn is_mounted(mounting: &Mounting) -> Result<bool> {
         return Err(Store::in_use(store).into());
     }
     let (shown, at) = (store.display(), dir.display());
-    let is_new = |url: &String| {
-        Ok::<_, Error>(Store::look(store)?.settings().mirror.as_ref().is_none_or(|mirror| mirror.url != *url))
-    };
-    if options.mirror.as_ref().map(is_new).transpose()?.unwrap_or(false) {
+    let url = Store::look(store)?.settings().mirror.as_ref().map(|mirror| mirror.url.clone());
+    if options.mirror.is_some() && options.mirror != url {
         bail!("{shown} is already mounted at {at}, without this mirror; first `stepfs umount {at}`");
     }
     let daemon = Mount { root: mounted.point.clone() }.other_version();

@@ -107,18 +107,10 @@ fn print(Shown { report, repair, .. }: &Shown, store: &Path, is_incomplete: bool
         say!("repaired: {}", name(repaired));
     }
     for damaged in &report.damaged {
-        let mut line = match damaged.paths.is_empty() {
-            true => "no file".to_string(),
-            false => name(&damaged.paths.join(", ")),
-        };
-        line.push_str(": ");
-        if let Some(object) = &damaged.object {
-            line.push_str(&format!("object {object}: "));
-        }
-        if let Some(tensor) = &damaged.tensor {
-            line.push_str(&format!("tensor {}: ", name(tensor)));
-        }
-        say!("{line}{}", damaged.error);
+        let paths = if damaged.paths.is_empty() { "no file".into() } else { name(damaged.paths.join(", ")) };
+        let object = damaged.object.as_ref().map_or(String::new(), |object| format!("object {object}: "));
+        let tensor = damaged.tensor.as_ref().map_or(String::new(), |tensor| format!("tensor {}: ", name(tensor)));
+        say!("{paths}: {object}{tensor}{}", damaged.error);
         match &damaged.remedy {
             Some(remedy) => say!("    can be repaired: {}", name(remedy)),
             None => {
