@@ -107,13 +107,17 @@ impl Local {
         }
     }
 
+    /// The mount that the path leads through, also of a daemon that is not the keeper.
+    pub(super) fn mounted(&self) -> Option<&Mount> {
+        self.mount.as_ref().or(self.served.as_ref().map(|(mount, _)| mount))
+    }
+
     /// Maps a name from the user to a path in the tree, or `None` if it lies outside. An absolute name is a path in the
     /// mount or in the store's tree. Any other name is relative to this place.
     pub(super) fn inside(&self, name: &Path) -> Option<PathBuf> {
         let below = match name.is_absolute() {
             true => {
-                let mounts = self.mount.iter().chain(self.served.iter().map(|(mount, _)| mount));
-                let roots = mounts.map(|mount| mount.root.clone()).chain([self.store.join("tree")]);
+                let roots = self.mounted().map(|mount| mount.root.clone()).into_iter().chain([self.store.join("tree")]);
                 roots.into_iter().find_map(|root| Some(name.strip_prefix(root).ok()?.to_path_buf()))?
             }
             false => self.path.join(name),

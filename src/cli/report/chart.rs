@@ -178,7 +178,7 @@ impl Chart<'_> {
                 }
                 @if !line.is_joined || points.len() <= MARKS {
                     @for ((x, y), (_, _, text)) in points.iter().zip(&line.points) {
-                        (mark(Mark::of(number), *x, *y, text))
+                        (mark(OF_LINES[number % 4], *x, *y, text))
                     }
                 }
             }
@@ -190,7 +190,7 @@ impl Chart<'_> {
                         li {
                             svg viewBox="0 0 44 20" aria-hidden="true" {
                                 path class=(format!("line l{}", number % 4)) d="M2 10H42" {}
-                                (mark(Mark::of(number), 22.0, 10.0, ""))
+                                (mark(OF_LINES[number % 4], 22.0, 10.0, ""))
                             }
                             (line.name)
                         }
@@ -208,7 +208,7 @@ impl Chart<'_> {
                 @let y = TOP + LANE * number as f64;
                 text x=(LEFT - 70.0) y=(y + 8.0) { (lane.name) " (" (lane.points.len()) ")" }
                 line.grid x1=(LEFT - 70.0) x2=(RIGHT) y1=(y + 34.0) y2=(y + 34.0) {}
-                @for (x, text) in &lane.points { (mark(lane.mark, self.x.x(*x), y + 34.0, text)) }
+                @for (x, text) in &lane.points { (mark(lane.shape, self.x.x(*x), y + 34.0, text)) }
             }
         };
         self.framed(TOP + LANE * lanes.len() as f64 + HEIGHT - BOTTOM, "", &html! {}, &inside)
@@ -225,37 +225,25 @@ pub(super) struct Line {
 /// A row of marks.
 pub(super) struct Lane {
     pub(super) name: &'static str,
-    pub(super) mark: Mark,
+    /// Its place in [`SHAPES`].
+    pub(super) shape: usize,
     pub(super) points: Vec<(f64, String)>,
 }
 
-/// Shapes that differ without their colours.
-#[derive(Clone, Copy)]
-pub(super) enum Mark {
-    Dot,
-    Ring,
-    Star,
-    Square,
-    Cross,
-}
+/// Shapes that differ without their colours: a dot, a ring, a star, a square and a cross, with the classes `m0` to `m4`.
+const SHAPES: [&str; 5] = [
+    "m-7 0a7 7 0 1 0 14 0a7 7 0 1 0-14 0z",
+    "m-7 0a7 7 0 1 0 14 0a7 7 0 1 0-14 0z",
+    "m0-11l3.2 7 7.3.8-5.4 5 1.5 7.4-6.6-3.8-6.6 3.8 1.5-7.4-5.4-5 7.3-.8z",
+    "m-6-6h12v12h-12z",
+    "m-7-7l14 14m0-14l-14 14",
+];
+/// Those of lines, by their numbers.
+const OF_LINES: [usize; 4] = [0, 3, 1, 2];
 
-impl Mark {
-    /// Of a line, by its number.
-    fn of(number: usize) -> Mark {
-        [Mark::Dot, Mark::Square, Mark::Ring, Mark::Star][number % 4]
-    }
-}
-
-fn mark(mark: Mark, x: f64, y: f64, text: &str) -> Markup {
-    let (class, d) = match mark {
-        Mark::Dot => ("m0", "m-7 0a7 7 0 1 0 14 0a7 7 0 1 0-14 0z"),
-        Mark::Ring => ("m1", "m-7 0a7 7 0 1 0 14 0a7 7 0 1 0-14 0z"),
-        Mark::Star => ("m2", "m0-11l3.2 7 7.3.8-5.4 5 1.5 7.4-6.6-3.8-6.6 3.8 1.5-7.4-5.4-5 7.3-.8z"),
-        Mark::Square => ("m3", "m-6-6h12v12h-12z"),
-        Mark::Cross => ("m4", "m-7-7l14 14m0-14l-14 14"),
-    };
+fn mark(shape: usize, x: f64, y: f64, text: &str) -> Markup {
     html! {
-        path class=(class) d=(format!("M{} {}{d}", short_number(x), short_number(y))) {
+        path class=(format!("m{shape}")) d=(format!("M{} {}{}", short_number(x), short_number(y), SHAPES[shape])) {
             @if !text.is_empty() { title { (text) } }
         }
     }

@@ -11,8 +11,6 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 
 use crate::clock::wall_ns;
-use crate::fs::mount_of;
-use crate::store::retention::Rule;
 use crate::store::step_pattern;
 use crate::tools::updates::{State, Updates, updates};
 use crate::tools::{Place as _, new_file};
@@ -20,7 +18,7 @@ use formats::{MAX_TRAINER_STATE, ReadAt, is_trainer_state, losses_of_trainer};
 
 use super::format::{count, name, progress, size};
 use super::latest::newest_first;
-use super::listing::{Checkpoint, Entry, grouped, survey, survey_plain};
+use super::listing::{Checkpoint, Entry, checkpoints, grouped, survey, survey_plain};
 use super::log_to_stderr;
 use super::place::Place;
 use super::source::Local;
@@ -58,7 +56,7 @@ pub(super) fn run(args: Args) -> Result<()> {
     new_file(&args.out, || {
         let place = Place::of_run(&args.run)?;
         let survey = Survey::of(&place)?;
-        let all = grouped(&survey.tree, &survey.rules, &survey.inside, &survey.entries)?;
+        let all = survey.checkpoints()?;
         let report = Report::of(&place, &survey, &all)?;
         let page = page::page(&report).into_string();
         told = format!("{}, {}", count(report.states.len(), "checkpoint"), size(page.len() as u64));
@@ -71,18 +69,12 @@ pub(super) fn run(args: Args) -> Result<()> {
 /// The files of a run.
 struct Survey {
     entries: Vec<Entry>,
-    /// Of retention.
-    rules: Vec<Rule>,
-    /// Their directory on disk as it is, as programs read it, and the path of the run below it.
-    tree: PathBuf,
+    /// Where they lie in a store, if they do.
+    local: Option<Local>,
+    /// Their directory on disk, as programs read it, above the paths of the entries.
     root: PathBuf,
-    inside: PathBuf,
     /// Room on the disk that the store grows on, bytes.
     free: Option<u64>,
-    /// Only a mount knows the best checkpoint.
-    is_mounted: bool,
-    /// The files are in no store.
-    is_plain: bool,
 }
 
 /// All that the page shows.
@@ -143,32 +135,28 @@ impl Survey {
         if at.is_file() {
             bail!("{} is a file; name the directory of a run", place.name());
         }
-        let is_mounted = std::fs::canonicalize(at).is_ok_and(|at| mount_of(&at).is_some());
         let local = match place.in_store() {
-            None if is_mounted => Some(Local::of(at)?),
+            None => Local::in_some_mount(at)?,
             local => local,
         };
         let free = |path: &Path| rustix::fs::statvfs(path).map(|of| of.f_bavail.saturating_mul(of.f_frsize)).ok();
-        let Some(local) = local else {
-            let (tree, root, inside) = (at.to_path_buf(), at.to_path_buf(), PathBuf::new());
-            return Ok(Survey {
-                entries: survey_plain(at)?,
-                rules: Vec::new(),
-                tree,
-                root,
-                inside,
-                free: free(at),
-                is_mounted,
-                is_plain: true,
-            });
+        let (entries, root, free) = match &local {
+            None => (survey_plain(at)?, at.to_path_buf(), free(at)),
+            Some(local) => {
+                let root = local.mounted().map_or_else(|| local.store.join("tree"), |mount| mount.root.clone());
+                // The copy of a mirror grows nowhere.
+                (survey(local)?, root, free(&local.store).filter(|_| !place.is_brought()))
+            }
         };
-        let store = &local.tree()?.store;
-        let (tree, rules) = (store.tree(), store.settings().retention().to_vec());
-        let root = local.mount.as_ref().map_or_else(|| tree.clone(), |mount| mount.root.clone());
-        // The copy of a mirror grows nowhere.
-        let free = free(&local.store).filter(|_| !place.is_brought());
-        let entries = survey(&local)?;
-        Ok(Survey { entries, rules, tree, root, inside: local.path, free, is_mounted, is_plain: false })
+        Ok(Survey { entries, local, root, free })
+    }
+
+    /// All checkpoints and other files, in the order of their paths.
+    fn checkpoints(&self) -> Result<Vec<Checkpoint<'_>>> {
+        match &self.local {
+            Some(local) => checkpoints(local, &self.entries),
+            None => grouped(&self.root, &[], Path::new(""), &self.entries),
+        }
     }
 }
 

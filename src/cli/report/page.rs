@@ -11,7 +11,7 @@ use crate::cli::listing::{Checkpoint, Entry, in_updates};
 use crate::cli::view::{less_each_day, room_words};
 use crate::store::step_pattern;
 
-use super::chart::{Axis, Chart, Lane, Line, Mark, Numbers};
+use super::chart::{Axis, Chart, Lane, Line, Numbers};
 use super::{By, Heat, Report, heat};
 
 const STYLE: &str = include_str!("style.css");
@@ -79,7 +79,8 @@ impl Report<'_> {
 
     /// A path below the run.
     fn path(&self, checkpoint: &Checkpoint) -> String {
-        let below = checkpoint.path.strip_prefix(&self.survey.inside).unwrap_or(&checkpoint.path);
+        let run = self.survey.local.as_ref().map_or(Path::new(""), |local| &local.path);
+        let below = checkpoint.path.strip_prefix(run).unwrap_or(&checkpoint.path);
         let slash = if checkpoint.is_directory { "/" } else { "" };
         let shown = if below == Path::new("") { &*checkpoint.path } else { below };
         format!("{}{slash}", name(shown))
@@ -99,6 +100,7 @@ impl Report<'_> {
         let (plain, stored) = self.totals();
         let newest = newest_first(self.all).0.into_iter().find(|state| state.is_state());
         let best = stated_best(self.all);
+        let is_mounted = self.survey.local.as_ref().is_some_and(|local| local.mount.is_some());
         let bad: Vec<&&Checkpoint> = self.states.iter().filter(|state| state.fidelity.is_bad()).collect();
         let tile =
             |of: &Checkpoint| html! { (self.path(of)) small { (when(of.modified_ns)) ", " (of.fidelity.words()) } };
@@ -109,7 +111,7 @@ impl Report<'_> {
                 dl {
                     div { dt { "Checkpoints" } dd id="count" { (self.states.len()) } }
                     div {
-                        @if self.survey.is_plain { dt { "Size" } dd { (bytes(plain)) } }
+                        @if self.survey.local.is_none() { dt { "Size" } dd { (bytes(plain)) } }
                         @else { dt { "Stored" } dd { (bytes(stored)) small { (percent(stored, plain)) " of " (bytes(plain)) } } }
                     }
                     div { dt { "Newest whole" } dd id="newest" { @match newest { Some(newest) => (tile(newest)), None => "none" } } }
@@ -117,7 +119,7 @@ impl Report<'_> {
                         dt { "Best" }
                         dd id="best" {
                             @match best[..] {
-                                [] if self.survey.is_mounted => { "-" small { "no file, link or name tells it" } }
+                                [] if is_mounted => { "-" small { "no file, link or name tells it" } }
                                 [] => { "-" small { "only a mount tells it: `stepfs mount` the run, and report there" } }
                                 [best] => (tile(best)),
                                 ref several => { (several.len()) small { "of several runs" } }
@@ -166,7 +168,7 @@ impl Report<'_> {
         let mut lines = vec![line("as plain files", |of| of.logical_bytes())];
         let (plain, stored) = self.totals();
         let mut text = format!("All files together take {}", size(plain));
-        if !self.survey.is_plain {
+        if self.survey.local.is_some() {
             lines.insert(0, line("in the store", |of| of.stored_bytes()));
             text = format!("All files together take {} in the store, and {} as plain files", size(stored), size(plain));
         }
@@ -196,18 +198,18 @@ impl Report<'_> {
 
     fn timeline(&self) -> Markup {
         type Is = fn(&Checkpoint) -> bool;
-        let kinds: [(&str, Mark, Is); 5] = [
-            ("exact", Mark::Dot, |of| of.fidelity.is_exact()),
-            ("lossy", Mark::Ring, |of| !of.fidelity.is_exact() && !of.fidelity.is_bad()),
-            ("best", Mark::Star, |of| of.fidelity.is_best),
-            ("pinned", Mark::Square, |of| of.fidelity.pinned),
-            ("cut short, damaged or unfinished", Mark::Cross, |of| of.fidelity.is_bad()),
+        let kinds: [(&str, Is); 5] = [
+            ("exact", |of| of.fidelity.is_exact()),
+            ("lossy", |of| !of.fidelity.is_exact() && !of.fidelity.is_bad()),
+            ("best", |of| of.fidelity.is_best),
+            ("pinned", |of| of.fidelity.pinned),
+            ("cut short, damaged or unfinished", |of| of.fidelity.is_bad()),
         ];
-        let lane = |(name, mark, is): (&'static str, Mark, Is)| {
+        let lane = |(shape, (name, is)): (usize, (&'static str, Is))| {
             let of = self.states.iter().filter(|state| is(state));
-            Lane { name, mark, points: of.map(|state| (self.by.at(state), self.told(state))).collect() }
+            Lane { name, shape, points: of.map(|state| (self.by.at(state), self.told(state))).collect() }
         };
-        let lanes: Vec<Lane> = kinds.into_iter().map(lane).filter(|lane| !lane.points.is_empty()).collect();
+        let lanes: Vec<Lane> = kinds.into_iter().enumerate().map(lane).filter(|lane| !lane.points.is_empty()).collect();
         let counts: Vec<String> = lanes.iter().map(|lane| format!("{} {}", lane.points.len(), lane.name)).collect();
         let text = format!("Each checkpoint has a mark: {}.", counts.join(", "));
         let x = self.axis(self.states.iter().map(|state| self.by.at(state)));
