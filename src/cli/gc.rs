@@ -16,7 +16,7 @@ use crate::store::{Named, Store};
 
 use super::format::{count, name, size, table};
 use super::source::{Local, Mount};
-use super::wait::{wait_for, wait_until};
+use super::wait::wait_until;
 use super::{FAILED, exit_if, say_answer};
 
 /// Message beside the progress bar.
@@ -196,7 +196,7 @@ fn at_rest(local: &Local) -> Result<Report> {
     let ticket = archive.ask_gc();
     archive.start(namespace);
     let before_that = || Ok((archive.gc_report().done < ticket).then_some(APPLYING));
-    let done = wait_for(|| Ok(archive.queue()), before_that);
+    let done = wait_until(|| Ok(archive.queue()), before_that, |_| false);
     archive.stop();
     done?;
     report.applied(local, archive.gc_report(), (&before, &archive.status()))?;

@@ -14,7 +14,7 @@ use crate::store::{Store, beneath, import_file};
 use super::format::{name, progress};
 use super::mirror::local_path;
 use super::source::{Local, Tree, copy, digest, is_store, refuse_inside};
-use super::wait::wait_for;
+use super::wait::wait_until;
 
 /// Copy files into a store that is not mounted, and archive them where possible.
 ///
@@ -129,7 +129,7 @@ fn archive(store: Store) -> Result<()> {
     let namespace = Arc::new(AtRest::of(&store));
     let archive = Archive::open(store)?;
     archive.start(namespace);
-    let done = wait_for(|| Ok(archive.queue()), || Ok(None)).context("imported, but not all archived");
+    let done = wait_until(|| Ok(archive.queue()), || Ok(None), |_| false).context("imported, but not all archived");
     archive.stop();
     match done?.failed.as_slice() {
         [] => Ok(()),

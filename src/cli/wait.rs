@@ -51,19 +51,10 @@ pub(super) fn wait(bytes: bool, patience: Duration, mut look: impl FnMut() -> Re
 }
 
 /// Waits until nothing is left to do, and returns the last queue. `queue` asks how much is left. `before` names any
-/// other work that must end first.
+/// other work that must end first. Then `enough` may end the wait: while programs save, there may always be work left.
 ///
 /// # Errors
 /// The work cannot go on; the message gives the reason.
-pub(super) fn wait_for(
-    queue: impl FnMut() -> Result<Queue>,
-    before: impl FnMut() -> Result<Option<&'static str>>,
-) -> Result<Queue> {
-    wait_until(queue, before, |_| false)
-}
-
-/// Like [`wait_for`], but also ends when `enough` says so: while programs save, there may always be work left. `enough`
-/// is asked once `before` is done.
 pub(super) fn wait_until(
     mut queue: impl FnMut() -> Result<Queue>,
     mut before: impl FnMut() -> Result<Option<&'static str>>,
@@ -102,6 +93,6 @@ mod tests {
         };
         assert_eq!(wait_until(busy, asked_for, enough).unwrap().queued, 5);
         assert_eq!((looks, asked), (6, 3));
-        assert_eq!(wait_for(|| Ok(Queue::default()), || Ok(None)).unwrap().queued, 0);
+        assert_eq!(wait_until(|| Ok(Queue::default()), || Ok(None), |_| false).unwrap().queued, 0);
     }
 }

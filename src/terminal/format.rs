@@ -26,9 +26,7 @@ fn scaled(number: u64, step: f64, units: &[&str]) -> String {
 pub fn parse_size(text: &str) -> Result<u64, String> {
     const WRITE: &str = "write a size such as 512M or 2G";
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    if digits.is_empty() {
-        return Err(WRITE.into());
-    }
+    let Ok(number) = digits.parse::<f64>() else { return Err(WRITE.into()) };
     let unit = match text[digits.len()..].to_ascii_lowercase().as_str() {
         "" | "b" => 1,
         "k" | "kb" | "kib" => 1u64 << 10,
@@ -37,11 +35,8 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
         "t" | "tb" | "tib" => 1 << 40,
         unit => return Err(format!("{unit} is not a unit; write K, M, G or T")),
     };
-    let bytes = digits.parse::<f64>().ok().filter(|number| number.is_finite() && *number >= 0.0);
-    match bytes.map(|number| number * unit as f64) {
-        Some(bytes) if bytes < u64::MAX as f64 => Ok(bytes as u64),
-        _ => Err(WRITE.into()),
-    }
+    let bytes = number * unit as f64;
+    if (0.0..u64::MAX as f64).contains(&bytes) { Ok(bytes as u64) } else { Err(WRITE.into()) }
 }
 
 /// A rate with a decimal unit and three digits, as disks are sold: `1.52 GB/s`.

@@ -148,19 +148,18 @@ fn room(place: &Path) -> Vec<Finding> {
     let bytes = found.f_bavail.saturating_mul(found.f_frsize);
     let says = format!("{} free of {}", size(bytes), size(found.f_blocks.saturating_mul(found.f_frsize)));
     let mend = format!("df -h {}; then remove unneeded files", place.display());
-    let room = match bytes {
+    let graded = |free: u64, little: u64, says: String, mend: String| match free {
         0 => problem(says, mend),
-        bytes if bytes < LITTLE_ROOM => warning(says, mend),
+        free if free < little => warning(says, mend),
         _ => ok(says),
     };
+    let room = graded(bytes, LITTLE_ROOM, says, mend);
     // File systems that create inodes on demand report no total.
     let says = format!("{} free of {}", found.f_favail, found.f_files);
     let mend = format!("df -i {}; then remove small files", place.display());
-    let inodes = match (found.f_files, found.f_favail) {
-        (0, _) => ok("no limit"),
-        (_, 0) => problem(says, mend),
-        (_, free) if free < FEW_INODES => warning(says, mend),
-        _ => ok(says),
+    let inodes = match found.f_files {
+        0 => ok("no limit"),
+        _ => graded(found.f_favail, FEW_INODES, says, mend),
     };
     vec![room.of("room"), inodes.of("inodes")]
 }
