@@ -2,7 +2,7 @@
 
 mod report;
 
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -33,19 +33,18 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: Args) -> Result<()> {
-    let mut out = std::io::stdout().lock();
     let is_array = args.json && (args.paths.len() > 1 || is_overview(&args.paths[0]));
     let (mut shown, mut failed) = (0, false);
     if is_array {
-        write!(out, "[")?;
+        say_part!("[");
     }
     for path in &args.paths {
         let is_overview = is_overview(path);
         let files = if is_overview { below(path) } else { vec![Ok(path.clone())] };
         let mut rows = Vec::new();
         for file in files {
-            let (file, report) = match file.and_then(|file| Ok((report::of(&file)?, file))) {
-                Ok((report, file)) => (file, report),
+            let report = match file.and_then(|file| report::of(&file)) {
+                Ok(report) => report,
                 Err(error) => {
                     failed = true;
                     say_error!("stepfs: {}", lines(&causes(&error)));
@@ -53,45 +52,44 @@ pub(super) fn run(args: Args) -> Result<()> {
                 }
             };
             match (args.json, is_overview) {
+                // Each by itself: all of them together may be large.
                 (true, _) => {
-                    write!(out, "{}", if shown > 0 { ",\n" } else { "" })?;
-                    serde_json::to_writer_pretty(&mut out, &report)?;
+                    let comma = if shown > 0 { ",\n" } else { "" };
+                    say_part!("{comma}{}", serde_json::to_string_pretty(&report)?);
                 }
-                (false, true) => rows.push(row(path, &file, &report)),
-                (false, false) => write(&mut out, &report)?,
+                (false, true) => rows.push(row(path, &report)),
+                (false, false) => print(&report),
             }
             shown += 1;
         }
         if is_overview && !args.json {
             let head = ["container", ">size", ">tensors", ">weights", ">quantized", "file", "note"];
-            write!(out, "{}", table(&head, &rows))?;
+            say_part!("{}", table(&head, &rows));
         }
     }
-    match (is_array, args.json && shown > 0) {
-        (true, _) => writeln!(out, "]")?,
-        (false, true) => writeln!(out)?,
-        (false, false) => {}
+    if args.json && (is_array || shown > 0) {
+        say!("{}", if is_array { "]" } else { "" });
     }
     exit_if(failed, FAILED)
 }
 
 /// Prints each tensor of a file or a model.
-fn write(out: &mut dyn Write, report: &Report) -> Result<()> {
+fn print(report: &Report) {
     let (container, bytes, count) = (report.container, size(report.bytes), report.tensors.len());
-    writeln!(out, "{}: {container}, {bytes}, {count} tensors", report.path.display())?;
+    say!("{}: {container}, {bytes}, {count} tensors", report.path.display());
     if let Some(note) = &report.note {
-        writeln!(out, "note: {note}")?;
+        say!("note: {note}");
     }
     if let Some(why) = report.why.as_ref().filter(|why| report.note.as_ref() != Some(why)) {
-        writeln!(out, "stays as it is: {}", name(why))?;
+        say!("stays as it is: {}", name(why));
     }
     if let Some(profile) = &report.profile {
         let lossy = report.generations.filter(|count| *count > 0);
         let behind = lossy.map_or(String::new(), |count| format!("; {count} lossy restores behind it"));
-        writeln!(out, "profile: {}{behind}", name(profile))?;
+        say!("profile: {}{behind}", name(profile));
     }
     if report.tensors.is_empty() {
-        return Ok(());
+        return;
     }
     let head =
         ["tensor", "type", "shape", "role", ">bytes", ">offset", "kept as", ">stored", ">bound", "why this role"];
@@ -116,7 +114,7 @@ fn write(out: &mut dyn Write, report: &Report) -> Result<()> {
             },
         ]);
     }
-    Ok(write!(out, "{}", table(&head, &rows))?)
+    say_part!("{}", table(&head, &rows));
 }
 
 /// True if `path` is a directory, and not a distributed checkpoint.
@@ -156,7 +154,7 @@ fn list(directory: &Path, found: &mut Vec<PathBuf>, rest: &mut Vec<PathBuf>) -> 
 }
 
 /// The cells of a file's line below a directory.
-fn row(directory: &Path, file: &Path, report: &Report) -> Vec<String> {
+fn row(directory: &Path, report: &Report) -> Vec<String> {
     let tensors = &report.tensors;
     let count = |of: usize| if of == 0 { String::new() } else { of.to_string() };
     vec![
@@ -165,7 +163,7 @@ fn row(directory: &Path, file: &Path, report: &Report) -> Vec<String> {
         count(tensors.len()),
         count(tensors.iter().filter(|tensor| tensor.role == "weight").count()),
         count(tensors.iter().filter(|tensor| tensor.how.step.is_some()).count()),
-        name(file.strip_prefix(directory).unwrap_or(file)),
+        name(report.path.strip_prefix(directory).unwrap_or(&report.path)),
         report.note.as_deref().or(report.why.as_deref()).map(name).unwrap_or_default(),
     ]
 }

@@ -171,11 +171,13 @@ fn arguments() -> clap::Command {
 
 /// Runs the command that the program's arguments name.
 pub fn main() -> ExitCode {
-    let matches = arguments().try_get_matches_from(mount_helper::arguments(std::env::args_os()));
+    let words = mount_helper::arguments(std::env::args_os());
+    let matches = arguments().try_get_matches_from(&words);
     let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => {
-            let code = if mount_helper::is_called(std::env::args_os()) { mount_helper::USAGE } else { USAGE };
+            let is_helper = words.get(1).is_some_and(|word| word == mount_helper::NAME);
+            let code = if is_helper { mount_helper::USAGE } else { USAGE };
             let _ = error.print();
             return if error.use_stderr() { ExitCode::from(code) } else { ExitCode::SUCCESS };
         }
@@ -196,12 +198,9 @@ fn run(command: Command) -> ExitCode {
     if let Some(Exit(code)) = error.downcast_ref() {
         return ExitCode::from(*code);
     }
-    // The reader may close the pipe early: `stepfs ls | head`.
-    let kind = |cause: &(dyn std::error::Error + 'static)| match cause.downcast_ref::<serde_json::Error>() {
-        Some(error) => error.io_error_kind(),
-        None => cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind),
-    };
-    if error.chain().any(|cause| kind(cause) == Some(std::io::ErrorKind::BrokenPipe)) {
+    // The reader may close the pipe early: `stepfs cat STORE PATH | head`.
+    let mut of_device = error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>());
+    if of_device.any(|error| error.kind() == std::io::ErrorKind::BrokenPipe) {
         return ExitCode::SUCCESS;
     }
     say_error!("stepfs: {}", format::lines(&told(&error)));

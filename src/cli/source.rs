@@ -416,9 +416,8 @@ impl Tree {
         let file = opened.map_err(|error| self.unless_missing(path, error))?;
         if let Some(stub) = Stub::read_on(&file, store.id()).with_context(name)? {
             return decode(objects, &stub, sink).map_err(|error| {
-                let is_damage =
-                    |of: &(dyn std::error::Error + 'static)| of.downcast_ref().is_some_and(ReadError::is_damage);
-                match error.get_ref().is_some_and(|of| is_damage(of)) {
+                let why = error.get_ref().and_then(|of| of.downcast_ref::<ReadError>());
+                match why.is_some_and(ReadError::is_damage) {
                     true => anyhow!("{}: {error}; `stepfs verify {}` says more", path.display(), self.named.display()),
                     false => anyhow::Error::new(error).context(name()),
                 }

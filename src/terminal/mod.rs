@@ -35,7 +35,7 @@ pub mod interrupt;
 /// Exit code of a failed command.
 pub const FAILED: u8 = 1;
 
-/// The exit code of a command that has said itself what is wrong.
+/// The exit code of a command that has said itself what is wrong, or whose output cannot be written.
 #[derive(Debug, thiserror::Error)]
 #[error("exit code {0}")]
 pub struct Exit(pub u8);
@@ -48,22 +48,19 @@ pub fn exit_if(is_so: bool, code: u8) -> Result<()> {
     if is_so { Err(Exit(code).into()) } else { Ok(()) }
 }
 
-/// Ends a command whose output cannot be written.
-struct Ended(ExitCode);
-
 /// Prints a text. Unwinds to [`ends_commands`] if that fails.
 pub fn say(text: Arguments) {
     let mut out = std::io::stdout().lock();
     let Err(error) = out.write_fmt(text).and_then(|()| out.flush()) else { return };
     let code = match error.kind() {
         // The reader has closed the pipe: `stepfs status | head -1`.
-        ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        ErrorKind::BrokenPipe => 0,
         _ => {
             say_error!("stepfs: standard output: {error}");
-            ExitCode::from(FAILED)
+            FAILED
         }
     };
-    resume_unwind(Box::new(Ended(code)));
+    resume_unwind(Box::new(Exit(code)));
 }
 
 /// Prints an answer as JSON.
@@ -94,8 +91,8 @@ pub fn say_error(text: Arguments) {
 
 /// Runs a command, and ends it where its output cannot be written.
 pub fn ends_commands(run: impl FnOnce() -> ExitCode) -> ExitCode {
-    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| match panic.downcast::<Ended>() {
-        Ok(ended) => ended.0,
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| match panic.downcast::<Exit>() {
+        Ok(exit) => ExitCode::from(exit.0),
         Err(panic) => resume_unwind(panic),
     })
 }
