@@ -41,7 +41,7 @@ pub(super) fn map(rows: &[Row], columns: &[(String, String)]) -> Markup {
     let labels = html! { tr { th {} @for (_, after) in columns { th scope="col" { (after) } } } };
     let class = |update: &Update| match (update.share(), &scale) {
         (Some(share), Some(scale)) if share > 0.0 => format!("h{}", scale.colour(share)),
-        _ => update.class().into(),
+        _ => update.cell().0.into(),
     };
     html! {
         div.scroll tabindex="0" role="region" aria-label="Heat map of the updates" {
@@ -52,7 +52,7 @@ pub(super) fn map(rows: &[Row], columns: &[(String, String)]) -> Markup {
                         tr {
                             th scope="row" title=(name(&row.name)) { bdi { (name(&row.name[before..row.name.len() - behind])) } }
                             @for (update, (before, after)) in row.updates.iter().zip(columns) {
-                                td class=(class(update)) title=(format!("{}, {before} to {after}: {}", name(&row.name), update.words())) {}
+                                td class=(class(update)) title=(format!("{}, {before} to {after}: {}", name(&row.name), update.cell().1)) {}
                             }
                         }
                     }
@@ -68,7 +68,7 @@ pub(super) fn map(rows: &[Row], columns: &[(String, String)]) -> Markup {
                 }
             }
             @for (class, words) in LEGEND {
-                @if rows.iter().flat_map(|row| &row.updates).any(|update| update.class() == class) {
+                @if rows.iter().flat_map(|row| &row.updates).any(|update| update.cell().0 == class) {
                     li { (swatch(class)) (words) }
                 }
             }
@@ -93,25 +93,16 @@ impl Update {
         if let Update::Share(value) = self { Some(*value) } else { None }
     }
 
-    /// The class of a cell that has no colour of the scale.
-    fn class(&self) -> &'static str {
+    /// The words of a cell, and its class where it has no colour of the scale.
+    fn cell(&self) -> (&'static str, String) {
         match self {
-            Update::Missing => "none",
-            Update::NotFinite(_) => "nan",
-            Update::FromZero => "zero",
-            // Of a share of 0 only the signs of zeros changed.
-            Update::Same | Update::Share(0.0) => "same",
-            Update::Share(_) => "",
-        }
-    }
-
-    fn words(&self) -> String {
-        match self {
-            Update::Missing => "not in both".into(),
-            Update::NotFinite([before, after]) => format!("not finite: {before} before, {after} after"),
-            Update::FromZero => "changed from zero".into(),
-            Update::Same => "same".into(),
-            Update::Share(value) => share(*value),
+            Update::Missing => ("none", "not in both".into()),
+            Update::NotFinite([before, after]) => ("nan", format!("not finite: {before} before, {after} after")),
+            Update::FromZero => ("zero", "changed from zero".into()),
+            Update::Same => ("same", "same".into()),
+            // Only the signs of zeros changed.
+            Update::Share(0.0) => ("same", share(0.0)),
+            Update::Share(value) => ("", share(*value)),
         }
     }
 }
