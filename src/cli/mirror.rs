@@ -66,7 +66,7 @@ fn apart(mirror: &Path, other: &Path, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Says what could not be brought.
+/// Names the files that could not be brought.
 ///
 /// # Errors
 /// Something could not.

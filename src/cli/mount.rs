@@ -111,7 +111,7 @@ pub(super) fn run(args: Args) -> Result<()> {
         (false, false) => start(&mounting),
         (_, child) => daemon(&mounting, child),
     });
-    // The command that started a daemon removes what it made.
+    // The command that started a daemon removes the new directories.
     done.inspect_err(|error| {
         if !error.is::<Exit>() {
             created.remove()

@@ -16,7 +16,7 @@ use super::format::causes;
 use super::mirror::{Mirror, tell};
 use super::source::{Brought, Local, NO_TEMPORARY, Tree, is_store, refuse_inside, unreachable};
 
-/// Finds what the tools on a run's history read.
+/// Finds a file for the tools on a run's history.
 pub(super) fn find(named: &Path) -> Result<Box<dyn tools::Place>> {
     Ok(Box::new(Place::find(named, Path::to_path_buf)?))
 }

@@ -35,12 +35,12 @@ pub mod interrupt;
 /// Exit code of a failed command.
 pub const FAILED: u8 = 1;
 
-/// The exit code of a command that has said itself what is wrong, or whose output cannot be written.
+/// The exit code of a command that has told the reason itself, or whose output cannot be written.
 #[derive(Debug, thiserror::Error)]
 #[error("exit code {0}")]
 pub struct Exit(pub u8);
 
-/// Ends a command that has said what is wrong.
+/// Ends a command that has told the reason itself.
 ///
 /// # Errors
 /// [`Exit`], if it is so.

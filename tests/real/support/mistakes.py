@@ -577,7 +577,7 @@ LEFT_OUT = {
     ("src/cli/mirror", "a directory cannot be read"): "beside damage on a mirror: src/mirror/tests",
     ("src/cli/(pull|)", "interrupted"): "test_mirror: interrupted_commands_leave_nothing_and_go_on",
     ("src/terminal/interrupt", "interrupted"): "test_transfer, test_tune and test_elasticdl: an_interrupt...",
-    ("src/terminal/mod", "exit code"): "only a code: the command has said itself what is wrong",
+    ("src/terminal/mod", "exit code"): "only a code: the command has told the reason itself",
     ("src/tools/(series|tune/(mod|trial))", "the file has no name|no configuration|changed meanwhile|default_profile ="):
         "a race with another program, or a defect",
     ("src/tools/tune/(mod|trial|eval)", "the file as it was|has no weights|cannot start sh"): "a reason in another message: test_tune",
