@@ -177,13 +177,11 @@ fn attributes(probe: &Path) -> Finding {
         xattr::set(&path, NAME, b"1")?;
         xattr::get(&path, NAME)
     });
-    match tried {
-        Ok(Some(value)) if value == b"1" => ok("user.* can be set"),
-        Ok(_) | Err(_) => {
-            let says = "user.* cannot be set: no pins, no profiles of single files";
-            warning(says, "put the store on ext4, xfs or btrfs, mounted with user_xattr")
-        }
+    if matches!(tried, Ok(Some(value)) if value == b"1") {
+        return ok("user.* can be set");
     }
+    let says = "user.* cannot be set: no pins, no profiles of single files";
+    warning(says, "put the store on ext4, xfs or btrfs, mounted with user_xattr")
 }
 
 fn renames(probe: &Path) -> Finding {
@@ -193,13 +191,11 @@ fn renames(probe: &Path) -> Finding {
         let refused = renameat_with(CWD, &one, CWD, &two, RenameFlags::NOREPLACE);
         Ok(fs::read(&one)? == b"two" && refused == Err(rustix::io::Errno::EXIST))
     };
-    match tried() {
-        Ok(true) => ok("supports NOREPLACE and EXCHANGE"),
-        Ok(false) | Err(_) => {
-            let says = "does not support NOREPLACE and EXCHANGE, so programs in the mount get an error for them";
-            warning(says, "put the store on ext4, xfs or btrfs")
-        }
+    if tried().unwrap_or(false) {
+        return ok("supports NOREPLACE and EXCHANGE");
     }
+    let says = "does not support NOREPLACE and EXCHANGE, so programs in the mount get an error for them";
+    warning(says, "put the store on ext4, xfs or btrfs")
 }
 
 fn durable(probe: &Path) -> Finding {
