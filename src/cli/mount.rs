@@ -61,8 +61,8 @@ pub(super) struct Args {
     flags: Options,
     /// Options as in /etc/fstab, between commas: ro, noexec, noatime, allow_other, profile=NAME and others. As root,
     /// user=NAME serves as that user, at the speed of the disk.
-    #[arg(short, value_name = "OPTIONS", value_parser = Options::strict)]
-    options: Vec<Options>,
+    #[arg(short, value_name = "OPTIONS", value_parser = Options::checked)]
+    options: Vec<String>,
     /// Started by `stepfs mount`.
     #[arg(long, hide = true)]
     child: bool,
@@ -81,7 +81,8 @@ pub(super) struct Mounting {
 }
 
 pub(super) fn run(args: Args) -> Result<()> {
-    let options = args.options.into_iter().fold(Options::default(), Options::and).and(args.flags);
+    let mut options = args.flags;
+    options.add(&args.options.join(",")).map_err(anyhow::Error::msg)?;
     let mut helper = args.helper.then(|| io::stdin().as_fd().try_clone_to_owned()).transpose()?;
     if let Some(user) = &options.user {
         helper = passthrough::serve_as(user, !options.no_passthrough)?;

@@ -69,10 +69,7 @@ impl Options {
     /// A value is wrong; the message names it.
     pub(super) fn lenient(list: &str) -> Result<Options, String> {
         let mut options = Options::default();
-        for word in split(list).iter().filter(|word| !word.is_empty()) {
-            options.take(word)?;
-        }
-        Ok(options)
+        options.add(list).map(|()| options)
     }
 
     /// Parses a list.
@@ -87,20 +84,20 @@ impl Options {
         }
     }
 
-    /// Adds the options of a later list.
-    pub(super) fn and(mut self, later: Options) -> Options {
-        self.allow_other |= later.allow_other;
-        self.no_passthrough |= later.no_passthrough;
-        self.user = later.user.or(self.user);
-        self.create |= later.create;
-        self.shared |= later.shared;
-        self.profile = later.profile.or(self.profile);
-        self.memory = later.memory.or(self.memory);
-        self.mirror = later.mirror.or(self.mirror);
-        self.log = later.log.or(self.log);
-        self.kernel.extend(later.kernel);
-        self.unknown.extend(later.unknown);
-        self
+    /// Checks a list for clap.
+    ///
+    /// # Errors
+    /// As of [`Options::strict`].
+    pub(super) fn checked(list: &str) -> Result<String, String> {
+        Options::strict(list).map(|_| list.to_string())
+    }
+
+    /// Adds the options of a list, of which the last word counts. Unknown ones are no error here.
+    ///
+    /// # Errors
+    /// A value is wrong; the message names it.
+    pub(super) fn add(&mut self, list: &str) -> Result<(), String> {
+        split(list).iter().filter(|word| !word.is_empty()).try_for_each(|word| self.take(word))
     }
 
     /// Those that the daemon needs, as a list. The store and the command that starts it have all others.
@@ -201,8 +198,9 @@ mod tests {
     #[test]
     fn the_last_word_counts() {
         assert_eq!(Options::strict("ro,rw,noexec,noatime,ro,atime").unwrap().of_daemon(), "noexec,ro");
-        let both = Options::strict("ro").unwrap().and(Options::strict("noexec").unwrap());
-        assert_eq!(both.of_daemon(), "ro,noexec");
+        let mut options = Options::strict("ro,noexec").unwrap();
+        options.add("rw,sync").unwrap();
+        assert_eq!(options.of_daemon(), "noexec,sync");
     }
 
     #[test]
