@@ -124,8 +124,7 @@ fn say_none(json: bool) -> Result<()> {
 
 /// Prints the path that `choose` picks, as the user would write it.
 fn of(dir: &Path, json: bool, choose: impl FnOnce(&[Checkpoint]) -> Result<PathBuf>) -> Result<()> {
-    let (mount, mut local) = Local::in_mount(dir)?;
-    local.mount = Some(mount);
+    let (_, local) = Local::in_mount(dir)?;
     let entries = survey(&local)?;
     let chosen = choose(&checkpoints(&local, &entries)?)?;
     let shown = local.shown(dir, &chosen);

@@ -1,7 +1,6 @@
 //! `stepfs release`
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -33,7 +32,7 @@ pub(super) struct Args {
 }
 
 struct File {
-    mount: Arc<Mount>,
+    mount: Mount,
     path: PathBuf,
     /// It may stay without a message: it is small, and was found in a directory.
     quiet: bool,
@@ -46,11 +45,11 @@ pub(super) fn run(args: Args) -> Result<()> {
     let mut waiting = Vec::new();
     for path in &args.paths {
         let (mount, local) = Local::in_mount(path)?;
-        let (mount, tree) = (Arc::new(mount), local.tree()?);
+        let tree = local.tree()?;
         for path in tree.files(&local.path)? {
             let is_small = || beneath::metadata(&tree.store.tree(), &path).is_ok_and(|it| it.len() < MIN_RELEASE_BYTES);
             let quiet = path != local.path && is_small();
-            waiting.push(File { mount: Arc::clone(&mount), path, quiet, reason: String::new(), looks: 0 });
+            waiting.push(File { mount: mount.clone(), path, quiet, reason: String::new(), looks: 0 });
         }
         wanted.push((mount, local.path));
     }

@@ -91,20 +91,18 @@ impl Local {
 
     /// The place of `path`, which must be in a mount, for actions that need the daemon.
     pub(super) fn in_mount(path: &Path) -> Result<(Mount, Local)> {
-        let mut local = Local::of(path)?;
-        match local.mount.take() {
-            Some(mount) => Ok((mount, local)),
-            None => {
-                if let Some((mount, role)) = &local.served {
-                    return Err(mount.not_keepers(role));
-                }
-                let next = match mounted_at(&local.store) {
-                    Some(mounted) => format!("name its mount {0}, or a path below {0}", mounted.point.display()),
-                    None => format!("this needs its daemon: `stepfs mount {} DIR`, then name DIR", path.display()),
-                };
-                bail!("{} is a store; {next}", path.display())
-            }
+        let local = Local::of(path)?;
+        if let Some(mount) = local.mount.clone() {
+            return Ok((mount, local));
         }
+        if let Some((mount, role)) = &local.served {
+            return Err(mount.not_keepers(role));
+        }
+        let next = match mounted_at(&local.store) {
+            Some(mounted) => format!("name its mount {0}, or a path below {0}", mounted.point.display()),
+            None => format!("this needs its daemon: `stepfs mount {} DIR`, then name DIR", path.display()),
+        };
+        bail!("{} is a store; {next}", path.display())
     }
 
     /// The mount that the path leads through, also of a daemon that is not the keeper.
@@ -206,7 +204,7 @@ pub(super) fn is_store(path: &Path) -> bool {
 }
 
 /// A mount, whose daemon answers by attributes `user.stepfs.*`.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Mount {
     /// Absolute path.
     pub(super) root: PathBuf,
