@@ -157,7 +157,7 @@ fn mounted(local: &Local, mount: &Mount) -> Result<Report> {
     let before: Status = mount.ask("status")?;
     let mut report = planned(local)?;
     let ticket = asked()?.asked + 1;
-    mount.tell(Path::new(""), "gc").with_context(|| format!("{}", mount.root.display()))?;
+    mount.tell(Path::new(""), "gc")?;
     let mut done = asked()?;
     let before_that = || {
         done = asked()?;

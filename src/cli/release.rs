@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use crate::store::{MIN_RELEASE_BYTES, beneath};
 
@@ -60,7 +60,7 @@ pub(super) fn run(args: Args) -> Result<()> {
     while !waiting.is_empty() {
         if asked.is_none_or(|asked| asked.elapsed() > AGAIN) {
             for (mount, path) in &wanted {
-                mount.tell(path, "release").with_context(|| format!("{}", mount.at(path).display()))?;
+                mount.tell(path, "release")?;
             }
             asked = Some(Instant::now());
         }

@@ -241,16 +241,18 @@ impl Mount {
         anyhow!("{} is only {role}; the keeper's mount does this", self.root.display())
     }
 
+    /// Why the daemon does not do something: it is not the keeper any more, or an error with these words.
+    fn refused(&self, error: io::Error, words: String) -> anyhow::Error {
+        self.served().map_or_else(|| anyhow!(error).context(words), |role| self.not_keepers(&role))
+    }
+
     /// Asks the daemon about the whole store: `status`, `queue`, `gc`.
     ///
     /// # Errors
     /// It does not answer, or is not the keeper any more.
     pub(super) fn ask<T: DeserializeOwned>(&self, name: &str) -> Result<T> {
-        let text = self.word(Path::new(""), name).map_err(|error| match self.served() {
-            Some(role) => self.not_keepers(&role),
-            None => anyhow!(error).context(format!("{} does not answer", self.root.display())),
-        });
-        self.understand(&text?)
+        let text = self.word(Path::new(""), name);
+        self.understand(&text.map_err(|error| self.refused(error, format!("{} does not answer", self.root.display())))?)
     }
 
     /// What the daemon has answered.
@@ -296,8 +298,13 @@ impl Mount {
     }
 
     /// Tells the daemon to do something with a file, or with the store.
-    pub(super) fn tell(&self, path: &Path, name: &str) -> io::Result<()> {
-        xattr::set(self.at(path), format!("user.stepfs.{name}"), b"1")
+    ///
+    /// # Errors
+    /// It refuses, or is not the keeper any more.
+    pub(super) fn tell(&self, path: &Path, name: &str) -> Result<()> {
+        let at = self.at(path);
+        let told = xattr::set(&at, format!("user.stepfs.{name}"), b"1");
+        told.map_err(|error| self.refused(error, at.display().to_string()))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 
 use crate::archive::Queue;
 use crate::mirror::Progress;
@@ -49,7 +49,7 @@ pub(super) fn sync(mount: &Mount, mirror: bool) -> Result<()> {
     while asked_at.elapsed() < CLOSING && queue()?.open > 0 {
         std::thread::sleep(INTERVAL);
     }
-    mount.tell(Path::new(""), "sync").with_context(|| format!("{}", mount.root.display()))?;
+    mount.tell(Path::new(""), "sync")?;
     let asked = queue()?.newest;
     let done = wait_until(queue, || Ok(None), |now| now.has_done(asked))?;
     if mirror {
