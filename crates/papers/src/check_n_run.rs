@@ -32,11 +32,12 @@ use std::io;
 use std::sync::Arc;
 
 use super::quantize::{self, Grid};
+use super::select::{first_row, ranges, row_lengths};
 use super::{Fit, NO_PREVIOUS, Policy, State, System, Tensor, Tile, code};
 use code::Narrow;
 use codec::Corrupt;
 use codec::entropy::{symbols, varint};
-use quantizer::{levels, ranges};
+use quantizer::levels;
 
 const SYMMETRIC: u8 = 16;
 const DIFFERENTIAL: u8 = 128;
@@ -165,22 +166,6 @@ impl Fit for Rows {
         code::put_codes(&codes[..stored], self.bits, out);
         Some(State::of(values))
     }
-}
-
-/// Elements of the tile's first row from its first element on; 0 for rows of no width.
-fn first_row(first: u64, width: u64) -> u64 {
-    width - first.checked_rem(width).unwrap_or(width)
-}
-
-/// Lengths of the rows of a tile that begins with this element of the tensor, including cut ones.
-fn row_lengths(first: u64, width: u64, elements: usize) -> Vec<usize> {
-    let (mut length, mut left) = (first_row(first, width), if width == 0 { 0 } else { elements as u64 });
-    let mut lengths = Vec::new();
-    while left > 0 && length > 0 {
-        lengths.push(length.min(left) as usize);
-        (left, length) = (left.saturating_sub(length), width);
-    }
-    lengths
 }
 
 /// True if two rows are equal, bit for bit or in the type that all values of the tile fit into: the previous state was

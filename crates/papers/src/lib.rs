@@ -6,7 +6,7 @@
 //!
 //! | stage | |
 //! |---|---|
-//! | select | the elements that a state stores: [`select`] (largest items, runs), Check-N-Run's rows, TOPN's places |
+//! | select | the elements that a state stores: [`select`] (largest items, rows, runs); TOPN's places |
 //! | predict | from the previous values ([`Tile::before`]) or the previous bins ([`levels`]) |
 //! | quantize | [`quantize`] (grids, nearest centroids), [`clusters`], LC-Checkpoint's buckets |
 //! | code | [`code`] (fixed widths, exact values), [`levels`], [`codec::entropy`] |
@@ -30,13 +30,12 @@ pub mod gobo;
 pub mod inshrinkerator;
 pub mod lc;
 mod levels;
+mod partial;
 mod qd_compressor;
 mod quantize;
 pub mod registry;
-mod scar;
 mod select;
 pub mod tile;
-mod topn;
 
 use std::fmt::Debug;
 use std::io;

@@ -10,9 +10,8 @@ use super::delta_dnn::DeltaDnn;
 use super::gobo::Gobo;
 use super::inshrinkerator::{Config, Inshrinkerator, Metric};
 use super::lc::Lc;
+use super::partial::{By, Partial};
 use super::qd_compressor::QdCompressor;
-use super::scar::Scar;
-use super::topn::TopN;
 use super::{Policy, Policy::*, System};
 use codec::Corrupt;
 
@@ -67,11 +66,11 @@ pub static FAMILIES: &[Family] = &[
         .about("LC-Checkpoint (ICML 2020): exponent buckets, promotion of number bits (no number: none), Huffman"),
     family(2, "lc-layer", &[(0, 8)], &[3], |bits| lc(bits, true))
         .about("LC-Checkpoint with separate buckets and promotion for each tensor"),
-    family(3, "scar", &[(1, 100)], &[5, 10], |percent| Box::new(Scar { percent, priority: false }))
+    family(3, "scar", &[(1, 100)], &[5, 10], |percent| Box::new(Partial { percent, by: By::Turn }))
         .about("SCAR (2018) as LC-Checkpoint compares it: each checkpoint saves the next number percent, by turns"),
-    family(4, "scar-priority", &[(1, 100)], &[5], |percent| Box::new(Scar { percent, priority: true }))
+    family(4, "scar-priority", &[(1, 100)], &[5], |percent| Box::new(Partial { percent, by: By::Row }))
         .about("SCAR (2018): the number percent of the rows that changed most since their last save"),
-    family(5, "topn", &[(1, 100)], &[5, 10], |percent| Box::new(TopN { percent }))
+    family(5, "topn", &[(1, 100)], &[5, 10], |percent| Box::new(Partial { percent, by: By::Element }))
         .about("TOPN as LC-Checkpoint compares it: the number percent of the parameters that changed most"),
     family(10, "check-n-run", CHECK_N_RUN_BITS, &[2, 3, 4, 8], |bits| check_n_run(bits, None, Intermittent))
         .about("Check-N-Run (NSDI 2022): modified rows, each quantized in a range from a search; intermittent"),
@@ -322,8 +321,8 @@ mod tests {
         let systems: [(&str, Box<dyn System>); 9] = [
             ("lc-3", Box::new(Lc { bits: Some(3), by_tensor: false })),
             ("lc-layer-3", Box::new(Lc { bits: Some(3), by_tensor: true })),
-            ("scar-priority-10", Box::new(Scar { percent: 10, priority: true })),
-            ("topn-1", Box::new(TopN { percent: 1 })),
+            ("scar-priority-10", Box::new(Partial { percent: 10, by: By::Row })),
+            ("topn-1", Box::new(Partial { percent: 1, by: By::Element })),
             ("check-n-run-4", Box::new(CheckNRun::new(4).unwrap())),
             ("check-n-run-one-shot-4", Box::new(CheckNRun::new(4).unwrap().with_policy(Policy::OneShot))),
             ("inshrinkerator-5", Box::new(Inshrinkerator::new(Config::new(32)).unwrap())),

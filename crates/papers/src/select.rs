@@ -5,6 +5,7 @@
 //! stores which elements were selected, and [`update`] gives them their values.
 
 use std::io;
+use std::ops::Range;
 
 use rayon::prelude::*;
 
@@ -121,6 +122,31 @@ fn count(tensors: &[&dyn Tensor], items: Items, digit: impl Fn(u32) -> Option<u3
         counts.iter_mut().zip(of_tensor).for_each(|(sum, count)| *sum += count);
     }
     Ok(counts)
+}
+
+/// Elements of the tile's first row from its first element on; 0 for rows of no width.
+pub(super) fn first_row(first: u64, width: u64) -> u64 {
+    width - first.checked_rem(width).unwrap_or(width)
+}
+
+/// Lengths of the rows of a tile that begins with this element of the tensor, including cut ones.
+pub(super) fn row_lengths(first: u64, width: u64, elements: usize) -> Vec<usize> {
+    let (mut length, mut left) = (first_row(first, width), if width == 0 { 0 } else { elements as u64 });
+    let mut lengths = Vec::new();
+    while left > 0 && length > 0 {
+        lengths.push(length.min(left) as usize);
+        (left, length) = (left.saturating_sub(length), width);
+    }
+    lengths
+}
+
+/// The places of rows with these lengths, one after the other.
+pub(super) fn ranges(lengths: &[usize]) -> impl Iterator<Item = Range<usize>> {
+    lengths.iter().scan(0, |end, length| {
+        let start = *end;
+        *end += length;
+        Some(start..*end)
+    })
 }
 
 /// Appends ascending places as runs: their number; for each the elements since the end of the one before, and its

@@ -3,9 +3,10 @@
 use std::io;
 use std::ops::Range;
 
+use super::super::select::{ranges, row_lengths};
 use super::super::{Tensor, Tile};
-use super::quantizer::{Method, Search, l2_error, quantized, ranges};
-use super::{Narrow, is_same, row_lengths};
+use super::quantizer::{Method, Search, l2_error, quantized};
+use super::{Narrow, is_same};
 
 /// Share of the rows in the sample: the paper's .001%.
 const SHARE: f64 = 0.00001;

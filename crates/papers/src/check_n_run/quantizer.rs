@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use super::super::quantize::{self, Grid};
+use super::super::select::ranges;
 use codec::entropy::simd::{Level, multiversion};
 
 /// How a row's range is found.
@@ -57,15 +58,6 @@ const NARROW: usize = 256;
 
 /// Adding and subtracting it rounds an f32 from 0 to 2^22 to the nearest integer, ties to even.
 const ROUNDER: f32 = 12_582_912.0;
-
-/// The places of rows with these lengths, one after the other.
-pub(super) fn ranges(lengths: &[usize]) -> impl Iterator<Item = Range<usize>> {
-    lengths.iter().scan(0, |end, length| {
-        let start = *end;
-        *end += length;
-        Some(start..*end)
-    })
-}
 
 /// The grid of each row of `x` (all finite); `lengths` of the rows, none of them 0.
 pub(super) fn grids(method: Method, bits: u32, x: &[f32], lengths: &[usize]) -> Vec<Grid> {
