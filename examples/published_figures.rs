@@ -327,10 +327,13 @@ fn changed(before: &[Weight], now: &[Weight]) -> Fallible<f64> {
 /// Bytes of each checkpoint by the stages of the delta encoder.
 fn stages(bins: u16, files: &[&str]) -> Fallible<Value> {
     let mut answer = json!({});
-    let mut raw = 0;
+    let (mut raw, config) = (0, Config::new(bins));
+    if !config.is_sound() {
+        return Err("number of bins".into());
+    }
     for (name, coding) in [("huffman", Coding::Huffman), ("rle", Coding::RunLength), ("rearranged", Coding::Rearranged)]
     {
-        let system = Inshrinkerator::new(Config::new(bins)).ok_or("number of bins")?.with_coding(coding);
+        let system = Inshrinkerator::new(config).with_coding(coding);
         let (mut states, mut sizes) = (None, Vec::new());
         for (position, file) in files.iter().enumerate() {
             let weights = weights(file)?;
@@ -361,12 +364,12 @@ fn bins(folder: &Path, file: &str) -> Fallible<Value> {
     for bins in BINS {
         // Without pruning, and without a minimum of bins for embeddings.
         let config = Config { prune: 0, embedding_bins: bins, ..Config::new(bins) };
-        put("inshrinkerator", bins.into(), decoded(&Inshrinkerator::new(config).ok_or("number of bins")?, &weights)?)?;
+        put("inshrinkerator", bins.into(), decoded(&Inshrinkerator::new(config), &weights)?)?;
         let uniform = weights.iter().map(|weight| evenly(&weight.values, bins.into())).collect();
         put("uniform", bins.into(), uniform)?;
     }
     for bits in 1..=8 {
-        put("k-means", 1 << bits, decoded(&Gobo::new(bits).ok_or("bits")?, &weights)?)?;
+        put("k-means", 1 << bits, decoded(&Gobo { bits }, &weights)?)?;
         let adaptive = |weight: &Weight| {
             let width = weight.width().max(1);
             let lengths = vec![width; weight.values.len() / width];

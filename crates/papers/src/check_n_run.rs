@@ -45,28 +45,11 @@ const DIFFERENTIAL: u8 = 128;
 /// The system at one bit width.
 #[derive(Debug)]
 pub(super) struct CheckNRun {
-    bits: u32,
-    /// `None`: adaptive, with parameters from a profile of each checkpoint.
-    method: Option<Method>,
-    policy: Policy,
-}
-
-impl CheckNRun {
-    /// The paper's configuration for this bit width (2, 3, 4 or 8); `None` for others.
-    pub(super) fn new(bits: u32) -> Option<CheckNRun> {
-        let method = if bits == 8 { Some(Method::Asymmetric) } else { None };
-        matches!(bits, 2 | 3 | 4 | 8).then_some(CheckNRun { bits, method, policy: Policy::Intermittent })
-    }
-
-    /// With another method. An adaptive one then has the given parameters and no profile.
-    pub(super) fn with(self, method: Method) -> CheckNRun {
-        CheckNRun { method: Some(method), ..self }
-    }
-
-    /// With another policy than the paper's own.
-    pub(super) fn with_policy(self, policy: Policy) -> CheckNRun {
-        CheckNRun { policy, ..self }
-    }
+    /// 2, 3, 4 or 8.
+    pub(super) bits: u32,
+    /// `None`: the paper's for these bits, with parameters from a profile of each checkpoint.
+    pub(super) method: Option<Method>,
+    pub(super) policy: Policy,
 }
 
 impl System for CheckNRun {
@@ -77,6 +60,7 @@ impl System for CheckNRun {
     fn fit(&self, tensors: &[&dyn Tensor], _position: u32) -> io::Result<Vec<Arc<dyn Fit>>> {
         let method = match self.method {
             Some(method) => method,
+            None if self.bits == 8 => Method::Asymmetric,
             None => Method::Adaptive(profile::choose(self.bits, &profile::sample(tensors)?)),
         };
         let one = |tensor: &&dyn Tensor| Arc::new(Rows { bits: self.bits, method, width: tensor.rows().1 });

@@ -36,7 +36,8 @@ const CELLS: usize = 1 << 16;
 /// The system with its bits.
 #[derive(Debug)]
 pub struct Gobo {
-    bits: u32,
+    /// Bits of an index, 1 to 8.
+    pub bits: u32,
 }
 
 /// A layer's parameters.
@@ -50,11 +51,6 @@ struct Fitted {
 }
 
 impl Gobo {
-    /// Bits of an index, 1 to 8; `None` for others.
-    pub fn new(bits: u32) -> Option<Gobo> {
-        (1..=8).contains(&bits).then_some(Gobo { bits })
-    }
-
     fn fit_one(&self, tensor: &dyn Tensor) -> io::Result<Arc<dyn Fit>> {
         let bits = if Layer::of(tensor) == Layer::Embedding { self.bits.max(EMBEDDING_BITS) } else { self.bits };
         let bulk = bulk(tensor)?;
@@ -184,8 +180,7 @@ mod tests {
 
     #[test]
     fn all_conform() {
-        [1, 3, 8].into_iter().for_each(|bits| conforms(&Gobo::new(bits).unwrap()));
-        assert!(Gobo::new(0).is_none() && Gobo::new(9).is_none());
+        [1, 3, 8].into_iter().for_each(|bits| conforms(&Gobo { bits }));
     }
 
     /// Bell-shaped weights of deviation .02. One in 5000 is beyond 3.74 deviations; the rest is within the limit of 8
@@ -195,7 +190,7 @@ mod tests {
         let mut noise = Noise(3);
         let mut layer = Made { tile: 50_000, ..Made::layer("fc.weight", 200, 500, &mut noise) };
         layer.values[77] = 0.5;
-        let (states, bytes) = checkpoint(&Gobo::new(3).unwrap(), std::slice::from_ref(&layer), 0).remove(0);
+        let (states, bytes) = checkpoint(&Gobo { bits: 3 }, std::slice::from_ref(&layer), 0).remove(0);
         let values: Vec<f32> = states.iter().flat_map(|state| state.values.to_vec()).collect();
         let exact = layer.values.iter().zip(&values).filter(|(w, r)| w == r).count();
         assert!(values[77] == 0.5 && (2..40).contains(&exact), "{exact}");
@@ -205,7 +200,7 @@ mod tests {
         assert!((37_500..38_200).contains(&bytes), "{bytes}");
         // Wide weights are all outliers.
         let wide = Made::new("fc.weight", 10, (0..500).map(|_| 100.0 * noise.normal()).collect());
-        let states = checkpoint(&Gobo::new(3).unwrap(), std::slice::from_ref(&wide), 0).remove(0).0;
+        let states = checkpoint(&Gobo { bits: 3 }, std::slice::from_ref(&wide), 0).remove(0).0;
         assert!(states.iter().flat_map(|state| &state.values).eq(&wide.values));
     }
 }

@@ -85,30 +85,25 @@ pub static FAMILIES: &[Family] = &[
     family(14, "check-n-run-consecutive", CHECK_N_RUN_BITS, &[4], |bits| check_n_run(bits, None, Consecutive))
         .about("Check-N-Run with differences to the previous checkpoint"),
     family(20, "inshrinkerator", &[(1, 7)], &[3, 4, 5], |bits| {
-        sound(Inshrinkerator::new(usual(bits, Metric::Magnitude)))
+        Box::new(Inshrinkerator::new(usual(bits, Metric::Magnitude)))
     })
     .about("Inshrinkerator (2023): protected, pruned or clustered by k-means; differences of bins; 2^number bins"),
     family(21, "inshrinkerator-sensitivity", &[(1, 7)], &[4], |bits| {
-        sound(Inshrinkerator::new(usual(bits, Metric::Sensitivity)))
+        Box::new(Inshrinkerator::new(usual(bits, Metric::Sensitivity)))
     })
     .about("Inshrinkerator that prunes by |w g|, g the gradient's running mean"),
     family(30, "qd-compressor", &[(0, 0)], &[0], |_| Box::new(QdCompressor))
         .about("QD-Compressor (2023): bins by each layer's entropy, cyclic differences"),
     family(31, "delta-dnn", &[(1, 8)], &[2, 3], |digits| {
-        sound(format!("1e-{digits}").parse().ok().and_then(DeltaDnn::new))
+        Box::new(DeltaDnn { bound: 10f64.powi(digits.into()).recip() })
     })
     .about("Delta-DNN (2020): differences within an error bound of 10^-number"),
-    family(32, "gobo", &[(1, 8)], &[3, 4], |bits| sound(Gobo::new(bits.into())))
+    family(32, "gobo", &[(1, 8)], &[3, 4], |bits| Box::new(Gobo { bits: bits.into() }))
         .about("GOBO (2020): outliers exact, all others clustered by k-medians with number bits"),
 ];
 
 /// Only Check-N-Run with bits by the expected restores has these.
 const CHECK_N_RUN_BITS: &[(u8, u8)] = &[(2, 4), (8, 8)];
-
-/// The table holds no parameters that a system refuses.
-fn sound<S: System + 'static>(system: Option<S>) -> Box<dyn System> {
-    Box::new(system.unwrap_or_else(|| unreachable!("parameters of the table")))
-}
 
 /// LC-Checkpoint; 0 bits: without promotion.
 fn lc(bits: u8, by_tensor: bool) -> Box<dyn System> {
@@ -117,11 +112,7 @@ fn lc(bits: u8, by_tensor: bool) -> Box<dyn System> {
 
 /// Check-N-Run; without a method, the usual one of these bits.
 fn check_n_run(bits: u8, method: Option<Method>, policy: Policy) -> Box<dyn System> {
-    let system = CheckNRun::new(bits.into()).map(|system| system.with_policy(policy));
-    sound(system.map(|system| match method {
-        Some(method) => system.with(method),
-        None => system,
-    }))
+    Box::new(CheckNRun { bits: bits.into(), method, policy })
 }
 
 /// Inshrinkerator's configuration of 2^`bits` bins.
@@ -137,9 +128,6 @@ pub struct SystemId {
     config: Option<Config>,
 }
 
-/// The families of Inshrinkerator, by pruning metric; payloads of configurations also belong to these.
-const INSHRINKERATOR: [(Metric, u8); 2] = [(Metric::Magnitude, 20), (Metric::Sensitivity, 21)];
-
 impl SystemId {
     /// The usual ones of all families, in the order of the table.
     pub fn usual() -> impl Iterator<Item = SystemId> {
@@ -150,19 +138,22 @@ impl SystemId {
         SystemId { family: family.id, number, config: None }
     }
 
-    /// Inshrinkerator in this configuration; `None` if it is invalid.
-    pub fn inshrinkerator(config: &Config) -> Option<SystemId> {
-        Inshrinkerator::new(*config)?;
-        let (_, family) = INSHRINKERATOR.into_iter().find(|(metric, _)| *metric == config.metric)?;
-        Some(match config.number() {
+    /// Inshrinkerator in this configuration, which must be sound. Its payloads are those of its metric's family.
+    pub fn inshrinkerator(config: Config) -> SystemId {
+        let family = if config.metric == Metric::Magnitude { 20 } else { 21 };
+        match config.number() {
             Some(number) => SystemId { family, number, config: None },
-            None => SystemId { family, number: 0, config: Some(*config) },
-        })
+            None => SystemId { family, number: 0, config: Some(config) },
+        }
     }
 
     /// The configuration, if it is Inshrinkerator.
     pub fn configuration(self) -> Option<Config> {
-        let (metric, _) = INSHRINKERATOR.into_iter().find(|(_, family)| *family == self.family)?;
+        let metric = match self.family {
+            20 => Metric::Magnitude,
+            21 => Metric::Sensitivity,
+            _ => return None,
+        };
         Some(self.config.unwrap_or_else(|| usual(self.number, metric)))
     }
 
@@ -183,8 +174,8 @@ impl SystemId {
 
     /// The system.
     pub fn system(self) -> Box<dyn System> {
-        match self.config.and_then(Inshrinkerator::new) {
-            Some(system) => Box::new(system),
+        match self.config {
+            Some(config) => Box::new(Inshrinkerator::new(config)),
             None => (self.row().make)(self.number),
         }
     }
@@ -215,7 +206,7 @@ impl fmt::Display for SystemId {
 impl SystemId {
     /// Whether a text begins with the name of a system: it means one, or is a misspelled one.
     pub fn begins(text: &str) -> bool {
-        text.starts_with("inshrinkerator") || FAMILIES.iter().any(|family| text.starts_with(family.word))
+        FAMILIES.iter().any(|family| text.starts_with(family.word))
     }
 }
 
@@ -224,8 +215,7 @@ impl FromStr for SystemId {
 
     fn from_str(text: &str) -> Result<SystemId, String> {
         if text.split('-').nth(1).is_some_and(|part| part.ends_with("bins")) {
-            return SystemId::inshrinkerator(&text.parse()?)
-                .ok_or_else(|| format!("{text:?} is not a configuration of Inshrinkerator"));
+            return text.parse().map(SystemId::inshrinkerator);
         }
         let of = |word: &str| FAMILIES.iter().find(|family| family.word == word);
         let unknown = || format!("{text:?} is not a published system");
@@ -272,7 +262,7 @@ mod tests {
                 for (prune, protect) in shares.iter().flat_map(|a| shares.iter().map(move |b| (*a, *b))) {
                     for metric in [Metric::Magnitude, Metric::Sensitivity] {
                         let config = Config { bins, embedding_bins, prune, metric, protect };
-                        let id = SystemId::inshrinkerator(&config).unwrap();
+                        let id = SystemId::inshrinkerator(config);
                         let name = id.to_string();
                         assert_eq!(name.parse(), Ok(id));
                         assert_eq!(id.configuration(), Some(config));
@@ -323,11 +313,11 @@ mod tests {
             ("lc-layer-3", Box::new(Lc { bits: Some(3), by_tensor: true })),
             ("scar-priority-10", Box::new(Partial { percent: 10, by: By::Row })),
             ("topn-1", Box::new(Partial { percent: 1, by: By::Element })),
-            ("check-n-run-4", Box::new(CheckNRun::new(4).unwrap())),
-            ("check-n-run-one-shot-4", Box::new(CheckNRun::new(4).unwrap().with_policy(Policy::OneShot))),
-            ("inshrinkerator-5", Box::new(Inshrinkerator::new(Config::new(32)).unwrap())),
-            ("delta-dnn-3", Box::new(DeltaDnn::new(1e-3).unwrap())),
-            ("gobo-4", Box::new(Gobo::new(4).unwrap())),
+            ("check-n-run-4", Box::new(CheckNRun { bits: 4, method: None, policy: Intermittent })),
+            ("check-n-run-one-shot-4", Box::new(CheckNRun { bits: 4, method: None, policy: OneShot })),
+            ("inshrinkerator-5", Box::new(Inshrinkerator::new(Config::new(32)))),
+            ("delta-dnn-3", Box::new(DeltaDnn { bound: 1e-3 })),
+            ("gobo-4", Box::new(Gobo { bits: 4 })),
         ];
         for (name, system) in systems {
             let named = name.parse::<SystemId>().unwrap().system();

@@ -257,8 +257,7 @@ fn tune(args: &Args, files: &[PathBuf], trial: &Trial, scratch: &Path) -> Result
         // Without gradients the sensitivity is unknown, and both metrics are the same.
         let metric = if gradients { config.metric } else { Metric::Magnitude };
         let config = Config { metric, ..*config };
-        let system = SystemId::inshrinkerator(&config).context("no configuration")?;
-        anyhow::Ok(trials.of(Profile::Published(system))?.degradation)
+        anyhow::Ok(trials.of(Profile::Published(SystemId::inshrinkerator(config)))?.degradation)
     })?;
     Ok(Report {
         files: files.iter().map(|file| file.to_string_lossy().into_owned()).collect(),

@@ -75,6 +75,13 @@ impl Config {
     pub fn new(bins: u16) -> Config {
         Config { bins, embedding_bins: bins.max(16), prune: 1000, metric: Metric::Magnitude, protect: 5 }
     }
+
+    /// True if both numbers of bins are 2 to 239, and the shares 0 to 100%.
+    pub fn is_sound(&self) -> bool {
+        let most = MOST_LEVELS as u16 - FIRST_BIN;
+        [self.bins, self.embedding_bins].iter().all(|bins| (2..=most).contains(bins))
+            && self.prune.max(self.protect) <= WHOLE
+    }
 }
 
 /// The system in one configuration.
@@ -88,12 +95,9 @@ pub struct Inshrinkerator {
 const ALPHA: f64 = 0.5;
 
 impl Inshrinkerator {
-    /// `None` if a number of bins is not 2 to 239, or a share not 0 to 100%.
-    pub fn new(config: Config) -> Option<Inshrinkerator> {
-        let most = MOST_LEVELS as u16 - FIRST_BIN;
-        let bins = [config.bins, config.embedding_bins].iter().all(|bins| (2..=most).contains(bins));
-        (bins && config.prune.max(config.protect) <= WHOLE)
-            .then_some(Inshrinkerator { config, coding: Coding::Rearranged })
+    /// The paper's system in a sound configuration.
+    pub fn new(config: Config) -> Inshrinkerator {
+        Inshrinkerator { config, coding: Coding::Rearranged }
     }
 
     /// With fewer of the delta encoder's stages, as figure 12 compares them.

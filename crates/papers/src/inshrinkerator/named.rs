@@ -7,7 +7,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{Config, Inshrinkerator, Metric};
+use super::{Config, Metric};
 
 /// The first word of the name.
 const WORD: &str = "inshrinkerator";
@@ -58,24 +58,19 @@ impl FromStr for Config {
         let bins = parts.next().and_then(|part| part.strip_suffix("bins")?.parse().ok()).ok_or_else(wrong)?;
         let mut config = Config::new(bins);
         for part in parts {
-            let percent = |digits: &str| {
-                let percent = digits.parse::<f64>().ok().filter(|percent| (0.0..=100.0).contains(percent))?;
-                Some((percent * 100.0).round() as u16)
-            };
-            let of = |word: &str| part.strip_prefix(word);
-            if let Some(digits) = of("embedding") {
-                config.embedding_bins = digits.parse().ok().ok_or_else(wrong)?;
-            } else if let Some(digits) = of("prune") {
-                config.prune = percent(digits).ok_or_else(wrong)?;
-            } else if let Some(digits) = of("protect") {
-                config.protect = percent(digits).ok_or_else(wrong)?;
-            } else if part == "sensitivity" {
-                config.metric = Metric::Sensitivity;
-            } else {
-                return Err(wrong());
+            let digits = part.trim_start_matches(|c: char| c.is_ascii_lowercase());
+            let number = digits.parse::<f64>();
+            // Other numbers than those of a name give another name, or an unsound configuration.
+            let hundredths = |percent: f64| (percent * 100.0).round() as u16;
+            match (part.strip_suffix(digits), number) {
+                (Some("embedding"), Ok(bins)) => config.embedding_bins = bins as u16,
+                (Some("prune"), Ok(percent)) => config.prune = hundredths(percent),
+                (Some("protect"), Ok(percent)) => config.protect = hundredths(percent),
+                (Some("sensitivity"), Err(_)) => config.metric = Metric::Sensitivity,
+                _ => return Err(wrong()),
             }
         }
-        if Inshrinkerator::new(config).is_none() {
+        if !config.is_sound() {
             return Err(format!("{text:?}: bins are 2 to 239, percentages 0 to 100"));
         }
         match config.to_string() {

@@ -50,10 +50,9 @@ pub(super) struct Thresholds {
 impl Thresholds {
     /// `type_scores`: of all layers of the tensor's type; `all`: of all layers.
     pub(super) fn new(metric: Metric, prune: f64, protect: f64, type_scores: &Scores, all: &Scores) -> Thresholds {
-        let low =
-            |sketch: &Sketch| if prune > 0.0 && !sketch.is_empty() { sketch.quantile(prune) as f32 } else { -1.0 };
+        let low = |sketch: &Sketch| sketch.quantile(prune).filter(|_| prune > 0.0).map_or(-1.0, |at| at as f32);
         let high = |sketch: &Sketch| {
-            if protect > 0.0 && !sketch.is_empty() { sketch.quantile(1.0 - protect) as f32 } else { f32::INFINITY }
+            sketch.quantile(1.0 - protect).filter(|_| protect > 0.0).map_or(f32::INFINITY, |at| at as f32)
         };
         Thresholds {
             metric,

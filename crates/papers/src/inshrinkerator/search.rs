@@ -91,26 +91,17 @@ const REACH: usize = 1;
 /// must not change it.
 const BETTER: f64 = 0.9;
 
-/// A search with its trials so far.
+/// A search at work.
 struct Trials<'a, F> {
     space: &'a Space,
     threshold: f64,
     degradation: F,
-    tried: Vec<(Place, Metric, f64)>,
 }
 
 impl<E, F: FnMut(&Config) -> Result<f64, E>> Trials<'_, F> {
     /// Degradation of a configuration, and whether that is good enough; NaN is not.
     fn of(&mut self, place: Place, metric: Metric) -> Result<(f64, bool), E> {
-        let known = self.tried.iter().find(|&&(p, m, _)| (p, m) == (place, metric)).map(|trial| trial.2);
-        let degradation = match known {
-            Some(degradation) => degradation,
-            None => {
-                let degradation = (self.degradation)(&self.space.config(place, metric))?;
-                self.tried.push((place, metric, degradation));
-                degradation
-            }
-        };
+        let degradation = (self.degradation)(&self.space.config(place, metric))?;
         Ok((degradation, degradation <= self.threshold))
     }
 
@@ -131,21 +122,17 @@ impl<E, F: FnMut(&Config) -> Result<f64, E>> Trials<'_, F> {
         }
         // Cut the rest of the box into one box per axis. If the middle was good: below it on that axis, and at it or
         // beyond on the axes before. Otherwise: beyond it on that axis, and at it or below on the axes before.
+        let (mut low, mut high) = (low, high);
         for axis in 0..AXES {
-            let (mut low, mut high) = (low, high);
-            for before in 0..axis {
-                if good { low[before] = middle[before] } else { high[before] = middle[before] }
+            let (mut start, mut end) = (low, high);
+            if good && middle[axis] > low[axis] {
+                end[axis] = middle[axis] - 1;
+                self.divide(start, end, metric, best)?;
+            } else if !good && middle[axis] < high[axis] {
+                start[axis] = middle[axis] + 1;
+                self.divide(start, end, metric, best)?;
             }
-            let none = if good { middle[axis] == low[axis] } else { middle[axis] == high[axis] };
-            if none {
-                continue;
-            }
-            if good {
-                high[axis] = middle[axis] - 1
-            } else {
-                low[axis] = middle[axis] + 1
-            }
-            self.divide(low, high, metric, best)?;
+            if good { low[axis] = middle[axis] } else { high[axis] = middle[axis] }
         }
         Ok(())
     }
@@ -153,23 +140,18 @@ impl<E, F: FnMut(&Config) -> Result<f64, E>> Trials<'_, F> {
     /// The whole cube, with both metrics.
     fn exhaustive(&mut self) -> Result<Option<(Place, Metric)>, E> {
         let high = self.space.lengths().map(|length| length - 1);
-        let mut found: Option<(Place, Metric)> = None;
+        // With its bits and its degradation: of two with equally many bits the better one.
+        let mut found: Option<((f64, f64), (Place, Metric))> = None;
         for metric in [Metric::Magnitude, Metric::Sensitivity] {
             let mut best = None;
             self.divide([0; AXES], high, metric, &mut best)?;
             let Some(place) = best else { continue };
-            let better = match found {
-                None => true,
-                Some((other, with)) => {
-                    let (bits, others) = (self.bits(place, metric), self.bits(other, with));
-                    bits < others || bits == others && self.of(place, metric)?.0 < self.of(other, with)?.0
-                }
-            };
-            if better {
-                found = Some((place, metric));
+            let trial = (self.bits(place, metric), self.of(place, metric)?.0);
+            if found.is_none_or(|(other, _)| trial < other) {
+                found = Some((trial, (place, metric)));
             }
         }
-        Ok(found)
+        Ok(found.map(|(_, found)| found))
     }
 
     /// The neighbourhood of the configuration before.
@@ -200,7 +182,7 @@ impl<E, F: FnMut(&Config) -> Result<f64, E>> Trials<'_, F> {
 }
 
 /// Finds the configuration that compresses most with at most `threshold` of degradation, as `degradation` measures it
-/// (0: none; the paper: relative, per checkpoint). `before`: the configuration of the previous checkpoint. `None` if no
+/// (0: none; the paper: relative, per checkpoint) and remembers it: the search may ask twice. `before`: the configuration of the previous checkpoint. `None` if no
 /// configuration is good enough.
 pub fn search<E>(
     space: &Space,
@@ -211,7 +193,7 @@ pub fn search<E>(
     if space.lengths().contains(&0) {
         return Ok(None);
     }
-    let mut trials = Trials { space, threshold, degradation, tried: Vec::new() };
+    let mut trials = Trials { space, threshold, degradation };
     let near = before.map(|before| trials.neighbourhood(before)).transpose()?.flatten();
     let found = near.map_or_else(|| trials.exhaustive(), |near| Ok(Some(near)))?;
     Ok(found.map(|(place, metric)| Found { config: space.config(place, metric), exhaustive: near.is_none() }))

@@ -98,25 +98,18 @@ impl Sketch {
         self.zeros + self.counts.iter().sum::<u64>()
     }
 
-    /// True if it has counted nothing.
-    pub(super) fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// The quantile `q` (0 to 1), within 1% of the value of rank floor(q (n - 1)); 0 for no values.
-    pub(super) fn quantile(&self, q: f64) -> f64 {
-        let rank = (q.clamp(0.0, 1.0) * self.len().saturating_sub(1) as f64) as u64;
+    /// The quantile `q` (0 to 1), within 1% of the value of rank floor(q (n - 1)); `None` for no values.
+    pub(super) fn quantile(&self, q: f64) -> Option<f64> {
+        let rank = (q.clamp(0.0, 1.0) * self.len().checked_sub(1)? as f64) as u64;
         let mut below = self.zeros;
         if rank < below {
-            return 0.0;
+            return Some(0.0);
         }
-        for (bucket, &count) in self.counts.iter().enumerate() {
+        let reaches = |&count: &u64| {
             below += count;
-            if rank < below {
-                return BUCKET.value(bucket);
-            }
-        }
-        0.0
+            rank < below
+        };
+        self.counts.iter().position(reaches).map(|bucket| BUCKET.value(bucket))
     }
 }
 
