@@ -1,5 +1,6 @@
 //! How far training moved each weight from one checkpoint of a run to the next, for `stepfs report`.
 
+use std::cmp::Reverse;
 use std::path::PathBuf;
 
 use anyhow::{Error, Result};
@@ -66,53 +67,48 @@ pub enum Update {
     Share(f64),
 }
 
-/// Compares the states, oldest first, each with the one before it. The weights are those of the newest state. A state that
-/// cannot be read is left out. One state has no update, and is not opened.
+/// Compares the states, given oldest first, each with the one before it, from the newest one on: the weights are that one's.
+/// A state that cannot be read is left out. One state has no update, and is not opened.
 pub fn updates(source: &dyn Source, states: &[State], bar: &ProgressBar) -> Updates {
     let mut found = Updates::default();
     if states.len() < 2 {
         return found;
     }
-    let newest = (0..states.len()).rev().find_map(|at| match open(source, &states[at]) {
-        Ok(checkpoint) => Some((at, rows(&checkpoint))),
-        Err(error) => {
-            found.unread.push((at, causes(&error)));
-            None
-        }
-    });
-    let Some((newest, (rows, left_out))) = newest else { return found };
-    (found.rows, found.left_out) = (rows, left_out);
-    if found.rows.is_empty() {
-        return found;
-    }
-    let bytes: u64 = found.rows.iter().map(|row| row.bytes).sum();
-    bar.set_length(bytes * newest as u64);
-    let mut before: Option<(usize, Checkpoint)> = None;
-    for (at, state) in states.iter().enumerate().take(newest + 1) {
-        let now = match open(source, state) {
+    let mut after: Option<(usize, Checkpoint)> = None;
+    for (at, state) in states.iter().enumerate().rev() {
+        let opened = Checkpoint::of(source, (&state.root, state.name.clone()), true, state.files.clone());
+        let now = match opened {
             Ok(checkpoint) => checkpoint,
             Err(error) => {
                 found.unread.push((at, causes(&error)));
                 continue;
             }
         };
-        let losses = now.parts.iter().flat_map(|part| &part.description.progress.losses);
-        found.losses.extend(losses.map(|(name, value)| (at, *name, *value)));
-        if let Some((earlier, before)) = &before
-            && let Err((side, error)) = found.add((*earlier, before), (at, &now), bar)
-        {
-            found.unread.push(([*earlier, at][side], causes(&error)));
-            if side == 1 {
-                continue;
+        match &after {
+            None => {
+                (found.rows, found.left_out) = rows(&now);
+                bar.set_length(found.rows.iter().map(|row| row.bytes).sum::<u64>() * at as u64);
+            }
+            Some((later, after)) => {
+                if let Err((side, error)) = found.add((at, &now), (*later, after), bar) {
+                    found.unread.push(([at, *later][side], causes(&error)));
+                    if side == 0 {
+                        continue;
+                    }
+                }
             }
         }
-        before = Some((at, now));
+        if found.rows.is_empty() {
+            break;
+        }
+        let losses = now.parts.iter().flat_map(|part| &part.description.progress.losses);
+        found.losses.extend(losses.map(|(name, value)| (at, *name, *value)));
+        after = Some((at, now));
     }
+    found.pairs.reverse();
+    found.unread.reverse();
+    found.rows.iter_mut().for_each(|row| row.updates.reverse());
     found
-}
-
-fn open(source: &dyn Source, state: &State) -> Result<Checkpoint> {
-    Checkpoint::of(source, (&state.root, state.name.clone()), true, state.files.clone())
 }
 
 /// The rows of the largest weights, and the number of the others.
@@ -123,25 +119,15 @@ fn rows(checkpoint: &Checkpoint) -> (Vec<Row>, usize) {
     if all.iter().any(|(_, found)| found.tensor.role.group() == Role::Weight) {
         all.retain(|(_, found)| found.tensor.role.group() == Role::Weight);
     }
-    let mut sizes: Vec<u64> = all.iter().map(|(_, found)| found.tensor.bytes()).collect();
-    sizes.sort_unstable_by(|a, b| b.cmp(a));
-    let least = sizes.get(ROWS - 1).copied().unwrap_or(0);
-    let count = all.len();
+    let left_out = all.len().saturating_sub(ROWS);
     // Of equal ones the first.
-    let mut equal = ROWS - sizes.iter().take_while(|size| **size > least).count().min(ROWS);
-    all.retain(|(_, found)| match found.tensor.bytes().cmp(&least) {
-        std::cmp::Ordering::Equal if equal > 0 => {
-            equal -= 1;
-            true
-        }
-        order => order.is_gt(),
-    });
-    let row = |(name, found): &(&str, Found)| Row {
-        name: name.to_string(),
-        bytes: found.tensor.bytes(),
-        updates: Vec::new(),
-    };
-    (all.iter().map(row).collect(), count - all.len())
+    let mut largest: Vec<usize> = (0..all.len()).collect();
+    largest.sort_by_key(|at| Reverse(all[*at].1.tensor.bytes()));
+    largest.truncate(ROWS);
+    largest.sort_unstable();
+    let row =
+        |(name, found): (&str, Found)| Row { name: name.to_string(), bytes: found.tensor.bytes(), updates: Vec::new() };
+    (largest.into_iter().map(|at| row(all[at])).collect(), left_out)
 }
 
 impl Updates {
@@ -192,7 +178,7 @@ mod tests {
     /// Safetensors files, `step_0` and so on.
     struct Files {
         dir: tempfile::TempDir,
-        /// When `step_3` opens again, `step_2` loses its last byte.
+        /// When `step_1` opens, `step_2` loses its last byte.
         is_cut: bool,
         opened: Cell<usize>,
     }
@@ -209,7 +195,7 @@ mod tests {
         fn open(&self, path: &Path) -> io::Result<(File, Permissions)> {
             self.opened.set(self.opened.get() + 1);
             let before = path.with_file_name("step_2.safetensors");
-            if self.is_cut && path.ends_with("step_3.safetensors") && before.exists() {
+            if self.is_cut && path.ends_with("step_1.safetensors") {
                 let file = File::options().write(true).open(&before)?;
                 file.set_len(file.metadata()?.len() - 1)?;
             }
@@ -268,7 +254,7 @@ mod tests {
         let mut files = Files::of(&states.each_ref().map(|of| &of[..]));
         files.is_cut = true;
         let found = files.updates(6);
-        assert_eq!(found.pairs, [(0, 1), (1, 2), (3, 4), (4, 5)]);
+        assert_eq!(found.pairs, [(0, 1), (2, 3), (3, 4), (4, 5)]);
         assert!(found.rows.iter().all(|row| row.updates == [Share(1.0); 4]));
         let [(2, why)] = &found.unread[..] else { panic!("{:?}", found.unread) };
         assert!(why.starts_with("step_2.safetensors: b.weight: "), "{why}");
