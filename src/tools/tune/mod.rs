@@ -1,28 +1,35 @@
-//! `stepfs tune`
+//! `stepfs tune`: tries profiles on a series, and chooses the smallest that is good enough.
+//!
+//! A trial takes the archive's own way from a file to its object ([`crate::encode`]), without a store. Objects have no
+//! names, so a trial that is interrupted leaves nothing behind.
 
 mod eval;
 mod report;
-mod trial;
 
-use std::fs;
+use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use indicatif::ProgressBar;
 
+use crate::recall::{self, Layout, stream};
 use crate::store::durable::scratch;
-use crate::store::{Error, Profile, Store, names_bytes, step_pattern};
+use crate::store::object::rows_and_width;
+use crate::store::{Error, MIN_RELEASE_BYTES, Profile, Store, names_bytes, step_pattern};
 use crate::terminal::format::progress;
 use crate::terminal::interrupt::Temporary;
 use crate::terminal::{log_to_stderr, say_answer};
+use formats::{Role, Tensor};
 use papers::inshrinkerator::search::{Space, search};
-use papers::inshrinkerator::{Config, Metric};
+use papers::inshrinkerator::{Config, Layer, Metric};
 use papers::registry::SystemId;
+use papers::tile::is_for;
 
-use super::Series;
+use super::of_file;
+use super::series::{Series, State, is_parameter};
 use eval::Evaluator;
 use report::{Candidate, Report, smallest};
-use trial::Trial;
 
 /// Find the smallest profile that is still good enough, by a quality score of your own.
 ///
@@ -116,13 +123,13 @@ pub fn run(args: Args) -> Result<()> {
     }
     let files = in_order(&args.files);
     let series = Series::open(&files)?;
-    let trial = Trial::of(&series)?;
+    let update = last_update(&series)?;
     let parent = args.tmp.clone().unwrap_or_else(std::env::temp_dir);
     // Canonical, since CMD may change directories.
     let scratch = fs::canonicalize(&parent).and_then(|parent| Temporary::directory("stepfs-tune-", &parent));
     let (scratch, _held) = scratch.with_context(|| format!("{}", parent.display()))?;
-    let report = tune(&args, &files, &trial, scratch.path())?;
-    say_answer(args.json, &report, |report| say_part!("{}", report.words(trial.last())))?;
+    let report = tune(&args, &files, (&series, update), scratch.path())?;
+    say_answer(args.json, &report, |report| say_part!("{}", report.words(&series.last().path)))?;
     let chosen = &report.chosen;
     let Some(path) = &args.store else {
         if !args.json {
@@ -132,7 +139,7 @@ pub fn run(args: Args) -> Result<()> {
     };
     let profile: Profile = chosen.parse().map_err(anyhow::Error::msg)?;
     let mut store = Store::open(path).map_err(|error| match error {
-        Error::Busy { .. } => anyhow::anyhow!("{}: {IN_USE}; default_profile = \"{chosen}\"", path.display()),
+        Error::Busy { .. } => anyhow!("{}: {IN_USE}; default_profile = \"{chosen}\"", path.display()),
         error => error.into(),
     })?;
     store.set_default_profile(profile)?;
@@ -157,9 +164,49 @@ fn in_order(files: &[PathBuf]) -> Vec<PathBuf> {
     numbered.into_iter().map(|(_, file)| file).collect()
 }
 
-/// Tries profiles: size, and quality of the decoded file.
+/// Root mean square of the update that led to the last file.
+///
+/// # Errors
+/// A store keeps a file as it is, or nothing was trained between the last two.
+fn last_update(series: &Series) -> Result<f64> {
+    let unfit = |state: &State, why: String| anyhow!("{}: {why}", state.path.display());
+    for state in &series.states {
+        if state.len < MIN_RELEASE_BYTES {
+            let why = format!("it is below {MIN_RELEASE_BYTES} bytes, and stepfs keeps such files as they are");
+            return Err(unfit(state, why));
+        }
+        if !state.description.tensors.iter().any(is_parameter) {
+            return Err(unfit(state, "it has no weights; `stepfs inspect` shows its tensors".into()));
+        }
+    }
+    let update = series.last_update()?.rms();
+    if !(update > 0.0 && update.is_finite()) {
+        let why =
+            "its weights are the same as in the file before; name checkpoints between which the model was trained";
+        return Err(unfit(series.last(), why.into()));
+    }
+    Ok(update)
+}
+
+/// The share of the parameters that embeddings have, 0 to 1.
+fn embedding_share(tensors: &[Tensor]) -> f64 {
+    let parameters = || tensors.iter().filter(|tensor| is_parameter(tensor));
+    let layer = |tensor: &Tensor| Layer::of_shape(&tensor.path, rows_and_width(&tensor.shape));
+    let embeddings: u64 = parameters().filter(|of| layer(of) == Layer::Embedding).map(Tensor::elements).sum();
+    embeddings as f64 / parameters().map(Tensor::elements).sum::<u64>().max(1) as f64
+}
+
+/// True if there are running means of gradients, from which sensitivity is computed.
+fn has_gradients(tensors: &[Tensor]) -> bool {
+    let mut first = tensors.iter().filter(|tensor| tensor.role == Role::FirstMoment && is_for(tensor.dtype));
+    first.any(|tensor| tensor.of.is_some_and(|of| tensors.get(of).is_some_and(is_parameter)))
+}
+
+/// Tries profiles on the last file of a series: size, and quality of the decoded file.
 struct Trials<'a> {
-    trial: &'a Trial<'a>,
+    series: &'a Series,
+    /// Root mean square of the parameters' last update.
+    update: f64,
     scratch: &'a Path,
     evaluator: Option<Evaluator<'a>>,
     exact_score: Option<f64>,
@@ -187,28 +234,41 @@ impl Trials<'_> {
     }
 
     fn try_out(&self, profile: Profile) -> Result<Candidate> {
-        let kept = self.trial.keep(profile, self.scratch)?;
+        let (mut series_bytes, mut last) = (Vec::new(), None);
+        self.series.keep(profile, self.scratch, &mut |at, kept| {
+            series_bytes.push(kept.as_ref().map_or(self.series.states[at].len, |(bytes, _)| *bytes));
+            last = kept.map(|(_, chain)| chain);
+            Ok(())
+        })?;
+        let (file, mut error) = (self.series.last(), 0.0);
+        if let Some(chain) = &last {
+            let decoded = tempfile::tempfile_in(self.scratch)?;
+            stream(chain, &Layout::of(chain.leaf()), |at, _, bytes| scratch::write_all_at(&decoded, bytes, at))?;
+            error = self.series.errors(file, &decoded)?.rms() / self.update;
+        }
         let score = match &self.evaluator {
             None => None,
             Some(evaluator) => {
-                let name = self.trial.last().file_name().context("the file has no name")?;
-                let path = self.scratch.join(name);
+                let path = self.scratch.join(file.path.file_name().context("the file has no name")?);
                 scratch::remove(&path)?;
-                let file = scratch::create_new(&path).with_context(|| format!("{}", path.display()))?;
-                self.trial.write(&kept, &file).with_context(|| format!("{}", path.display()))?;
-                drop(file);
+                let to = scratch::create_new(&path).map_err(of_file(&path))?;
+                match &last {
+                    Some(chain) => recall::copy(chain, &|bytes, at| scratch::write_all_at(&to, bytes, at))?,
+                    None => io::copy(&mut File::open(&file.path)?, &mut &to).map(drop)?,
+                }
+                drop(to);
                 let score = evaluator.score(&path);
                 scratch::remove(&path)?;
                 Some(score?)
             }
         };
-        let degradation = score.zip(self.exact_score).map_or(kept.error, |(score, exact)| self.worse(score, exact));
+        let degradation = score.zip(self.exact_score).map_or(error, |(score, exact)| self.worse(score, exact));
         let tolerance = self.args.tolerance();
         Ok(Candidate {
             profile: profile.name().into_owned(),
-            bytes: kept.bytes.last().copied().unwrap_or_default(),
-            series_bytes: kept.bytes,
-            error: kept.error,
+            bytes: series_bytes.last().copied().unwrap_or_default(),
+            series_bytes,
+            error,
             score,
             degradation,
             // NaN is not good.
@@ -229,14 +289,15 @@ impl Args {
     }
 }
 
-fn tune(args: &Args, files: &[PathBuf], trial: &Trial, scratch: &Path) -> Result<Report> {
+fn tune(args: &Args, files: &[PathBuf], (series, update): (&Series, f64), scratch: &Path) -> Result<Report> {
+    let file = series.last();
     let evaluator = args.eval.as_ref().map(|command| Evaluator::new(command, scratch));
     let exact_score = match &evaluator {
-        Some(evaluator) => Some(exact_score(args, evaluator, trial.last())?),
+        Some(evaluator) => Some(exact_score(args, evaluator, &file.path)?),
         None => None,
     };
     let bar = progress(0, false);
-    let mut trials = Trials { trial, scratch, evaluator, exact_score, args, bar, tried: Vec::new() };
+    let mut trials = Trials { series, update, scratch, evaluator, exact_score, args, bar, tried: Vec::new() };
     let exact = trials.of(Profile::Exact)?;
     if let Some(score) = exact.score.filter(|_| !exact.good || exact.degradation.abs() > args.tolerance()) {
         let before = exact_score.unwrap_or(score);
@@ -247,12 +308,12 @@ fn tune(args: &Args, files: &[PathBuf], trial: &Trial, scratch: &Path) -> Result
     for profile in [Profile::Balanced, Profile::Compact] {
         trials.of(profile)?;
     }
-    let mut space = Space::published(trial.embedding_share());
+    let mut space = Space::published(embedding_share(&file.description.tensors));
     if space.embedding_share == 0.0 {
         // That axis has no tensors.
         space.embedding_bins.truncate(1);
     }
-    let gradients = trial.has_gradients();
+    let gradients = has_gradients(&file.description.tensors);
     search(&space, args.near.as_ref(), args.tolerance(), |config| {
         // Without gradients the sensitivity is unknown, and both metrics are the same.
         let metric = if gradients { config.metric } else { Metric::Magnitude };
@@ -262,7 +323,7 @@ fn tune(args: &Args, files: &[PathBuf], trial: &Trial, scratch: &Path) -> Result
     Ok(Report {
         files: files.iter().map(|file| file.to_string_lossy().into_owned()).collect(),
         files_bytes: names_bytes(files.iter().map(PathBuf::as_path)),
-        file_bytes: trial.last_bytes(),
+        file_bytes: file.len,
         eval: args.eval.clone(),
         exact_score,
         tolerance: args.tolerance(),

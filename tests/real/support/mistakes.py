@@ -578,9 +578,9 @@ LEFT_OUT = {
     ("src/cli/(pull|)", "interrupted"): "test_mirror: interrupted_commands_leave_nothing_and_go_on",
     ("src/terminal/interrupt", "interrupted"): "test_transfer, test_tune and test_elasticdl: an_interrupt...",
     ("src/terminal/mod", "exit code"): "only a code: the command has told the reason itself",
-    ("src/tools/(series|tune/(mod|trial))", "the file has no name|no configuration|changed meanwhile|default_profile ="):
+    ("src/tools/(series|tune/mod)", "the file has no name|changed meanwhile|default_profile ="):
         "a race with another program, or a defect",
-    ("src/tools/tune/(mod|trial|eval)", "the file as it was|has no weights|cannot start sh"): "a reason in another message: test_tune",
+    ("src/tools/tune/(mod|eval)", "the file as it was|has no weights|cannot start sh"): "a reason in another message: test_tune",
     ("src/tools/series", "one is a|it has no|is . and not|other roles|at least two"): "a reason in `is not of the same model as`",
     ("src/tools/compare", "more than|does not come back"): "a file above 2 GiB, a race with another program, or a defect",
     ("crates/papers/src/registry", ""): "clap and the entries on profiles say it in other words",
