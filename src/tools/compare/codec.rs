@@ -16,10 +16,8 @@ use super::plain;
 pub(super) enum Codec {
     /// As a store does under this profile: stepfs's own, or a published system.
     Profile(Profile),
-    /// `zstd -N`, each file alone.
-    Zstd(u8),
-    /// `zstd -N --patch-from`, each file as a patch to the one before.
-    ZstdPatch(u8),
+    /// `zstd -N`, each file alone; or `zstd -N --patch-from`, each file as a patch to the one before.
+    Zstd { level: u8, patch: bool },
 }
 
 const LEVELS: std::ops::RangeInclusive<u8> = 1..=22;
@@ -34,7 +32,8 @@ impl Codec {
     pub(super) fn usual() -> Vec<Codec> {
         let own = Profile::ALL.map(Codec::Profile);
         let published = SystemId::usual().map(|system| Codec::Profile(Profile::Published(system)));
-        own.into_iter().chain(published).chain([Codec::Zstd(LEVEL), Codec::ZstdPatch(LEVEL)]).collect()
+        let zstd = [false, true].map(|patch| Codec::Zstd { level: LEVEL, patch });
+        own.into_iter().chain(published).chain(zstd).collect()
     }
 
     /// A line about it.
@@ -44,8 +43,8 @@ impl Codec {
             Codec::Profile(Profile::Balanced) => "stepfs, a restore is meant to cost half an iteration of training",
             Codec::Profile(Profile::Compact) => "stepfs, a restore is meant to cost up to two iterations",
             Codec::Profile(Profile::Published(system)) => system.about(),
-            Codec::Zstd(_) => "zstd at this level (1 to 22), each file alone",
-            Codec::ZstdPatch(_) => "zstd --patch-from at this level (1 to 22), each file as a patch to the one before",
+            Codec::Zstd { patch: false, .. } => "zstd at this level (1 to 22), each file alone",
+            Codec::Zstd { .. } => "zstd --patch-from at this level (1 to 22), each file as a patch to the one before",
         }
     }
 
@@ -53,7 +52,7 @@ impl Codec {
     /// A file is too large for it.
     pub(super) fn is_for(self, series: &Series) -> Result<()> {
         match (self, series.largest()) {
-            (Codec::ZstdPatch(_), Some((path, len))) if len > plain::MAX_PATCHED => {
+            (Codec::Zstd { patch: true, .. }, Some((path, len))) if len > plain::MAX_PATCHED => {
                 bail!("{}: more than {self} can have; leave it out (--codecs)", path.display())
             }
             _ => Ok(()),
@@ -65,8 +64,7 @@ impl fmt::Display for Codec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Codec::Profile(profile) => f.write_str(&profile.name()),
-            Codec::Zstd(level) => write!(f, "{ZSTD}{level}"),
-            Codec::ZstdPatch(level) => write!(f, "{PATCH}{level}"),
+            Codec::Zstd { level, patch } => write!(f, "{}{level}", if *patch { PATCH } else { ZSTD }),
         }
     }
 }
@@ -75,15 +73,12 @@ impl FromStr for Codec {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Codec, String> {
-        let level = |text: &str| {
+        let patch = text.strip_prefix(PATCH);
+        if let Some(number) = patch.or_else(|| text.strip_prefix(ZSTD)) {
             // No sign and no zeros before it: each has one name.
-            let level = text.parse().ok().filter(|level: &u8| LEVELS.contains(level) && level.to_string() == text);
-            level.ok_or_else(|| format!("{text:?} is no level of zstd; write 1 to 22"))
-        };
-        if let Some(number) = text.strip_prefix(PATCH) {
-            level(number).map(Codec::ZstdPatch)
-        } else if let Some(number) = text.strip_prefix(ZSTD) {
-            level(number).map(Codec::Zstd)
+            let level = number.parse().ok().filter(|level| LEVELS.contains(level) && level.to_string() == number);
+            let level = level.ok_or_else(|| format!("{number:?} is no level of zstd; write 1 to 22"))?;
+            Ok(Codec::Zstd { level, patch: patch.is_some() })
         } else if let Some(own) = Profile::ALL.into_iter().find(|profile| profile.name() == text) {
             Ok(Codec::Profile(own))
         } else {
@@ -104,7 +99,7 @@ mod tests {
             assert_eq!(codec.to_string().parse(), Ok(codec));
             assert!(!codec.about().is_empty());
         }
-        assert_eq!("zstd-patch-19".parse(), Ok(Codec::ZstdPatch(19)));
+        assert_eq!("zstd-patch-19".parse(), Ok(Codec::Zstd { level: 19, patch: true }));
         for wrong in ["", "zstd", "zstd-0", "zstd-03", "zstd-23", "zstd-patch-", "Exact", "lc-9", " exact"] {
             assert!(wrong.parse::<Codec>().is_err(), "{wrong}");
         }

@@ -105,8 +105,7 @@ fn compare(series: &Series, codecs: &[Codec], dir: &Path, bar: &ProgressBar) -> 
         bar.set_message(codec.to_string());
         let measured: Result<Measured> = match *codec {
             Codec::Profile(profile) => kept::measure(series, profile, dir, bar),
-            Codec::Zstd(level) => plain::zstd(series, level, false, dir, bar),
-            Codec::ZstdPatch(level) => plain::zstd(series, level, true, dir, bar),
+            Codec::Zstd { level, patch } => plain::zstd(series, level, patch, dir, bar),
         };
         let measured = measured.with_context(|| codec.to_string())?;
         kept.push(measured.report(codec.to_string(), codec.about(), series, &scale));

@@ -1,6 +1,5 @@
 //! A user's first ideas: zstd, and zstd --patch-from. Both are lossless, as decoding and comparing shows.
 
-use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
 use std::path::Path;
 use std::time::Duration;
@@ -26,25 +25,20 @@ pub(super) const MAX_PATCHED: u64 = (1 << MAX_WINDOW_LOG) - 1;
 const MIN_WINDOW_LOG: u32 = 10;
 
 /// `zstd`, or with `patch` the work of `zstd --patch-from`: the file before as reference, a window over all of it,
-/// matches over long distances. The first file of a series is compressed alone. To read one file, all before it are
+/// matches over long distances. The first file of a series has no reference. To read one file, all before it are
 /// read.
 pub(super) fn zstd(series: &Series, level: u8, patch: bool, dir: &Path, bar: &ProgressBar) -> Result<Measured> {
     let mut measured = Measured::default();
-    // The file before, and the time to decode all files before it.
-    let mut before: Option<Vec<u8>> = None;
-    let mut on_the_way = Duration::ZERO;
+    // The file before, for a patch, and the time to decode all files before it.
+    let (mut before, mut on_the_way) = (Vec::new(), Duration::ZERO);
     for (at, state) in series.states.iter().enumerate() {
         let fail = of_file(&state.path);
-        let prefix = before.as_deref();
         let packed = tempfile::tempfile_in(dir).map_err(of_file(dir))?;
-        let window = window_log(state.len.max(prefix.map_or(0, |bytes| bytes.len() as u64)));
-        let encode = || -> io::Result<zstd::stream::write::Encoder<'_, BufWriter<&File>>> {
+        let window = window_log(state.len.max(before.len() as u64));
+        let encode = || -> io::Result<_> {
             let to = BufWriter::with_capacity(CHUNK, &packed);
-            let mut encoder = match prefix {
-                Some(prefix) => zstd::stream::write::Encoder::with_ref_prefix(to, level.into(), prefix)?,
-                None => zstd::stream::write::Encoder::new(to, level.into())?,
-            };
-            if prefix.is_some() {
+            let mut encoder = zstd::stream::write::Encoder::with_ref_prefix(to, level.into(), &before)?;
+            if !before.is_empty() {
                 encoder.window_log(window)?;
                 encoder.long_distance_matching(true)?;
             }
@@ -61,15 +55,10 @@ pub(super) fn zstd(series: &Series, level: u8, patch: bool, dir: &Path, bar: &Pr
         packed.rewind().map_err(&fail)?;
         let from = BufReader::with_capacity(CHUNK, packed);
         let mut spent = Duration::ZERO;
-        let open = || -> io::Result<Box<dyn Read + '_>> {
-            Ok(match prefix {
-                Some(prefix) => {
-                    let mut decoder = zstd::stream::read::Decoder::with_ref_prefix(from, prefix)?;
-                    decoder.window_log_max(window)?;
-                    Box::new(decoder)
-                }
-                None => Box::new(zstd::stream::read::Decoder::with_buffer(from)?),
-            })
+        let open = || -> io::Result<_> {
+            let mut decoder = zstd::stream::read::Decoder::with_ref_prefix(from, &before)?;
+            decoder.window_log_max(window)?;
+            Ok(decoder)
         };
         let mut decoder = timed(&mut spent, open).map_err(&fail)?;
         let mut decoded = vec![0; CHUNK];
@@ -89,7 +78,7 @@ pub(super) fn zstd(series: &Series, level: u8, patch: bool, dir: &Path, bar: &Pr
         if patch {
             let mut whole = vec![0; state.len as usize];
             state.file.read_exact_at(&mut whole, 0).map_err(&fail)?;
-            before = Some(whole);
+            before = whole;
         }
         bar.inc(1);
     }
