@@ -34,9 +34,8 @@ use std::sync::Arc;
 use super::quantize::{self, Grid};
 use super::select::{first_row, ranges, row_lengths};
 use super::{Fit, NO_PREVIOUS, Policy, State, System, Tensor, Tile, code};
-use code::Narrow;
-use codec::Corrupt;
 use codec::entropy::{symbols, varint};
+use codec::{Corrupt, Dtype};
 use quantizer::levels;
 
 const SYMMETRIC: u8 = 16;
@@ -116,7 +115,7 @@ impl Fit for Rows {
             return None;
         }
         let previous = tile.before();
-        let narrow = if previous.is_some() { Narrow::of(x) } else { Narrow::Not };
+        let dtype = if previous.is_some() { code::narrowest(x).1 } else { Dtype::F32 };
         let (mut values, mut codes) = (vec![0.0; x.len()], vec![0; x.len()]);
         let lengths = row_lengths(tile.first, self.width, x.len());
         let all = quantizer::grids(self.method, self.bits, x, &lengths);
@@ -124,7 +123,7 @@ impl Fit for Rows {
         for (row, grid) in ranges(&lengths).zip(all) {
             let (now, end) = (&mut values[row.clone()], stored + row.len());
             quantize::quantize(grid, levels(self.bits), &x[row.clone()], &mut codes[stored..end], now);
-            let same = previous.map(|previous| &previous[row]).filter(|then| is_same(narrow, now, then));
+            let same = previous.map(|previous| &previous[row]).filter(|then| is_same(dtype, now, then));
             match same {
                 Some(then) => now.copy_from_slice(then),
                 None => {
@@ -154,8 +153,8 @@ impl Fit for Rows {
 
 /// True if two rows are equal, bit for bit or in the type that all values of the tile fit into: the previous state was
 /// rounded to it.
-fn is_same(narrow: Narrow, now: &[f32], then: &[f32]) -> bool {
+fn is_same(dtype: Dtype, now: &[f32], then: &[f32]) -> bool {
     let bits = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits();
-    let rounded = |(a, b): (&f32, &f32)| narrow.round(*a) == *b;
-    now.iter().zip(then).all(bits) || narrow != Narrow::Not && now.iter().zip(then).all(rounded)
+    let rounded = |(a, b): (&f32, &f32)| code::rounded(dtype, *a) == *b;
+    now.iter().zip(then).all(bits) || dtype != Dtype::F32 && now.iter().zip(then).all(rounded)
 }

@@ -1,8 +1,8 @@
 //! The last stage: codes of a fixed width and numbers, as bytes. Huffman codes are those of [`codec::entropy`]; those
 //! of bins are in [`super::levels`].
 
-use codec::Corrupt;
 use codec::float::{Bf16, F16, Float};
+use codec::{Corrupt, Dtype};
 
 /// True if all are finite. Without a branch per value, which would take as long as encoding.
 pub(super) fn are_finite(values: &[f32]) -> bool {
@@ -72,61 +72,67 @@ pub(super) fn take_words<'a, const N: usize>(payload: &mut &'a [u8], count: usiz
 
 /// Appends the values' bits.
 pub(super) fn put_floats(values: &[f32], out: &mut Vec<u8>) {
-    out.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+    out.extend(narrowed(Dtype::F32, values));
 }
 
 /// Takes `count` values off the front of `payload`; none may be NaN or infinite.
 pub(super) fn take_floats(payload: &mut &[u8], count: usize) -> Result<Vec<f32>, Corrupt> {
-    finite(take_words(payload, count)?.iter().map(|&word| f32::from_le_bytes(word)).collect())
+    take_values(payload, Dtype::F32, count)
 }
 
-fn finite(values: Vec<f32>) -> Result<Vec<f32>, Corrupt> {
+fn take_values(payload: &mut &[u8], dtype: Dtype, count: usize) -> Result<Vec<f32>, Corrupt> {
+    let values = widened(dtype, take_bytes(payload, count.saturating_mul(dtype.size()))?);
     if are_finite(&values) { Ok(values) } else { Err(Corrupt("value that is not finite")) }
 }
 
-/// The narrowest type that holds some values exactly: those of a narrower type were widened before.
-#[derive(Clone, Copy, PartialEq)]
-pub(super) enum Narrow {
-    Not,
-    Bf16,
-    F16,
+/// The values of whole elements of a type that f32 holds, exactly.
+pub(super) fn widened(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
+    match dtype {
+        Dtype::F16 => F16::elements(bytes).iter().map(|&element| F16::single(element)).collect(),
+        Dtype::Bf16 => Bf16::elements(bytes).iter().map(|&element| Bf16::single(element)).collect(),
+        _ => bytes.as_chunks().0.iter().map(|&word| f32::from_le_bytes(word)).collect(),
+    }
 }
 
-impl Narrow {
-    pub(super) fn of(values: &[f32]) -> Narrow {
-        let holds = |narrow: Narrow| values.iter().all(|&value| narrow.round(value) == value);
-        [Narrow::Bf16, Narrow::F16].into_iter().find(|narrow| holds(*narrow)).unwrap_or(Narrow::Not)
+/// The elements of such a type that are nearest to the values, ties to even.
+pub(super) fn narrowed(dtype: Dtype, values: &[f32]) -> Vec<u8> {
+    match dtype {
+        Dtype::F16 => values.iter().map(|&value| F16::of_single(value)).collect::<Vec<_>>().into_flattened(),
+        Dtype::Bf16 => values.iter().map(|&value| Bf16::of_single(value)).collect::<Vec<_>>().into_flattened(),
+        _ => values.iter().map(|value| value.to_le_bytes()).collect::<Vec<_>>().into_flattened(),
     }
+}
 
-    /// The nearest value of the type.
-    pub(super) fn round(self, value: f32) -> f32 {
-        match self {
-            Narrow::Not => value,
-            Narrow::Bf16 => Bf16::widen(Bf16::round(value.into())) as f32,
-            Narrow::F16 => F16::widen(F16::round(value.into())) as f32,
-        }
+/// A value rounded to such a type.
+pub(super) fn rounded(dtype: Dtype, value: f32) -> f32 {
+    match dtype {
+        Dtype::F16 => F16::single(F16::of_single(value)),
+        Dtype::Bf16 => Bf16::single(Bf16::of_single(value)),
+        _ => value,
     }
+}
+
+/// The types that f32 holds. In a payload each has its place as its number.
+pub(super) const TYPES: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
+
+/// The narrowest type that holds all values exactly, with its number: those of a narrower type were widened before.
+pub(super) fn narrowest(values: &[f32]) -> (u8, Dtype) {
+    let holds = |dtype: Dtype| values.iter().all(|&value| rounded(dtype, value) == value);
+    let found = (0..).zip(TYPES).skip(1).find(|(_, dtype)| holds(*dtype));
+    found.unwrap_or((0, Dtype::F32))
 }
 
 /// Appends a byte for the narrowest type that holds all values, then these in that type.
 pub(super) fn put_exact(values: &[f32], out: &mut Vec<u8>) {
-    let narrow = Narrow::of(values);
-    out.push(narrow as u8);
-    match narrow {
-        Narrow::Not => put_floats(values, out),
-        Narrow::Bf16 => values.iter().for_each(|&value| out.extend(Bf16::round(value.into()))),
-        Narrow::F16 => values.iter().for_each(|&value| out.extend(F16::round(value.into()))),
-    }
+    let (number, dtype) = narrowest(values);
+    out.push(number);
+    out.extend(narrowed(dtype, values));
 }
 
 /// Takes `count` values of [`put_exact`] off the front of `payload`.
 pub(super) fn take_exact(payload: &mut &[u8], count: usize) -> Result<Vec<f32>, Corrupt> {
-    match take_byte(payload)? {
-        0 => take_floats(payload, count),
-        1 => finite(take_words(payload, count)?.iter().map(|&word| Bf16::widen(word) as f32).collect()),
-        2 => finite(take_words(payload, count)?.iter().map(|&word| F16::widen(word) as f32).collect()),
-        _ => Err(Corrupt("type of exact values")),
-    }
+    let dtype = *TYPES.get(usize::from(take_byte(payload)?)).ok_or(Corrupt("type of exact values"))?;
+    take_values(payload, dtype, count)
 }
 
 #[cfg(test)]

@@ -4,6 +4,9 @@
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
+use super::code::{narrowed, widened};
+use codec::Dtype;
+
 /// A sequence of numbers.
 #[derive(Clone, Debug)]
 pub struct Floats(Kept);
@@ -21,7 +24,7 @@ impl Floats {
         if cfg!(target_endian = "little") && bytemuck::try_cast_slice::<u8, f32>(&bytes).is_ok() {
             return Floats(Kept::Bytes(bytes));
         }
-        bytes.as_chunks().0.iter().map(|&word| f32::from_le_bytes(word)).collect::<Vec<f32>>().into()
+        widened(Dtype::F32, &bytes).into()
     }
 
     /// `length` zeros, which become bytes without a copy.
@@ -33,7 +36,7 @@ impl Floats {
     pub fn into_bytes(self) -> Vec<u8> {
         match self.0 {
             Kept::Bytes(bytes) => Arc::unwrap_or_clone(bytes),
-            Kept::Own(values) => values.iter().map(|value| value.to_le_bytes()).collect::<Vec<_>>().into_flattened(),
+            Kept::Own(values) => narrowed(Dtype::F32, &values),
         }
     }
 }

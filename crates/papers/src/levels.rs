@@ -108,18 +108,14 @@ fn starts(before: Option<&[u16]>, cycle: usize, coding: Coding, len: usize) -> V
 }
 
 fn put_group(differences: &[u8], cycle: usize, coding: Coding, out: &mut Vec<u8>) {
-    let (mut symbols, mut long) = (Vec::new(), Vec::new());
-    if coding == Coding::Huffman {
-        symbols.extend_from_slice(differences);
-    } else {
-        for run in differences.chunk_by(|a, b| a == b) {
-            symbols.push(run[0]);
-            if SHORT.contains(&run.len()) {
-                symbols.push((cycle + run.len() - SHORT.start()) as u8);
-            } else if run.len() > 1 {
-                symbols.push((cycle + LENGTHS - 1) as u8);
-                long.push(run.len() as i32);
-            }
+    let (mut symbols, mut long) = (Vec::with_capacity(differences.len()), Vec::new());
+    for run in differences.chunk_by(|a, b| coding != Coding::Huffman && a == b) {
+        symbols.push(run[0]);
+        if SHORT.contains(&run.len()) {
+            symbols.push((cycle + run.len() - SHORT.start()) as u8);
+        } else if run.len() > 1 {
+            symbols.push((cycle + LENGTHS - 1) as u8);
+            long.push(run.len() as i32);
         }
     }
     varint::put(symbols.len() as u64, out);
@@ -137,11 +133,7 @@ fn take_group(payload: &mut &[u8], cycle: usize, coding: Coding, differences: &m
     let mut symbols = vec![0; count];
     symbols::decode(varint::take_bytes(payload)?, &mut symbols)?;
     if coding == Coding::Huffman {
-        if count != differences.len() || symbols.iter().any(|&symbol| usize::from(symbol) >= cycle) {
-            return Err(Corrupt("symbol of a difference"));
-        }
-        differences.copy_from_slice(&symbols);
-        return Ok(());
+        Corrupt::when(symbols.iter().any(|&symbol| usize::from(symbol) >= cycle), "length of a run")?;
     }
     let last = cycle + LENGTHS - 1;
     let mut long = vec![0; symbols.iter().filter(|&&symbol| usize::from(symbol) == last).count()];

@@ -7,9 +7,8 @@
 use std::sync::Arc;
 
 use super::registry::SystemId;
-use super::{Fit, Floats, State, Tile, registry};
+use super::{Fit, Floats, State, Tile, code, registry};
 use codec::entropy::varint;
-use codec::float::{Bf16, F16, Float};
 use codec::{Corrupt, Dtype, lossless};
 
 /// First byte of a state that is stored as it is.
@@ -42,7 +41,7 @@ impl Before<'_> {
 
 /// True if published systems support this type: those that f32 holds.
 pub fn is_for(dtype: Dtype) -> bool {
-    matches!(dtype, Dtype::F16 | Dtype::Bf16 | Dtype::F32)
+    code::TYPES.contains(&dtype)
 }
 
 /// The values of a tile, exactly; `None` for other types, or bytes that are not whole elements.
@@ -50,21 +49,12 @@ pub fn widen(dtype: Dtype, bytes: &Arc<Vec<u8>>) -> Option<Floats> {
     if !is_for(dtype) || !bytes.len().is_multiple_of(dtype.size()) {
         return None;
     }
-    Some(match dtype {
-        Dtype::F16 => F16::elements(bytes).iter().map(|&e| F16::widen(e) as f32).collect::<Vec<_>>().into(),
-        Dtype::Bf16 => Bf16::elements(bytes).iter().map(|&e| Bf16::widen(e) as f32).collect::<Vec<_>>().into(),
-        _ => Floats::of(Arc::clone(bytes)),
-    })
+    Some(if dtype == Dtype::F32 { Floats::of(Arc::clone(bytes)) } else { code::widened(dtype, bytes).into() })
 }
 
 /// A state in its tensor's type, each value rounded to nearest, ties to even.
 fn rounded(dtype: Dtype, State { values, bins }: State) -> Decoded {
-    let bytes = match dtype {
-        Dtype::F16 => values.iter().map(|&value| F16::round(value.into())).collect::<Vec<_>>().into_flattened(),
-        Dtype::Bf16 => values.iter().map(|&value| Bf16::round(value.into())).collect::<Vec<_>>().into_flattened(),
-        _ => values.into_bytes(),
-    };
-    Decoded { bytes, bins }
+    Decoded { bytes: if dtype == Dtype::F32 { values.into_bytes() } else { code::narrowed(dtype, &values) }, bins }
 }
 
 /// Appends the payload of a tile and returns its decoded form; `system`: the fit's. `None` if the tensor must stay

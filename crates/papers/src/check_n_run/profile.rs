@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::super::select::{ranges, row_lengths};
 use super::super::{Tensor, Tile};
 use super::quantizer::{Method, Search, l2_error, quantized};
-use super::{Narrow, is_same};
+use super::{code, is_same};
 
 /// Share of the rows in the sample: the paper's .001%.
 const SHARE: f64 = 0.00001;
@@ -124,7 +124,7 @@ fn explained(bits: u32, rows: &Chained, search: Search) -> usize {
     let values = quantized(Method::Adaptive(search), bits, &rows.values, &rows.lengths);
     let is_explained = |row: &Range<usize>| {
         let row = row.clone();
-        is_same(Narrow::of(&rows.values[row.clone()]), &values[row.clone()], &rows.before[row])
+        is_same(code::narrowest(&rows.values[row.clone()]).1, &values[row.clone()], &rows.before[row])
     };
     ranges(&rows.lengths).filter(is_explained).count()
 }
