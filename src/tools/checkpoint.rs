@@ -47,6 +47,16 @@ pub(super) struct Found<'a> {
     pub(super) tensor: &'a Tensor,
 }
 
+/// The type and shape of a tensor, in words.
+pub(super) fn form(tensor: &Tensor) -> String {
+    format!("{} {:?}", tensor.dtype.name(), tensor.shape)
+}
+
+/// Whether two tensors have one type and shape.
+pub(super) fn is_alike(a: &Tensor, b: &Tensor) -> bool {
+    (a.dtype, &a.shape) == (b.dtype, &b.shape)
+}
+
 impl Checkpoint {
     /// Opens all files of a checkpoint.
     ///

@@ -12,7 +12,7 @@ use crate::terminal::{log_to_stderr, say_answer};
 use formats::{InOrder, Role};
 
 use super::Find;
-use super::checkpoint::{Checkpoint, Found};
+use super::checkpoint::{Checkpoint, Found, form, is_alike};
 use super::flow::{in_order, spans};
 use super::values::{Change, Place, change};
 
@@ -93,11 +93,8 @@ fn compare(a: &Checkpoint, b: &Checkpoint) -> Result<Report> {
     for (name, left) in a.tensors() {
         match b.get(name) {
             None => only_in_a.push(name.to_string()),
-            Some(right) if is_alike(left, right) => pairs.push((name, left, right)),
-            Some(right) => {
-                let words = |found: Found| format!("{} {:?}", found.tensor.dtype.name(), found.tensor.shape);
-                different.push(format!("{name}: {} in A, {} in B", words(left), words(right)));
-            }
+            Some(right) if is_alike(left.tensor, right.tensor) => pairs.push((name, left, right)),
+            Some(right) => different.push(format!("{name}: {} in A, {} in B", form(left.tensor), form(right.tensor))),
         }
     }
     let only_in_b = b.tensors().into_iter().filter(|(name, _)| a.get(name).is_none());
@@ -134,11 +131,6 @@ pub(super) fn changes(pairs: &[(&str, Found, Found)], bar: &ProgressBar) -> Resu
     let mut changes = vec![Change::default(); pairs.len()];
     made.iter().for_each(|(at, change)| changes[*at].merge(change));
     Ok(changes)
-}
-
-/// Whether two tensors have one type and shape.
-pub(super) fn is_alike(left: Found, right: Found) -> bool {
-    (left.tensor.dtype, &left.tensor.shape) == (right.tensor.dtype, &right.tensor.shape)
 }
 
 impl Row {

@@ -13,7 +13,7 @@ use crate::terminal::format::{name, progress, size};
 use crate::terminal::log_to_stderr;
 use formats::{ChangedTensor, Checksum, Order, ReadAt, Role};
 
-use super::checkpoint::{Checkpoint, Found, Part};
+use super::checkpoint::{Checkpoint, Found, Part, form, is_alike};
 use super::flow::{in_order, spans};
 use super::output::{NewFile, Output};
 use super::values::CHUNK;
@@ -128,9 +128,8 @@ impl Merge<'_> {
                 let Some(twin) = other.get(tensor_name) else {
                     bail!("{} has no {}, which {} has", other.name, name(tensor_name), last.name);
                 };
-                let words = |found: &Found| format!("{} {:?}", found.tensor.dtype.name(), found.tensor.shape);
-                if words(&twin) != words(found) {
-                    let (here, there) = (words(&twin), words(found));
+                if !is_alike(twin.tensor, found.tensor) {
+                    let (here, there) = (form(twin.tensor), form(found.tensor));
                     bail!("{}: {} is {here}, and {there} in {}", other.name, name(tensor_name), last.name);
                 }
             }

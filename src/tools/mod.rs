@@ -25,7 +25,6 @@ use std::path::Path;
 use anyhow::{Error, Result};
 
 pub use output::new_file;
-use series::Series;
 
 /// A file or directory that a user named: in a mount, a store, on a mirror, or anywhere.
 pub trait Place {

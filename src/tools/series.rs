@@ -14,6 +14,7 @@ use crate::encode::{SeriesFile, SeriesObject, encode_series};
 use crate::store::{Profile, natural, open_aside};
 use formats::{Description, InOrder, Kind, ReadAt, Role, Tensor, describe_at};
 
+use super::checkpoint::{form, is_alike};
 use super::of_file;
 use super::values::{Place, Size, sizes};
 
@@ -164,10 +165,9 @@ impl Series {
             // The last file has no later update, only its own size.
             let later = self.states.get(at + 1).unwrap_or(state);
             let (after, of_later) = InOrder::as_later_state(&later.file, &later.description, &state.description);
-            let found: HashMap<&str, &Tensor> = of_later.tensors.iter().map(|t| (t.path.as_str(), t)).collect();
+            let found = by_path(&of_later);
             for tensor in state.description.tensors.iter().filter(|tensor| self.counts(tensor)) {
-                let same = |other: &&Tensor| (other.dtype, &other.shape) == (tensor.dtype, &tensor.shape);
-                let newer = found.get(tensor.path.as_str()).copied().filter(same);
+                let newer = found.get(tensor.path.as_str()).filter(|newer| is_alike(newer, tensor));
                 let place = Place { file: &own, extent: tensor.extent.clone() };
                 let other = match newer {
                     Some(newer) => Place { file: &after, extent: newer.extent.clone() },
@@ -261,6 +261,10 @@ fn loss(path: &Path) -> Option<String> {
     (words != "0").then(|| words.strip_prefix("1 ").map_or(String::new(), |errors| format!(" (errors up to {errors})")))
 }
 
+fn by_path(description: &Description) -> HashMap<&str, &Tensor> {
+    description.tensors.iter().map(|tensor| (tensor.path.as_str(), tensor)).collect()
+}
+
 fn is_of_the_same_model(first: &State, other: &State) -> Result<()> {
     let different =
         |why: String| anyhow!("{} is not of the same model as {}: {why}", other.path.display(), first.path.display());
@@ -271,15 +275,13 @@ fn is_of_the_same_model(first: &State, other: &State) -> Result<()> {
     if model_signature(a) == model_signature(b) {
         return Ok(());
     }
-    let find = |description: &Description, path: &str| description.tensors.iter().find(|t| t.path == path).cloned();
-    let words = a.tensors.iter().find_map(|tensor| match find(b, &tensor.path) {
+    let (of_a, of_b) = (by_path(a), by_path(b));
+    let words = a.tensors.iter().find_map(|tensor| match of_b.get(tensor.path.as_str()) {
         None => Some(format!("it has no {}", tensor.path)),
-        Some(t) if t.dtype != tensor.dtype || t.shape != tensor.shape => {
-            let words = |t: &Tensor| format!("{} {:?}", t.dtype.name(), t.shape);
-            Some(format!("{} is {} and not {}", t.path, words(&t), words(tensor)))
-        }
-        Some(_) => None,
+        Some(t) if is_alike(t, tensor) => None,
+        Some(t) => Some(format!("{} is {} and not {}", t.path, form(t), form(tensor))),
     });
-    let added = || b.tensors.iter().find(|t| find(a, &t.path).is_none()).map(|t| format!("{} is new in it", t.path));
+    let added =
+        || b.tensors.iter().find(|t| !of_a.contains_key(t.path.as_str())).map(|t| format!("{} is new in it", t.path));
     Err(different(words.or_else(added).unwrap_or_else(|| "its tensors have other roles".into())))
 }

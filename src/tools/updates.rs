@@ -10,8 +10,8 @@ use crate::terminal::format::causes;
 use formats::Role;
 
 use super::Place as Source;
-use super::checkpoint::{Checkpoint, Found};
-use super::diff::{changes, is_alike};
+use super::checkpoint::{Checkpoint, Found, is_alike};
+use super::diff::changes;
 use super::values::Change;
 
 /// Rows that a page shows well. Models with more weights show the largest.
@@ -138,7 +138,8 @@ impl Updates {
         b: (usize, &Checkpoint),
         bar: &ProgressBar,
     ) -> Result<(), (usize, Error)> {
-        let pair = |row: &Row| Some((a.1.get(&row.name)?, b.1.get(&row.name)?)).filter(|(a, b)| is_alike(*a, *b));
+        let pair =
+            |row: &Row| Some((a.1.get(&row.name)?, b.1.get(&row.name)?)).filter(|(a, b)| is_alike(a.tensor, b.tensor));
         let found: Vec<_> = self.rows.iter().map(pair).collect();
         let both = self.rows.iter().zip(&found).filter_map(|(row, both)| both.map(|(a, b)| (row.name.as_str(), a, b)));
         let mut changes = changes(&both.collect::<Vec<_>>(), bar)?.into_iter();

@@ -92,14 +92,8 @@ impl Change {
     fn of(dtype: Dtype, left: &[u8], right: &[u8]) -> Change {
         let size = dtype.size();
         if !dtype.is_lattice_float() {
-            let changed = match size {
-                1 => changed::<1>(left, right),
-                2 => changed::<2>(left, right),
-                4 => changed::<4>(left, right),
-                8 => changed::<8>(left, right),
-                _ => changed::<16>(left, right),
-            };
-            return Change { changed, ..Change::default() };
+            let by_size = [changed::<1>, changed::<2>, changed::<4>, changed::<8>, changed::<16>];
+            return Change { changed: by_size[size.ilog2() as usize](left, right), ..Change::default() };
         }
         let mut change = Change::default();
         let (level, mut sums, mut count) = (Level::detect(), Sums::default(), 0);
@@ -116,11 +110,8 @@ impl Change {
             let left_out = add(level, x, y, &mut sums);
             count += len as u64 - left_out;
             if left_out > 0 {
-                change.count_not_finite(
-                    bytes.map(|bytes| bytes.chunks_exact(size)),
-                    x.as_flattened(),
-                    y.as_flattened(),
-                );
+                let elements = bytes.map(|bytes| bytes.chunks_exact(size));
+                change.count_not_finite(elements, x.as_flattened(), y.as_flattened());
             }
         }
         let of = |at: usize| Size {

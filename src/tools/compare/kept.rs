@@ -1,6 +1,5 @@
 //! Keeps a series as a store keeps it: through the encoder, as under a mount, and decoded again from the device.
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::Path;
 use std::time::Duration;
@@ -11,13 +10,12 @@ use indicatif::ProgressBar;
 use crate::clock;
 use crate::recall::{Chain, Layout, ReadError, stream};
 use crate::store::durable::scratch;
-use crate::store::object::Object;
 use crate::store::{Profile, STUB_BYTES};
 use crate::tools::of_file;
-use crate::tools::series::{Series, State};
+use crate::tools::series::Series;
 use crate::tools::values::Size;
 
-use super::report::{Measured, RoleKept, SKELETON};
+use super::report::Measured;
 
 /// Keeps the series under a profile, and measures the result.
 pub(super) fn measure(series: &Series, profile: Profile, dir: &Path, bar: &ProgressBar) -> Result<Measured> {
@@ -30,13 +28,19 @@ pub(super) fn measure(series: &Series, profile: Profile, dir: &Path, bar: &Progr
         let state = &series.states[at];
         match kept {
             Some((len, chain)) => {
-                let bytes = weigh(chain.leaf(), len, &mut measured.roles);
+                // A copy has the object of the file before, and `len` is 0.
+                let (object, bytes) = (chain.leaf(), len + STUB_BYTES as u64);
+                let tensors = object.index().tensors.iter();
+                let tensors =
+                    tensors.map(|of| (of.role, of.dtype, of.stored().min(len), of.extent.end - of.extent.start));
+                measured.add_roles(bytes, object.header().logical_len, tensors);
                 measured.decode += pool.install(|| decode(&chain, &decoded))?;
                 let errors = series.errors(state, &decoded)?;
                 measured.add(bytes, errors, chain.objects().len() as u64);
             }
             None => {
-                whole(state, &mut measured.roles);
+                let tensors = state.description.tensors.iter().map(|of| (of.role, of.dtype, of.bytes(), of.bytes()));
+                measured.add_roles(state.len, state.len, tensors);
                 measured.add(state.len, Size::default(), 0);
             }
         }
@@ -45,32 +49,6 @@ pub(super) fn measure(series: &Series, profile: Profile, dir: &Path, bar: &Progr
         Ok(())
     })?;
     Ok(measured)
-}
-
-/// Adds an object's tensors to the roles, and returns the size of the object and its stub. `len` 0: it is a copy, and
-/// takes no more room.
-fn weigh(object: &Object, len: u64, roles: &mut BTreeMap<&'static str, RoleKept>) -> u64 {
-    let (mut raw, mut kept) = (0, 0);
-    for tensor in &object.index().tensors {
-        let bytes = tensor.extent.end - tensor.extent.start;
-        let stored = tensor.stored().min(len);
-        roles.entry(tensor.role.name()).or_default().add(stored, bytes, bytes / tensor.dtype.size() as u64);
-        (raw, kept) = (raw + bytes, kept + stored);
-    }
-    let bytes = len + STUB_BYTES as u64;
-    roles.entry(SKELETON).or_default().add(bytes - kept, object.header().logical_len - raw, 0);
-    bytes
-}
-
-/// Adds a file that stays as it was written.
-fn whole(state: &State, roles: &mut BTreeMap<&'static str, RoleKept>) {
-    let mut tensors = 0;
-    for tensor in &state.description.tensors {
-        let len = tensor.extent.end - tensor.extent.start;
-        roles.entry(tensor.role.name()).or_default().add(len, len, len / tensor.dtype.size() as u64);
-        tensors += len;
-    }
-    roles.entry(SKELETON).or_default().add(state.len - tensors, state.len - tensors, 0);
 }
 
 /// Decodes a file with its whole chain into `to`, rows in the order of their ids, and returns this thread's time for

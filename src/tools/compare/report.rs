@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
+use codec::Dtype;
+use formats::Role;
 use serde::Serialize;
 
 use crate::store::names_bytes;
@@ -13,7 +15,7 @@ use crate::tools::values::Size;
 
 /// The word for all bytes of files and objects outside of tensors: names, lengths, and small tensors, which a store
 /// keeps among them.
-pub(super) const SKELETON: &str = "skeleton";
+const SKELETON: &str = "skeleton";
 
 /// A comparison.
 #[derive(Clone, Debug, Serialize)]
@@ -91,7 +93,7 @@ struct Chain {
 
 /// The size of one role's tensors.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
-pub(super) struct RoleKept {
+struct RoleKept {
     /// Bytes kept.
     bytes: u64,
     /// Bytes in the files.
@@ -103,7 +105,7 @@ pub(super) struct RoleKept {
 }
 
 impl RoleKept {
-    pub(super) fn add(&mut self, bytes: u64, raw: u64, elements: u64) {
+    fn add(&mut self, bytes: u64, raw: u64, elements: u64) {
         self.bytes += bytes;
         self.raw += raw;
         self.elements += elements;
@@ -117,7 +119,7 @@ pub(super) struct Measured {
     bytes: Vec<u64>,
     chains: Vec<u64>,
     error: Size,
-    pub(super) roles: BTreeMap<&'static str, RoleKept>,
+    roles: BTreeMap<&'static str, RoleKept>,
     /// Processor time for all files.
     pub(super) encode: Duration,
     pub(super) decode: Duration,
@@ -129,6 +131,20 @@ impl Measured {
         self.bytes.push(bytes);
         self.chains.push(chain);
         self.error.merge(&error);
+    }
+
+    /// Adds a file of `raw` bytes that takes `bytes`, with its tensors: bytes of each that are kept, and of the file.
+    pub(super) fn add_roles(
+        &mut self,
+        mut bytes: u64,
+        mut raw: u64,
+        tensors: impl Iterator<Item = (Role, Dtype, u64, u64)>,
+    ) {
+        for (role, dtype, kept, whole) in tensors {
+            self.roles.entry(role.name()).or_default().add(kept, whole, whole / dtype.size() as u64);
+            (bytes, raw) = (bytes - kept, raw - whole);
+        }
+        self.roles.entry(SKELETON).or_default().add(bytes, raw, 0);
     }
 
     /// `name` and `about`: the codec's.
