@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
@@ -12,7 +12,7 @@ use crate::terminal::format::progress;
 use crate::terminal::interrupt::Temporary;
 use formats::elasticdl::{Reshard, Shard, Source};
 
-use super::Place;
+use super::{Place, of_file};
 
 /// Name of the staging directory beside DIR, until it is renamed. ElasticDL finds the newest version by reading a
 /// number after the last hyphen (or underscore) of every name in its checkpoint directory. So this name must end with a
@@ -39,31 +39,36 @@ pub fn reshard(io: &Io, version: &dyn Place, servers: u32, dir: &Path) -> Result
         bail!("{}: name a new directory", dir.display());
     };
     let parent = durable::parent(dir);
-    let parent = fs::canonicalize(parent).with_context(|| format!("{}", parent.display()))?;
-    let staging = Staging::begin(io, parent.join(STAGING))?;
-    write(io, version, &shards, servers, &staging)?;
-    let dir = &parent.join(name);
-    io.publish(&staging.out(), dir, CrashPoint::ReshardInPlace).with_context(|| format!("{}", dir.display()))?;
-    Ok(())
+    let parent = fs::canonicalize(parent).map_err(of_file(parent))?;
+    let (staging, dir) = (parent.join(STAGING), parent.join(name));
+    let held = Temporary::directory_at(&staging, |path| io.device().make_dir(path, 0o777, STEP));
+    let _held = held.with_context(|| match fs::symlink_metadata(&staging) {
+        Ok(_) => format!("{}: another reshard is at work here, or was cut short (then remove it)", staging.display()),
+        Err(_) => format!("{}", staging.display()),
+    })?;
+    // If ElasticDL takes the staging directory for version 0, it finds one file that it does not recognize, so the
+    // version is not valid.
+    let out = staging.join("out-0");
+    let done = write(io, version, &shards, servers, &out)
+        .and_then(|()| io.publish(&out, &dir, CrashPoint::ReshardInPlace).map_err(of_file(&dir)));
+    let _ = io.empty(&staging, STEP).and_then(|()| io.device().remove_dir(&staging, STEP));
+    done
 }
 
-fn write(io: &Io, version: &dyn Place, shards: &[Shard], servers: u32, staging: &Staging) -> Result<()> {
-    let mut files = Vec::new();
-    for shard in shards {
-        let opened = version.open(&version.at().join(shard.name()));
-        files.push(opened.with_context(|| format!("{}/{}", version.name(), shard.name()))?);
-    }
-    let sources: Vec<Source> = shards
-        .iter()
-        .zip(&files)
-        .map(|(shard, (file, _))| Source { name: format!("{}/{}", version.name(), shard.name()), file })
-        .collect();
+/// Writes the new files into the directory `out`, which it makes.
+fn write(io: &Io, version: &dyn Place, shards: &[Shard], servers: u32, out: &Path) -> Result<()> {
+    let name = |shard: &Shard| format!("{}/{}", version.name(), shard.name());
+    let open = |shard: &Shard| version.open(&version.at().join(shard.name())).with_context(|| name(shard));
+    let files = shards.iter().map(open).collect::<Result<Vec<_>>>()?;
+    let sources = shards.iter().zip(&files).map(|(shard, (file, _))| Source { name: name(shard), file });
+    let sources: Vec<Source> = sources.collect();
     let reshard = Reshard::new(&sources, servers)?;
     let bar = progress((0..servers).map(|index| reshard.size(index)).sum(), true);
+    io.device().make_dir(out, 0o777, STEP)?;
     let permissions = files.first().map(|(_, permissions)| permissions.clone());
     for index in 0..servers {
         let shard = Shard { index, count: servers, ending: shards[0].ending };
-        let path = staging.out().join(shard.name());
+        let path = out.join(shard.name());
         bar.set_message(shard.name());
         let put = || -> io::Result<()> {
             let file = io.create(&path, STEP)?;
@@ -84,9 +89,9 @@ fn write(io: &Io, version: &dyn Place, shards: &[Shard], servers: u32, staging: 
             }
             file.sync(STEP)
         };
-        put().with_context(|| format!("{}", path.display()))?;
+        put().map_err(of_file(&path))?;
     }
-    io.sync_dir(&staging.out(), STEP)?;
+    io.sync_dir(out, STEP)?;
     bar.finish_and_clear();
     let (from, variables, rows, tables) = (shards.len(), reshard.variables, reshard.rows, reshard.tables);
     let number = reshard.version;
@@ -109,44 +114,8 @@ fn shards(version: &dyn Place) -> Result<Vec<Shard>> {
     if let Some(other) = shards.iter().find(|shard| (shard.count, shard.ending) != (first.count, first.ending)) {
         bail!("{}: {} and {} belong to different checkpoints", version.name(), first.name(), other.name());
     }
-    match (0..first.count).zip(shards.iter().map(|shard| shard.index).chain([u32::MAX])).find(|(want, got)| want != got)
-    {
-        Some((missing, _)) => {
-            let (name, have) = (Shard { index: missing, ..first }.name(), shards.len());
-            bail!("{} is not complete: it has {have} of {} files, {name} is missing", version.name(), first.count)
-        }
-        None => Ok(shards),
-    }
-}
-
-/// The directory for the new files; dropping it removes all that is left in it.
-struct Staging {
-    io: Io,
-    path: PathBuf,
-    _held: Temporary,
-}
-
-impl Staging {
-    fn begin(io: &Io, path: PathBuf) -> Result<Staging> {
-        let held = Temporary::directory_at(&path, |path| io.device().make_dir(path, 0o777, STEP));
-        let held = held.with_context(|| match fs::symlink_metadata(&path) {
-            Ok(_) => format!("{}: another reshard is at work here, or was cut short (then remove it)", path.display()),
-            Err(_) => format!("{}", path.display()),
-        })?;
-        let staging = Staging { io: io.clone(), path, _held: held };
-        io.device().make_dir(&staging.out(), 0o777, STEP)?;
-        Ok(staging)
-    }
-
-    fn out(&self) -> PathBuf {
-        // If ElasticDL takes the staging directory for version 0, it finds one file that it does not recognize, so the
-        // version is not valid.
-        self.path.join("out-0")
-    }
-}
-
-impl Drop for Staging {
-    fn drop(&mut self) {
-        let _ = self.io.empty(&self.path, STEP).and_then(|()| self.io.device().remove_dir(&self.path, STEP));
-    }
+    let indexes = shards.iter().map(|shard| shard.index).chain([u32::MAX]);
+    let Some((missing, _)) = (0..first.count).zip(indexes).find(|(want, got)| want != got) else { return Ok(shards) };
+    let (name, have) = (Shard { index: missing, ..first }.name(), shards.len());
+    bail!("{} is not complete: it has {have} of {} files, {name} is missing", version.name(), first.count)
 }

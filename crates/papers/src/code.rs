@@ -19,9 +19,6 @@ pub(super) fn size(codes: usize, width: u32) -> usize {
 pub(super) fn put_codes(codes: &[u8], width: u32, out: &mut Vec<u8>) {
     let bytes = width as usize;
     out.reserve(size(codes.len(), width));
-    if width == 8 {
-        return out.extend_from_slice(codes);
-    }
     let (eights, tail) = codes.as_chunks::<8>();
     for eight in eights {
         out.extend_from_slice(&gather(eight, width).to_le_bytes()[..bytes]);
@@ -39,10 +36,6 @@ fn gather(codes: &[u8; 8], width: u32) -> u64 {
 /// Takes codes off the front of `payload`, as many as `codes` has room for.
 pub(super) fn take_codes(payload: &mut &[u8], width: u32, codes: &mut [u8]) -> Result<(), Corrupt> {
     let packed = take_bytes(payload, size(codes.len(), width))?;
-    if width == 8 {
-        codes.copy_from_slice(packed);
-        return Ok(());
-    }
     let mask = (1u64 << width) - 1;
     for (codes, packed) in codes.chunks_mut(8).zip(packed.chunks(width as usize)) {
         let mut word = [0; 8];

@@ -5,6 +5,7 @@
 //! stores which elements were selected, and [`update`] gives them their values.
 
 use std::io;
+use std::iter::repeat_n;
 use std::ops::Range;
 
 use rayon::prelude::*;
@@ -103,25 +104,20 @@ fn find(counts: &[u64], elements: u64) -> (u32, u64) {
 
 /// Elements by a digit of their keys.
 fn count(tensors: &[&dyn Tensor], items: Items, digit: impl Fn(u32) -> Option<u32> + Sync) -> io::Result<Vec<u64>> {
-    let mut counts = vec![0u64; 1 << HALF];
-    for tensor in tensors {
-        let each = (0..tensor.tiles()).into_par_iter().try_fold(Vec::new, |mut counts: Vec<u64>, number| {
-            counts.resize(1 << HALF, 0);
-            items(tensor.rows().1, &tensor.tile(number)?, &mut |item| {
-                if let Some(digit) = digit(item.key).filter(|_| item.key > 0) {
-                    counts[digit as usize] += item.weight;
-                }
-            });
-            Ok::<_, io::Error>(counts)
+    let none = || vec![0u64; 1 << HALF];
+    let tiles = tensors.iter().flat_map(|tensor| repeat_n(*tensor, tensor.tiles()).enumerate());
+    let each = tiles.collect::<Vec<_>>().into_par_iter().try_fold(none, |mut counts, (number, tensor)| {
+        items(tensor.rows().1, &tensor.tile(number)?, &mut |item| {
+            if let Some(digit) = digit(item.key).filter(|_| item.key > 0) {
+                counts[digit as usize] += item.weight;
+            }
         });
-        let of_tensor = each.try_reduce(Vec::new, |a, b| {
-            let (mut a, b) = if a.len() < b.len() { (b, a) } else { (a, b) };
-            a.iter_mut().zip(b).for_each(|(a, b)| *a += b);
-            Ok(a)
-        })?;
-        counts.iter_mut().zip(of_tensor).for_each(|(sum, count)| *sum += count);
-    }
-    Ok(counts)
+        Ok::<_, io::Error>(counts)
+    });
+    each.try_reduce(none, |mut a, b| {
+        a.iter_mut().zip(b).for_each(|(a, b)| *a += b);
+        Ok(a)
+    })
 }
 
 /// Elements of the tile's first row from its first element on; 0 for rows of no width.

@@ -56,9 +56,8 @@ pub(super) struct Sources<'a> {
     pub(super) unlisted: Vec<&'a Path>,
     /// The permissions that all files with these tensors give.
     pub(super) mode: u32,
-    /// By what `.metadata` tells and the number of a name there, the number of its tensor.
-    wholes: HashMap<(*const Model, usize), usize>,
-    models: HashSet<*const Model>,
+    /// For each `.metadata`, by the number of a name there, the number of its tensor.
+    wholes: HashMap<*const Model, HashMap<usize, usize>>,
 }
 
 impl<'a> Sources<'a> {
@@ -118,16 +117,17 @@ impl<'a> Sources<'a> {
         let stored = &part.description.tensors;
         let mut seen = HashSet::new();
         let file = part.path.file_name().unwrap_or_default().to_string_lossy();
-        if let Some(model) = part.model.as_ref().filter(|model| !self.models.contains(&Arc::as_ptr(model))) {
+        if let Some(model) = part.model.as_ref().filter(|model| !self.wholes.contains_key(&Arc::as_ptr(model))) {
+            let mut numbers = HashMap::new();
             for (name, named) in model.names().iter().enumerate() {
                 let Some(whole) = &named.tensor else { continue };
                 let (keys, shape) = (named.keys.clone(), whole.shape.clone());
                 let dtype =
                     whole.dtype.with_context(|| format!("{}: a type that stepfs does not know", dotted(&keys)))?;
-                self.wholes.insert((Arc::as_ptr(model), name), self.tensors.len());
+                numbers.insert(name, self.tensors.len());
                 self.tensors.push(Source { keys, dtype, shape, role: Role::Other, pieces: Vec::new() });
             }
-            self.models.insert(Arc::as_ptr(model));
+            self.wholes.insert(Arc::as_ptr(model), numbers);
         }
         for (keys, elements) in content.tensors {
             let at = stored.partition_point(|tensor| tensor.extent.end <= elements.at);
@@ -135,7 +135,7 @@ impl<'a> Sources<'a> {
             if let Some(model) = &part.model {
                 // Others are in a value that torch has pickled by itself.
                 let Some((name, role, offsets)) = model.chunk(&file, elements.at) else { continue };
-                let source = &mut self.tensors[self.wholes[&(Arc::as_ptr(model), name)]];
+                let source = &mut self.tensors[self.wholes[&Arc::as_ptr(model)][&name]];
                 let inside = offsets
                     .iter()
                     .zip(&shape)
