@@ -126,11 +126,6 @@ impl Series {
         self.states.iter().map(|state| state.len).sum()
     }
 
-    /// The largest file.
-    pub(super) fn largest(&self) -> Option<(&Path, u64)> {
-        self.states.iter().map(|state| (state.path.as_path(), state.len)).max_by_key(|(_, len)| *len)
-    }
-
     /// Whether errors of this tensor count.
     pub(super) fn counts(&self, tensor: &Tensor) -> bool {
         tensor.dtype.is_lattice_float() && (is_parameter(tensor) || !self.has_model)

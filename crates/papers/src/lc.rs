@@ -84,17 +84,10 @@ impl Ranges {
     /// The finite buckets that have elements, by descending exponent, each with its value.
     fn buckets(&self) -> Vec<(usize, f32)> {
         const SIGN: usize = BUCKETS / 2;
-        let mut buckets = Vec::new();
-        for exponent in (0..SIGN - 1).rev() {
-            for bucket in [exponent, SIGN + exponent] {
-                let (least, most) = (self.least[bucket], self.most[bucket]);
-                if least <= most {
-                    let mean = (f64::from(f32::from_bits(least)) + f64::from(f32::from_bits(most))) / 2.0;
-                    buckets.push((bucket, mean as f32));
-                }
-            }
-        }
-        buckets
+        let all = (0..SIGN - 1).rev().flat_map(|exponent| [exponent, SIGN + exponent]);
+        let filled = all.filter(|&bucket| self.least[bucket] <= self.most[bucket]);
+        let end = |bits: u32| f64::from(f32::from_bits(bits));
+        filled.map(|bucket| (bucket, ((end(self.least[bucket]) + end(self.most[bucket])) / 2.0) as f32)).collect()
     }
 }
 

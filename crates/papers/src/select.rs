@@ -102,11 +102,15 @@ fn find(counts: &[u64], elements: u64) -> (u32, u64) {
     (0, above - counts.first().copied().unwrap_or(0))
 }
 
+/// All tiles by number and tensor, in order.
+pub(super) fn tiles<'a>(tensors: &[&'a dyn Tensor]) -> Vec<(usize, &'a dyn Tensor)> {
+    tensors.iter().flat_map(|tensor| repeat_n(*tensor, tensor.tiles()).enumerate()).collect()
+}
+
 /// Elements by a digit of their keys.
 fn count(tensors: &[&dyn Tensor], items: Items, digit: impl Fn(u32) -> Option<u32> + Sync) -> io::Result<Vec<u64>> {
     let none = || vec![0u64; 1 << HALF];
-    let tiles = tensors.iter().flat_map(|tensor| repeat_n(*tensor, tensor.tiles()).enumerate());
-    let each = tiles.collect::<Vec<_>>().into_par_iter().try_fold(none, |mut counts, (number, tensor)| {
+    let each = tiles(tensors).into_par_iter().try_fold(none, |mut counts, (number, tensor)| {
         items(tensor.rows().1, &tensor.tile(number)?, &mut |item| {
             if let Some(digit) = digit(item.key).filter(|_| item.key > 0) {
                 counts[digit as usize] += item.weight;

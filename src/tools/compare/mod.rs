@@ -112,17 +112,6 @@ impl Codec {
             Codec::Zstd { .. } => "zstd --patch-from at this level (1 to 22), each file as a patch to the one before",
         }
     }
-
-    /// # Errors
-    /// A file is too large for it.
-    fn is_for(self, series: &Series) -> Result<()> {
-        match (self, series.largest()) {
-            (Codec::Zstd { patch: true, .. }, Some((path, len))) if len > plain::MAX_PATCHED => {
-                bail!("{}: more than {self} can have; leave it out (--codecs)", path.display())
-            }
-            _ => Ok(()),
-        }
-    }
 }
 
 impl fmt::Display for Codec {
@@ -177,7 +166,11 @@ fn listed() -> String {
 /// Keeps the series by each of the codecs, and measures. All files that it writes are below `dir`, and gone when it
 /// returns. Takes room there for the series by one codec and for one decoded file.
 fn compare(series: &Series, codecs: &[Codec], dir: &Path, bar: &ProgressBar) -> Result<Report> {
-    codecs.iter().try_for_each(|codec| codec.is_for(series))?;
+    let patched = codecs.iter().find(|codec| matches!(codec, Codec::Zstd { patch: true, .. }));
+    let large = series.states.iter().find(|state| state.len > plain::MAX_PATCHED);
+    if let Some((codec, state)) = patched.zip(large) {
+        bail!("{}: more than {codec} can have; leave it out (--codecs)", state.path.display());
+    }
     bar.set_message("updates");
     let scale = series.scale()?;
     let mut kept = Vec::new();

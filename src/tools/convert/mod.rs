@@ -194,18 +194,16 @@ fn refuse(tensors: &[Source], format: Format) -> Result<()> {
     if format != Format::Torch && tensors.iter().any(|source| source.keys.is_empty()) {
         bail!("the tensor has no name; give it one with --prefix");
     }
-    let (mut names, mut keys) = (HashSet::new(), HashSet::new());
-    for source in tensors {
-        keys.insert(&source.keys[..]);
-        if !names.insert(dotted(&source.keys)) {
-            bail!("two tensors have the name {}; convert one file of the directory", name(dotted(&source.keys)));
-        }
-    }
-    let above = |source: &&Source| (0..source.keys.len()).any(|len| keys.contains(&source.keys[..len]));
-    match tensors.iter().find(above) {
+    let keys: HashSet<&[Key]> = tensors.iter().map(|source| &source.keys[..]).collect();
+    let mut names = HashSet::new();
+    let is_twice = |source: &&Source| {
+        let has_above = (0..source.keys.len()).any(|len| keys.contains(&source.keys[..len]));
+        has_above || !names.insert(dotted(&source.keys))
+    };
+    match tensors.iter().find(is_twice) {
+        None => Ok(()),
         Some(source) => {
             bail!("two tensors have the name {}; convert one file of the directory", name(dotted(&source.keys)))
         }
-        None => Ok(()),
     }
 }

@@ -3,7 +3,7 @@
 use std::io;
 use std::ops::Range;
 
-use super::super::select::{ranges, row_lengths};
+use super::super::select::{ranges, row_lengths, tiles};
 use super::super::{Tensor, Tile};
 use super::quantizer::{Method, Search, l2_error, quantized};
 use super::{code, is_same};
@@ -11,9 +11,9 @@ use super::{code, is_same};
 /// Share of the rows in the sample: the paper's .001%.
 const SHARE: f64 = 0.00001;
 /// Minimum rows in the sample: fewer would say little about a model of the usual size for this system.
-const LEAST_ROWS: u64 = 128;
+const LEAST_ROWS: usize = 128;
 /// Maximum tiles of the sample; reading them is the cost of the profile.
-const MOST_TILES: u64 = 64;
+const MOST_TILES: usize = 64;
 /// Maximum values of a row to examine: a vector is a single row of any length.
 const MOST_VALUES: usize = 1024;
 /// Gain over asymmetric quantization, relative to its error, that more work must bring. Below it, the gain has tapered
@@ -39,15 +39,12 @@ pub(super) struct Chained {
 
 impl Sample {
     /// Adds `each` rows of a tile, spread evenly, without those that are constant or not finite.
-    fn add(&mut self, tile: &Tile, width: u64, each: u64) {
+    fn add(&mut self, tile: &Tile, width: u64, each: usize) {
         let lengths = row_lengths(tile.first, width, tile.values.len());
-        let rows = lengths.len() as u64;
+        let rows = lengths.len();
         let take = each.min(rows);
-        let mut chosen = (0..take).map(|i| at(i, rows, take) as usize).peekable();
-        for (number, whole) in ranges(&lengths).enumerate() {
-            if chosen.next_if_eq(&number).is_none() {
-                continue;
-            }
+        let all: Vec<Range<usize>> = ranges(&lengths).collect();
+        for whole in (0..take).map(|i| all[at(i, rows, take)].clone()) {
             let length = whole.len();
             let row = &tile.values[whole.start..whole.start + length.min(MOST_VALUES)];
             if row.iter().all(|x| x.is_finite()) && row.windows(2).any(|pair| pair[0] != pair[1]) {
@@ -65,29 +62,19 @@ impl Sample {
 
 /// Rows spread evenly over all tensors' tiles.
 pub(super) fn sample(tensors: &[&dyn Tensor]) -> io::Result<Sample> {
-    let tiles: u64 = tensors.iter().map(|tensor| tensor.tiles() as u64).sum();
+    let tiles = tiles(tensors);
+    let from = tiles.len().min(MOST_TILES);
     let rows: u64 = tensors.iter().map(|tensor| tensor.rows().0).sum();
+    let each = ((rows as f64 * SHARE) as usize).max(LEAST_ROWS).div_ceil(from.max(1));
     let mut sample = Sample::default();
-    let from = tiles.min(MOST_TILES);
-    if from == 0 {
-        return Ok(sample);
-    }
-    let each = ((rows as f64 * SHARE) as u64).max(LEAST_ROWS).div_ceil(from);
-    let (mut next, mut start) = (0, 0);
-    for tensor in tensors {
-        let end = start + tensor.tiles() as u64;
-        while next < from && at(next, tiles, from) < end {
-            let tile = tensor.tile((at(next, tiles, from) - start) as usize)?;
-            sample.add(&tile, tensor.rows().1, each);
-            next += 1;
-        }
-        start = end;
+    for (number, tensor) in (0..from).map(|i| tiles[at(i, tiles.len(), from)]) {
+        sample.add(&tensor.tile(number)?, tensor.rows().1, each);
     }
     Ok(sample)
 }
 
 /// Position of sample `i` of `n` among `of`: the middle of its share.
-fn at(i: u64, of: u64, n: u64) -> u64 {
+fn at(i: usize, of: usize, n: usize) -> usize {
     (2 * i + 1) * of / (2 * n)
 }
 

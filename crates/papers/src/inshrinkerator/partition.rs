@@ -63,22 +63,19 @@ impl Thresholds {
 
     /// Level of each value, [`FIRST_BIN`] for all quantized ones.
     pub(super) fn split(&self, tile: &Tile) -> Vec<u16> {
-        let level = |prune: bool, protect: bool| match (protect, prune) {
-            (true, _) => PROTECTED,
-            (false, true) => PRUNED,
-            (false, false) => FIRST_BIN,
-        };
-        let metric = self.metric as usize;
-        let one = |scores: [f32; 2], metric: usize| {
-            level(scores[metric] <= self.prune[metric], scores[0] >= self.protect[0] || scores[1] >= self.protect[1])
-        };
-        match gradient(tile) {
-            // Without gradients the sensitivity is unknown, and magnitude decides alone.
-            None => tile.values.iter().map(|w| one([w.abs(), -1.0], 0)).collect(),
-            Some(gradient) => {
-                let pairs = tile.values.iter().zip(gradient);
-                pairs.map(|(w, g)| one([w.abs(), (w * g).abs()], metric)).collect()
+        let gradient = gradient(tile);
+        // Without gradients the sensitivity is unknown, and magnitude decides alone.
+        let metric = if gradient.is_some() { self.metric as usize } else { Metric::Magnitude as usize };
+        let level = |(at, w): (usize, &f32)| {
+            let scores = [w.abs(), gradient.map_or(-1.0, |gradient| (w * gradient[at]).abs())];
+            if scores[0] >= self.protect[0] || scores[1] >= self.protect[1] {
+                PROTECTED
+            } else if scores[metric] <= self.prune[metric] {
+                PRUNED
+            } else {
+                FIRST_BIN
             }
-        }
+        };
+        tile.values.iter().enumerate().map(level).collect()
     }
 }
