@@ -63,20 +63,14 @@ pub fn run(args: Args, find: &Find) -> Result<()> {
     let inputs = args.files.iter().map(|path| Checkpoint::open(find(path)?.as_ref())).collect::<Result<Vec<_>>>()?;
     Output::refuse(&args.out, &inputs)?;
     let Some(last) = inputs.last() else { bail!("no checkpoints") };
-    let merge = Merge { inputs: &inputs, weights: &weights };
-    let averaged: Vec<_> = last.tensors().into_iter().filter(|(_, found)| is_averaged(found)).collect();
-    merge.refuse_what_differs(last, &averaged)?;
+    let means = means(last, &inputs, &weights)?;
     let bytes = last.parts.iter().map(|part| part.file.size()).sum();
     let bar = progress(bytes, true);
-    let tensors = Output::whole(&Io::disk(), (&args.out, last.is_directory), |output| {
-        let mut tensors = 0;
-        for part in &last.parts {
-            tensors += merge.write_part(&averaged, part, output, &bar)?;
-        }
-        Ok(tensors)
+    Output::whole(&Io::disk(), (&args.out, last.is_directory), |output| {
+        last.parts.iter().try_for_each(|part| write_part(&means, part, output, &bar))
     })?;
     bar.finish_and_clear();
-    let count = inputs.len();
+    let (tensors, count) = (means.len(), inputs.len());
     say!("{}: {tensors} tensors of {count} checkpoints averaged, {}", name(&args.out), size(bytes));
     Ok(())
 }
@@ -112,114 +106,105 @@ fn decay(count: usize) -> Vec<f64> {
     (0..count).map(|at| rate(at) - rate(at + 1)).collect()
 }
 
-struct Merge<'a> {
-    inputs: &'a [Checkpoint],
-    weights: &'a [f64],
+/// A tensor to average.
+struct Mean<'a> {
+    name: &'a str,
+    last: Found<'a>,
+    /// The states with their weights.
+    states: Vec<(Found<'a>, f64)>,
 }
 
-impl Merge<'_> {
-    /// All checkpoints have the tensors to average, in one type and shape.
-    fn refuse_what_differs(&self, last: &Checkpoint, averaged: &[(&str, Found)]) -> Result<()> {
-        for (tensor_name, found) in averaged {
-            if !Order::of(&found.part.description).is_kept() {
-                bail!("{}: tables with rows of their own cannot be averaged", last.name);
-            }
-            for other in self.inputs {
-                let Some(twin) = other.get(tensor_name) else {
-                    bail!("{} has no {}, which {} has", other.name, name(tensor_name), last.name);
-                };
-                if !is_alike(twin.tensor, found.tensor) {
-                    let (here, there) = (form(twin.tensor), form(found.tensor));
-                    bail!("{}: {} is {here}, and {there} in {}", other.name, name(tensor_name), last.name);
-                }
-            }
+/// The tensors to average, which all checkpoints have in one type and shape.
+fn means<'a>(last: &'a Checkpoint, inputs: &'a [Checkpoint], weights: &[f64]) -> Result<Vec<Mean<'a>>> {
+    let mut means = Vec::new();
+    for (of, found) in last.tensors().into_iter().filter(|(_, found)| is_averaged(found)) {
+        if !Order::of(&found.part.description).is_kept() {
+            bail!("{}: tables with rows of their own cannot be averaged", last.name);
         }
-        Ok(())
+        let mut states = Vec::new();
+        for (other, weight) in inputs.iter().zip(weights) {
+            let Some(twin) = other.get(of) else {
+                bail!("{} has no {}, which {} has", other.name, name(of), last.name);
+            };
+            if !is_alike(twin.tensor, found.tensor) {
+                let (here, there) = (form(twin.tensor), form(found.tensor));
+                bail!("{}: {} is {here}, and {there} in {}", other.name, name(of), last.name);
+            }
+            states.push((twin, *weight));
+        }
+        means.push(Mean { name: of, last: found, states });
     }
+    Ok(means)
+}
 
-    /// Copies a file, with averaged tensors and the checksums that follow from them; answers the number of tensors.
-    fn write_part(
-        &self,
-        averaged: &[(&str, Found)],
-        part: &Part,
-        output: &mut Output,
-        bar: &ProgressBar,
-    ) -> Result<usize> {
-        let (file, path) = (output.create(&part.path, part.mode)?, &part.path);
-        let own = averaged.iter().filter(|(_, found)| std::ptr::eq(found.part, part));
-        let mut means: Vec<_> = own.map(|(name, found)| Mean::of(name, *found, self.inputs)).collect();
-        means.sort_by_key(|mean| mean.last.index);
-        // In the file's order the means, and what lies between them.
-        let (mut ranges, mut end) = (Vec::new(), 0);
-        for (at, mean) in means.iter().enumerate() {
-            let extent = mean.last.tensor.extent.clone();
-            ranges.push((None, end..extent.start));
-            end = extent.end;
-            ranges.push((Some(at), extent));
-        }
-        ranges.push((None, end..part.file.size()));
-        let all = ranges.into_iter().flat_map(|(mean, range)| spans(range).map(move |span| (mean, span)));
-        let made = in_order(all, |room, (mean, span)| {
-            bar.inc(span.end - span.start);
-            self.write_span(part, mean.map(|at| &means[at]), span, &file, room).map(|crcs| (mean, crcs))
-        })?;
-        let mut crcs = vec![[0, 1].map(|_| part.description.checksum()); means.len()];
-        for (mean, [before, after]) in made {
-            if let Some(at) = mean {
-                crcs[at][0].combine(&before);
-                crcs[at][1].combine(&after);
-            }
-        }
-        let changed = means.iter().zip(&crcs).map(|(mean, [before, after])| ChangedTensor {
-            index: mean.last.index,
-            crc_before: before.finalize(),
-            crc_after: after.finalize(),
-        });
-        for patch in part.description.patches(&part.file, &changed.collect::<Vec<_>>()).map_err(of_file(path))? {
-            file.write_all_at(&patch.bytes, patch.offset)?;
-        }
-        file.sync()?;
-        Ok(means.len())
+/// Copies a file, with averaged tensors and the checksums that follow from them.
+fn write_part(means: &[Mean], part: &Part, output: &mut Output, bar: &ProgressBar) -> Result<()> {
+    let (file, path) = (output.create(&part.path, part.mode)?, &part.path);
+    let mut means: Vec<&Mean> = means.iter().filter(|mean| std::ptr::eq(mean.last.part, part)).collect();
+    means.sort_by_key(|mean| mean.last.index);
+    // In the file's order the means, and what lies between them.
+    let (mut ranges, mut end) = (Vec::new(), 0);
+    for (at, mean) in means.iter().enumerate() {
+        let extent = mean.last.tensor.extent.clone();
+        ranges.push((None, end..extent.start));
+        end = extent.end;
+        ranges.push((Some(at), extent));
     }
-
-    /// Writes a mean, or a copy of the last file, in this span of it; answers the checksums of the last and of the mean.
-    fn write_span(
-        &self,
-        part: &Part,
-        mean: Option<&Mean>,
-        span: Range<u64>,
-        to: &NewFile,
-        (bytes, sums): &mut (Vec<u8>, Vec<f64>),
-    ) -> Result<[Checksum; 2]> {
-        let mut crcs = [0, 1].map(|_| part.description.checksum());
-        let size = mean.map_or(size_of::<f64>(), |mean| mean.last.tensor.dtype.size());
-        for at in span.clone().step_by(ELEMENTS * size) {
-            bytes.resize((span.end - at).min((ELEMENTS * size) as u64) as usize, 0);
-            match mean {
-                None => part.file.read_exact_at(bytes, at).map_err(of_file(&part.path))?,
-                Some(mean) => self.average(mean, at, bytes, sums, &mut crcs)?,
-            }
-            to.write_all_at(bytes, at)?;
+    ranges.push((None, end..part.file.size()));
+    let all = ranges.into_iter().flat_map(|(mean, range)| spans(range).map(move |span| (mean, span)));
+    let made = in_order(all, |room, (mean, span)| {
+        bar.inc(span.end - span.start);
+        write_span(part, mean.map(|at| means[at]), span, &file, room).map(|crcs| (mean, crcs))
+    })?;
+    let mut crcs = vec![[0, 1].map(|_| part.description.checksum()); means.len()];
+    for (mean, [before, after]) in made {
+        if let Some(at) = mean {
+            crcs[at][0].combine(&before);
+            crcs[at][1].combine(&after);
         }
-        Ok(crcs)
     }
+    let changed = means.iter().zip(&crcs).map(|(mean, [before, after])| ChangedTensor {
+        index: mean.last.index,
+        crc_before: before.finalize(),
+        crc_after: after.finalize(),
+    });
+    for patch in part.description.patches(&part.file, &changed.collect::<Vec<_>>()).map_err(of_file(path))? {
+        file.write_all_at(&patch.bytes, patch.offset)?;
+    }
+    file.sync()
+}
 
+/// Writes a mean, or a copy of the last file, in this span of it; answers the checksums of the last and of the mean.
+fn write_span(
+    part: &Part,
+    mean: Option<&Mean>,
+    span: Range<u64>,
+    to: &NewFile,
+    (bytes, sums): &mut (Vec<u8>, Vec<f64>),
+) -> Result<[Checksum; 2]> {
+    let mut crcs = [0, 1].map(|_| part.description.checksum());
+    let size = mean.map_or(size_of::<f64>(), |mean| mean.last.tensor.dtype.size());
+    for at in span.clone().step_by(ELEMENTS * size) {
+        bytes.resize((span.end - at).min((ELEMENTS * size) as u64) as usize, 0);
+        match mean {
+            None => part.file.read_exact_at(bytes, at).map_err(of_file(&part.path))?,
+            Some(mean) => mean.fill(at, bytes, sums, &mut crcs)?,
+        }
+        to.write_all_at(bytes, at)?;
+    }
+    Ok(crcs)
+}
+
+impl Mean<'_> {
     /// Fills `bytes` with the mean from a place of the last file on.
-    fn average(
-        &self,
-        mean: &Mean,
-        at: u64,
-        bytes: &mut [u8],
-        sums: &mut Vec<f64>,
-        crcs: &mut [Checksum; 2],
-    ) -> Result<()> {
-        let last = mean.last.tensor;
+    fn fill(&self, at: u64, bytes: &mut [u8], sums: &mut Vec<f64>, crcs: &mut [Checksum; 2]) -> Result<()> {
+        let last = self.last.tensor;
         let (level, dtype, mut values) = (Level::detect(), last.dtype, [0.0; CHUNK]);
         sums.clear();
         sums.resize(bytes.len() / dtype.size(), 0.0);
-        for (state, weight) in mean.states.iter().zip(self.weights) {
+        for (state, weight) in &self.states {
             let read = state.part.file.read_exact_at(bytes, state.tensor.extent.start + (at - last.extent.start));
-            read.map_err(of_file(&state.part.path)).with_context(|| name(mean.name))?;
+            read.map_err(of_file(&state.part.path)).with_context(|| name(self.name))?;
             for (bytes, sums) in bytes.chunks(CHUNK * dtype.size()).zip(sums.chunks_mut(CHUNK)) {
                 let values = &mut values[..sums.len()];
                 cast::widen(dtype, bytes, values);
@@ -227,23 +212,10 @@ impl Merge<'_> {
             }
         }
         crcs[0].update(bytes);
-        divide(level, sums, self.weights.iter().sum());
+        divide(level, sums, self.states.iter().map(|(_, weight)| weight).sum());
         cast::round(dtype, sums, bytes);
         crcs[1].update(bytes);
         Ok(())
-    }
-}
-
-/// A tensor to average.
-struct Mean<'a> {
-    name: &'a str,
-    states: Vec<Found<'a>>,
-    last: Found<'a>,
-}
-
-impl<'a> Mean<'a> {
-    fn of(name: &'a str, last: Found<'a>, inputs: &'a [Checkpoint]) -> Mean<'a> {
-        Mean { name, states: inputs.iter().filter_map(|input| input.get(name)).collect(), last }
     }
 }
 
