@@ -291,10 +291,7 @@ impl Args {
 fn tune(args: &Args, files: &[PathBuf], (series, update): (&Series, f64), scratch: &Path) -> Result<Report> {
     let file = series.last();
     let evaluator = args.eval.as_ref().map(|command| Evaluator::new(command, scratch));
-    let exact_score = match &evaluator {
-        Some(evaluator) => Some(exact_score(args, evaluator, &file.path)?),
-        None => None,
-    };
+    let exact_score = evaluator.as_ref().map(|evaluator| exact_score(args, evaluator, &file.path)).transpose()?;
     let bar = progress(0, false);
     let mut trials = Trials { series, update, scratch, evaluator, exact_score, args, bar, tried: Vec::new() };
     let exact = trials.of(Profile::Exact)?;
