@@ -92,7 +92,7 @@ impl Options {
         Options::strict(list).map(|_| list.to_string())
     }
 
-    /// Adds the options of a list, of which the last word counts. Unknown ones are no error here.
+    /// Adds the options of a list. The last word of an option counts. Unknown options are no error here.
     ///
     /// # Errors
     /// A value is wrong; the message names it.

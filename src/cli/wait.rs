@@ -28,7 +28,7 @@ pub(super) struct Left {
 /// Waits with a bar, of bytes or of steps, until `look` finds that nothing is left.
 ///
 /// # Errors
-/// That of `look`; the work could not go on for longer than `patience`.
+/// The error of `look`; or the work could not go on for longer than `patience`.
 pub(super) fn wait(bytes: bool, patience: Duration, mut look: impl FnMut() -> Result<Option<Left>>) -> Result<()> {
     let bar = progress(0, bytes);
     let (mut total, mut stuck) = (0, None::<Instant>);

@@ -271,11 +271,12 @@ impl Pull<'_> {
 impl Attributes {
     /// Gives them to a file or directory; the owner only if this process may.
     fn set(&self, file: &DeviceFile) -> io::Result<()> {
+        // While its owner may write it, which the mode may forbid.
+        self.marks.set(file, WRITTEN)?;
         if rustix::process::geteuid().is_root() {
             file.set(&Attribute::Owner(self.uid, self.gid), WRITTEN)?;
         }
         file.set(&Attribute::Mode(self.mode & 0o1777), WRITTEN)?;
-        self.marks.set(file, WRITTEN)?;
         let time = (self.modified_ns.div_euclid(1_000_000_000), self.modified_ns.rem_euclid(1_000_000_000));
         file.set(&Attribute::Times(Times { accessed: time, modified: time }), WRITTEN)
     }

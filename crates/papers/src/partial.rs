@@ -173,7 +173,7 @@ fn take_columns(payload: &mut &[u8], len: usize) -> Result<Vec<usize>, Corrupt> 
     Ok(places)
 }
 
-/// Number of rows that these elements touch, the first of which is in this column.
+/// Number of rows that `len` elements touch. The first element is in column `first`.
 fn rows(first: u64, width: u64, len: usize) -> usize {
     if len == 0 { 0 } else { ((first as u128 + len as u128).div_ceil(width.into())) as usize }
 }

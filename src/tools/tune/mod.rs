@@ -349,7 +349,7 @@ struct Candidate {
     bytes: u64,
     /// Sizes of all objects, in order.
     series_bytes: Vec<u64>,
-    /// Root mean square error of the weights, relative to that of their last update.
+    /// Root mean square error of the weights, divided by the root mean square of their last update.
     error: f64,
     /// The score that CMD printed. `None` without CMD; in JSON also if the score is not finite.
     score: Option<f64>,
