@@ -154,12 +154,12 @@ impl Catalog {
     /// The last handle is gone: everything that waited for it may go on. `written`: the content may have changed; how
     /// many bytes a program left, and when.
     pub(super) fn closed(&mut self, path: &Path, written: Option<(u64, Instant)>) {
-        let mut changed = false;
-        self.files.edit(path, |entry| {
-            entry.busy = false;
-            changed = written.is_some() && !matches!(entry.state, State::Released(_));
-        });
-        if changed {
+        // A program that only reads changes nothing most often.
+        if self.get(path).is_some_and(|entry| entry.busy) {
+            self.files.edit(path, |entry| entry.busy = false);
+        }
+        let is_there = self.get(path).is_some_and(|entry| !matches!(entry.state, State::Released(_)));
+        if written.is_some() && is_there {
             let number = self.number();
             self.succeed(path, Entry::new(State::Closed, number), written);
         }

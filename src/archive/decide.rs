@@ -280,6 +280,26 @@ pub(super) fn decide(files: &[Arc<File>], others: &Others, settle: i64, now: Now
     answer
 }
 
+/// Whether the decisions about a run's other files stand, and at most allow less than new ones would, after this change of
+/// a file: a thread took a step of it, or failed. `was_history`: it had newer states, so others do not need it as theirs.
+pub(super) fn lets_stand(old: &Entry, new: &Entry, was_history: bool) -> bool {
+    use State::{Archived, Closed, Durable, Released, Resident, Sealed, Staged};
+    let is_step = match (&old.state, &new.state) {
+        (Sealed(_), Archived(..) | Resident(_)) => was_history,
+        (Durable(_), Sealed(_) | Archived(..)) | (Archived(..), Released(_)) => true,
+        (Durable(a), Durable(b)) | (Sealed(a), Sealed(b)) | (Archived(a, _), Archived(b, _)) => Arc::ptr_eq(a, b),
+        (Staged, Staged) | (Closed, Closed) | (Released(_), Released(_)) | (Resident(_), Resident(_)) => true,
+        _ => false,
+    };
+    // What other files are weighed with.
+    let facts = |entry: &Entry| {
+        let Entry { version, held, unsound, cut, seen_ns, asked_ns, stamp, .. } = entry;
+        let says = entry.says.as_ref().map(Arc::as_ptr);
+        (*version, *held, *unsound, *cut, *seen_ns, *asked_ns, *stamp, says, entry.state.counts_as_file())
+    };
+    is_step && facts(old) == facts(new) && (new.is_given_up() || !old.is_given_up())
+}
+
 /// The age of a state within its lineage: by modification time, then by the steps in its name (an unpacked archive
 /// has whole seconds), then by the order of closing.
 pub(super) fn rank(entry: &Entry) -> (i64, &[u64], u64) {

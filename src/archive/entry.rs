@@ -149,7 +149,7 @@ pub(super) struct Siblings {
 }
 
 /// A durable file's length and times.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Stamp {
     pub(super) len: u64,
     /// This and the other in nanoseconds since 1970.

@@ -236,7 +236,7 @@ impl Releaser {
                 return Ok(false);
             }
             let is_best = loses && catalog.decided().mark(path).is_some();
-            let may_go = catalog.decided().decision(path).is_some_and(|decision| decision.may_go);
+            let may_go = catalog.decided().may_go(path);
             if pinned || is_best || !may_go || loses && !catalog.files().is_still_proven(path) {
                 let held = pinned.then_some(Held::Pinned).or(is_best.then_some(Held::Best));
                 is_held = held.is_some();

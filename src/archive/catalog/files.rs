@@ -1,7 +1,9 @@
 //! All files by path and by run, with the last decision about each run.
 //!
 //! Every change of an entry goes through here. It notes only that the run changed: the run is decided about once somebody
-//! asks. A decision costs one pass over the run's files, so what needs none, as sealing, asks for none.
+//! asks. A decision costs one pass over the run's files, so what needs none, as sealing, asks for none. A step of a thread
+//! takes nothing from the other files ([`lets_stand`]). So threads take many steps by one decision: in a large run with a
+//! backlog, too, a step costs no more than a pass over a few files.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Bound;
@@ -10,13 +12,17 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::archive::decide::{
-    Answer, Checkpoint, Decision, File, Mark, Now, Others, Results, Why, Work, decide, rank, work,
+    Answer, Checkpoint, Decision, File, Mark, Now, Others, Results, Why, Work, decide, lets_stand, rank, work,
 };
 use crate::archive::entry::{Entry, Says, Sealed, State};
 use crate::store::{Id, step_pattern};
 
 /// Files of a run that are looked at for one that can be archived beside those that are being archived.
 const LOOK_AHEAD: usize = 80;
+
+/// A decision is renewed once threads took this part of its run's files as many steps. So a step costs 64 files of a pass,
+/// and a run of fewer files is decided about after each.
+const PART: usize = 64;
 
 /// A clock that goes back by more was set. Threads that look at it at once differ by less.
 const BACK_NS: i64 = 60_000_000_000;
@@ -32,6 +38,8 @@ pub(in crate::archive) struct Files {
     runs: HashMap<Arc<Path>, Run>,
     /// Runs with states whose files changed since the last decision about them.
     changed: HashSet<Arc<Path>>,
+    /// [`PART`], but in tests.
+    pub(super) part: usize,
     /// Runs with steps to take, now or later, when they were decided about.
     at_work: HashSet<Arc<Path>>,
     /// Files that are not durable or examined yet.
@@ -45,6 +53,8 @@ pub(in crate::archive) struct Files {
     /// A lineage lost its last state, or an entry went that kept objects from being removed without naming one.
     freed: bool,
     touched: Touched,
+    #[cfg(test)]
+    pub(super) decisions: usize,
 }
 
 /// Names that changed since the mirror looked.
@@ -86,16 +96,39 @@ struct Run {
     answer: Answer,
     /// The files that stay exact by it, because others say so.
     exact: HashSet<Arc<Path>>,
-    /// `files` changed since.
+    /// `files` changed since by more than steps.
     is_void: bool,
+    /// Steps that threads took since. The answer stands for the other files, and they may have more to do by now.
+    behind: usize,
 }
 
 impl Run {
-    /// Its files changed, so the decision is void. Answers whether somebody must decide. Without states it has no steps, and it
-    /// may be a directory of 100,000 small files that a program just writes.
-    fn change(&mut self) -> bool {
-        self.is_void = true;
-        self.states > 0
+    /// The place of the file with this sequence.
+    fn place(&self, sequence: u64) -> usize {
+        self.files.partition_point(|file| file.entry.sequence < sequence)
+    }
+
+    /// Those of these files that still can take the step that was decided.
+    fn left<'a>(&'a self, places: &'a [usize], now: Now) -> impl Iterator<Item = usize> + 'a {
+        places.iter().copied().filter(move |at| {
+            let Entry { state, busy, failed, .. } = &self.files[*at].entry;
+            let is_able =
+                !busy && failed.as_ref().is_none_or(|failed| failed.retry.is_some_and(|at| at <= now.instant));
+            is_able
+                && match self.answer.files[*at].verdict.work() {
+                    Some(Work::Archive(after)) => {
+                        matches!(state, State::Sealed(_)) && self.files[after].entry.counts_as_newer()
+                    }
+                    _ => matches!(state, State::Archived(..)),
+                }
+        })
+    }
+
+    /// Whether no step is left but those that threads take, and others may be possible since.
+    fn is_used_up(&self, is_claimed: impl Fn(&File) -> bool, now: Now) -> bool {
+        let Answer { archives, releases, .. } = &self.answer;
+        let mut left = self.left(releases, now).chain(self.left(archives, now));
+        !self.is_void && self.behind > 0 && left.all(|at| is_claimed(&self.files[at]))
     }
 }
 
@@ -127,6 +160,7 @@ impl Files {
             files: BTreeMap::new(),
             runs: HashMap::new(),
             changed: HashSet::new(),
+            part: PART,
             at_work: HashSet::new(),
             queue: Queue::default(),
             links: BTreeMap::new(),
@@ -134,6 +168,8 @@ impl Files {
             now: Now { instant: Instant::now(), wall_ns: i64::MIN },
             freed: false,
             touched: Touched::default(),
+            #[cfg(test)]
+            decisions: 0,
         }
     }
 
@@ -200,11 +236,11 @@ impl Files {
 
     /// Changes one, if it is there.
     pub(super) fn edit(&mut self, path: &Path, change: impl FnOnce(&mut Entry)) {
-        let Some(old) = self.leave(path) else { return };
+        let Some(old) = self.files.get(path).cloned() else { return };
         let mut file = File::clone(&old);
         change(&mut file.entry);
+        let file = self.enter(file, Some(&old));
         self.let_go(&old, Some(&file.entry));
-        self.enter(file, Some(&old));
     }
 
     /// Changes the entries at and below a path for which `holds` is true.
@@ -219,13 +255,9 @@ impl Files {
         held.iter().for_each(|path| self.edit(path, &mut change));
     }
 
-    /// Enters a file that was `old` before, whose run and checkpoint follow from its name and state.
-    fn enter(&mut self, mut file: File, old: Option<&File>) {
+    /// Enters a file that was `old` before. Its checkpoint follows from its name and state.
+    fn enter(&mut self, mut file: File, old: Option<&Arc<File>>) -> Arc<File> {
         let run = self.runs.entry(Arc::clone(&file.run)).or_default();
-        // A lone file's run is made anew with each change of the file, and its checkpoint is not. Others must find that one.
-        if run.files.is_empty() {
-            run.checkpoints.extend(file.checkpoint.clone());
-        }
         if self.settle > 0 && old.is_none_or(|old| old.entry.state.part() != file.entry.state.part()) {
             file.checkpoint = Checkpoint::of(&file.path, &file.entry.state).map(|checkpoint| {
                 let known = run.checkpoints.get(&checkpoint).cloned();
@@ -236,16 +268,26 @@ impl Files {
                 })
             });
         }
-        let file = Arc::new(file);
-        let at = run.files.partition_point(|other| other.entry.sequence < file.entry.sequence);
-        run.files.insert(at, Arc::clone(&file));
+        let (at, file) = (run.place(file.entry.sequence), Arc::new(file));
+        let is_step = old.is_some_and(|old| {
+            let was_history = run.answer.files.get(at).is_some_and(|decision| decision.is_history);
+            !run.is_void && lets_stand(&old.entry, &file.entry, was_history)
+        });
+        match old {
+            Some(old) => {
+                debug_assert!(Arc::ptr_eq(&run.files[at], old), "two files have one sequence");
+                run.files[at] = Arc::clone(&file);
+                run.states -= usize::from(old.entry.state.sealed().is_some());
+                self.queue.leave(old);
+            }
+            None => run.files.insert(at, Arc::clone(&file)),
+        }
         run.states += usize::from(file.entry.state.sealed().is_some());
         self.queue.enter(&file);
-        if run.change() {
-            self.changed.insert(Arc::clone(&file.run));
-        }
         self.touched.add([Arc::clone(&file.path)]);
-        self.files.insert(Arc::clone(&file.path), file);
+        self.note_change(&file.run, is_step);
+        self.files.insert(Arc::clone(&file.path), Arc::clone(&file));
+        file
     }
 
     fn leave(&mut self, path: &Path) -> Option<Arc<File>> {
@@ -253,20 +295,32 @@ impl Files {
         self.queue.leave(&old);
         self.touched.add([Arc::clone(&old.path)]);
         let run = self.runs.get_mut(&old.run).expect("a file is in its run");
-        let at = run.files.partition_point(|other| other.entry.sequence < old.entry.sequence);
-        let left = run.files.remove(at);
+        let left = run.files.remove(run.place(old.entry.sequence));
         debug_assert!(Arc::ptr_eq(&left, &old), "two files have one sequence");
         run.states -= usize::from(old.entry.state.sealed().is_some());
-        if run.change() {
-            self.changed.insert(Arc::clone(&old.run));
-        } else {
-            self.changed.remove(&old.run);
-            self.at_work.remove(&old.run);
-        }
-        if run.files.is_empty() {
+        let is_empty = run.files.is_empty();
+        self.note_change(&old.run, false);
+        if is_empty {
             self.runs.remove(&old.run);
         }
         Some(old)
+    }
+
+    /// A run has changed: by a step of a thread, or by more.
+    fn note_change(&mut self, key: &Arc<Path>, is_step: bool) {
+        let Some(run) = self.runs.get_mut(key) else { return };
+        if is_step {
+            run.behind += 1;
+        } else {
+            run.is_void = true;
+        }
+        // Without states a run has no steps, and it may be a directory of 100,000 small files that a program just writes.
+        if run.states > 0 {
+            self.changed.insert(Arc::clone(key));
+        } else {
+            self.changed.remove(key);
+            self.at_work.remove(key);
+        }
     }
 
     /// A file has left. Notes whether its lineage has no state any more.
@@ -274,7 +328,7 @@ impl Files {
         let lineage = |entry: &Entry| entry.state.sealed().map(|sealed| sealed.lineage);
         let Some(own) = lineage(&old.entry).filter(|own| new.and_then(lineage) != Some(*own)) else { return };
         let others = self.runs.get(&old.run);
-        self.freed |= others.is_none_or(|run| run.files.iter().all(|other| lineage(&other.entry) != Some(own)));
+        self.freed |= others.is_none_or(|run| run.files.iter().rev().all(|other| lineage(&other.entry) != Some(own)));
     }
 
     /// A thread looks for work at this time.
@@ -296,7 +350,11 @@ impl Files {
     fn decide(&mut self, key: &Arc<Path>) {
         self.changed.remove(key);
         let Some(run) = self.runs.get_mut(key) else { return };
-        run.is_void = false;
+        (run.is_void, run.behind) = (false, 0);
+        #[cfg(test)]
+        {
+            self.decisions += 1;
+        }
         run.checkpoints.retain(|checkpoint| Arc::strong_count(checkpoint) > 1);
         // A target is a file of the run, or a directory at, above or below the run's.
         let may_mark = |target: &Path| target.starts_with(key) || key.starts_with(target);
@@ -320,40 +378,63 @@ impl Files {
         }
     }
 
-    /// Decides about all runs that changed, and those whose time has come.
-    fn refresh(&mut self) {
-        let due = self.at_work.iter().filter(|key| self.runs[*key].answer.is_due(self.now));
-        let due: Vec<Arc<Path>> = due.chain(&self.changed).cloned().collect();
-        due.iter().for_each(|key| self.decide(key));
+    /// Whether the decision about a run must be renewed before a thread takes a step by it.
+    fn is_outdated(&self, run: &Run) -> bool {
+        run.is_void || run.behind * self.part > run.files.len() || run.answer.is_due(self.now)
     }
 
-    /// The run of a file with a decision that holds, and the file's place in it.
-    fn decided(&mut self, path: &Path) -> Option<(&Run, usize)> {
+    /// Whether the decision about a run lacks steps that threads took.
+    fn is_behind(&self, run: &Run) -> bool {
+        run.behind > 0 || self.is_outdated(run)
+    }
+
+    /// Decides about the runs of which this holds. Answers whether there were some.
+    fn renew(&mut self, holds: impl Fn(&Files, &Run) -> bool) -> bool {
+        let keys = self.at_work.iter().chain(self.changed.difference(&self.at_work));
+        let keys: Vec<Arc<Path>> = keys.filter(|key| holds(self, &self.runs[*key])).cloned().collect();
+        keys.iter().for_each(|key| self.decide(key));
+        !keys.is_empty()
+    }
+
+    /// Decides about the runs whose decisions are used up. Answers whether there were some.
+    pub(super) fn renew_used_up(&mut self, is_claimed: impl Fn(&File) -> bool) -> bool {
+        self.renew(|files, run| run.is_used_up(&is_claimed, files.now))
+    }
+
+    /// The run of a file and the file's place in it, once the decision about the run is renewed, if this holds for it.
+    fn decided(&mut self, path: &Path, is_outdated: impl Fn(&Files, &Run) -> bool) -> Option<(&Run, usize)> {
         let file = Arc::clone(self.files.get(path)?);
-        let run = &self.runs[&file.run];
-        if run.is_void || run.answer.is_due(self.now) {
+        if is_outdated(self, &self.runs[&file.run]) {
             self.decide(&file.run);
         }
         let run = &self.runs[&file.run];
-        let at = run.files.partition_point(|other| other.entry.sequence < file.entry.sequence);
-        Some((run, at))
+        Some((run, run.place(file.entry.sequence)))
     }
 
     /// The disk has less room than the reserve, or no longer has.
     pub(in crate::archive) fn hurry(&mut self, is_low: bool) {
         self.is_low = is_low;
-        let changed = self.at_work.iter().filter(|key| self.runs.get_mut(*key).is_some_and(Run::change));
-        self.changed.extend(changed.cloned());
+        let keys: Vec<Arc<Path>> = self.at_work.iter().cloned().collect();
+        keys.iter().for_each(|key| self.note_change(key, false));
     }
 
-    /// The decision about a file.
+    /// The decision about a file, after all that threads did.
     pub(in crate::archive) fn decision(&mut self, path: &Path) -> Option<Decision> {
-        self.decided(path).map(|(run, at)| run.answer.files[at])
+        let (run, at) = self.decided(path, Files::is_behind)?;
+        Some(run.answer.files[at])
     }
 
-    /// Who marks a file as the best of its run.
+    /// Whether an archived file may become a stub.
+    pub(in crate::archive) fn may_go(&mut self, path: &Path) -> bool {
+        let decided = self.decided(path, Files::is_outdated);
+        let may_go = decided.is_some_and(|(run, at)| run.answer.files[at].may_go);
+        may_go || self.decision(path).is_some_and(|decision| decision.may_go)
+    }
+
+    /// Who marks a file as the best of its run. No step changes marks.
     pub(in crate::archive) fn mark(&mut self, path: &Path) -> Option<Mark> {
-        self.decided(path).and_then(|(run, at)| run.answer.marks.get(&at).cloned())
+        let (run, at) = self.decided(path, Files::is_outdated)?;
+        run.answer.marks.get(&at).cloned()
     }
 
     /// The file or link that names the file at `path`, or a directory above it, as the best of its run.
@@ -394,13 +475,8 @@ impl Files {
             None => self.links.remove(link),
         };
         for target in old.into_iter().chain(target) {
-            let runs = self.range(&target).map(|file| Arc::clone(&file.run));
-            let runs: Vec<_> = runs.collect();
-            for key in runs {
-                if self.runs.get_mut(&key).is_some_and(Run::change) {
-                    self.changed.insert(key);
-                }
-            }
+            let runs: HashSet<Arc<Path>> = self.range(&target).map(|file| Arc::clone(&file.run)).collect();
+            runs.iter().for_each(|key| self.note_change(key, false));
         }
     }
 
@@ -425,7 +501,7 @@ impl Files {
 
     /// The file of the same checkpoint that has no newer state yet, if the file waits for one.
     pub(in crate::archive) fn held_up_by(&mut self, path: &Path) -> Option<Arc<Path>> {
-        let (run, at) = self.decided(path)?;
+        let (run, at) = self.decided(path, Files::is_behind)?;
         match run.answer.files[at].why {
             Why::HeldUpBy(other) => Some(Arc::clone(&run.files[other].path)),
             _ => None,
@@ -470,10 +546,10 @@ impl Files {
 
     /// The oldest file to release of which this holds.
     pub(super) fn release(&mut self, may: impl Fn(&File) -> bool) -> Option<Offer> {
-        self.refresh();
+        self.renew(Files::is_outdated);
         let first = |key: &Arc<Path>| {
             let run = &self.runs[key];
-            run.answer.releases.iter().map(|at| &run.files[*at]).find(|file| may(file))
+            run.left(&run.answer.releases, self.now).map(|at| &run.files[at]).find(|file| may(file))
         };
         let file = self.at_work.iter().filter_map(first).min_by(|a, b| rank(&a.entry).cmp(&rank(&b.entry)))?;
         Some(Offer { file: Arc::clone(file), work: Work::Release, after: None })
@@ -481,11 +557,11 @@ impl Files {
 
     /// The oldest file to archive of which this holds.
     pub(super) fn archive(&mut self, may: impl Fn(&File) -> bool) -> Option<Offer> {
-        self.refresh();
+        self.renew(Files::is_outdated);
         let first = |key: &Arc<Path>| {
             let run = &self.runs[key];
-            let at = run.answer.archives.iter().take(LOOK_AHEAD).find(|at| may(&run.files[**at]))?;
-            Some((run, *at))
+            let at = run.left(&run.answer.archives, self.now).take(LOOK_AHEAD).find(|at| may(&run.files[*at]))?;
+            Some((run, at))
         };
         let found = self.at_work.iter().filter_map(first);
         let (run, at) = found.min_by(|(a, at), (b, bt)| rank(&a.files[*at].entry).cmp(&rank(&b.files[*bt].entry)))?;
@@ -505,7 +581,7 @@ impl Files {
 
     /// The steps to take.
     pub(super) fn queued(&mut self) -> Queued {
-        self.refresh();
+        self.renew(Files::is_behind);
         let answers = || self.at_work.iter().map(|key| &self.runs[key].answer);
         let closed = self.queue.all().map(|file| file.entry.seen_ns);
         Queued {

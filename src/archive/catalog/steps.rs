@@ -181,9 +181,19 @@ impl Steps<'_> {
         !self.claims.links.is_empty() || self.claims.links_being_read > 0
     }
 
+    /// The next step, after a new decision if the steps of the last one are used up.
+    fn next_step(&mut self) -> Option<Offer> {
+        let next = self.next_decided();
+        if next.is_some() || self.has_unread() {
+            return next;
+        }
+        let claims = &*self.claims;
+        if self.files.renew_used_up(|file| claims.has(file)) { self.next_decided() } else { None }
+    }
+
     /// The next file to release; if there is none, one that may be a copy; else the oldest one to archive. A release waits
     /// until all that was closed is read, an archiving until it is sealed.
-    fn next_step(&mut self) -> Option<Offer> {
+    fn next_decided(&mut self) -> Option<Offer> {
         let (may_learn, has_unread) = (self.may_learn(), self.has_unread());
         let claims = &*self.claims;
         // One at a time: each release must find the directory's times as programs left them.

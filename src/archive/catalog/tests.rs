@@ -88,6 +88,8 @@ enum Note {
     SaysNothing(usize),
     /// As the archive does when a file's turn comes.
     HoldBest(usize),
+    /// Some of its weights are not finite.
+    Unsound(usize),
     Retry,
     Later(u64),
     /// A thread takes the next file to seal, files to seal together, or another step.
@@ -183,6 +185,9 @@ fn make(catalog: &mut Catalog, note: &Note, (start, now): (Instant, Instant)) {
         Note::HoldBest(f) => {
             catalog.edit(path(f), version(catalog, f), |entry| entry.held = Some(Held::Best));
         }
+        Note::Unsound(f) => {
+            catalog.edit(path(f), version(catalog, f), |entry| entry.unsound = matches!(entry.state, State::Sealed(_)));
+        }
         Note::Retry => catalog.retry(),
         _ => {}
     }
@@ -204,7 +209,9 @@ impl Scan<'_> {
     fn history(&self, entry: &Entry) -> Option<&Path> {
         let (State::Sealed(sealed) | State::Archived(sealed, _)) = &entry.state else { return None };
         let of_lineage = |other: &Entry| match &other.state {
-            State::Sealed(of) => of.lineage == sealed.lineage && (of.len, of.sample) != (sealed.len, sealed.sample),
+            State::Sealed(of) if !other.unsound => {
+                of.lineage == sealed.lineage && (of.len, of.sample) != (sealed.len, sealed.sample)
+            }
             _ => false,
         };
         fn height(entry: &Entry) -> (&[u64], i64, u64) {
@@ -436,6 +443,108 @@ proptest! {
         claims.drain(..).for_each(|claim| catalog.steps().done(&claim));
         prop_assert!(!catalog.steps().is_busy());
     }
+}
+
+/// What changes a file beside the steps of threads, and does not undo its state most often.
+fn change() -> impl Strategy<Value = Note> {
+    let file = 0..FILES.len();
+    prop_oneof![
+        2 => note(),
+        1 => file.clone().prop_map(Note::Archive),
+        1 => file.clone().prop_map(Note::Stay),
+        1 => (file.clone(), any::<bool>()).prop_map(|(f, b)| Note::Busy(f, b)),
+        1 => (file.clone(), prop::option::of(0..20u64)).prop_map(|(f, r)| Note::Fail(f, r)),
+        1 => (file.clone(), any::<bool>()).prop_map(|(f, h)| Note::Hold(f, h)),
+        1 => file.clone().prop_map(Note::Unsound),
+        1 => (file, 0..TARGETS.len(), 0..3i64).prop_map(|(f, t, at)| Note::Says(f, t, at)),
+        1 => Just(Note::Retry),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1024))]
+    /// Threads take all steps that are left by one decision, while the other catalog decides after each. Each step must be
+    /// one that is possible by the newest decision, too, and there must be one if that one has some.
+    #[test]
+    fn a_decision_that_stands_offers_what_a_new_one_would(
+        states in prop::collection::vec((0..2u64, 0..9i64, 0..9u64, 0..9u64), FILES.len()),
+        notes in prop::collection::vec((change(), 0..3usize), 1..40), groups in any::<bool>()
+    ) {
+        let start = Instant::now();
+        let (mut now, settle) = (start, if groups { LONG } else { Duration::ZERO });
+        let (mut standing, mut fresh) = (catalog(settle), catalog(settle));
+        // No number of steps makes it decide again.
+        standing.files.part = 0;
+        for file in FILES {
+            [&mut standing, &mut fresh].into_iter().for_each(|catalog| found(catalog, file, State::Closed));
+        }
+        let seal = |(file, of): (usize, &(u64, i64, u64, u64))| (Note::Seal(file, of.0, of.1, of.2, of.3), 0);
+        let seals: Vec<(Note, usize)> = states.iter().enumerate().map(seal).collect();
+        for (note, steps) in seals.iter().chain(&notes) {
+            if let Note::Later(seconds) = note {
+                now += Duration::from_secs(*seconds);
+            }
+            for catalog in [&mut standing, &mut fresh] {
+                make(catalog, note, (start, now));
+                // Links are read first.
+                claim_seal(catalog, now).iter().for_each(|task| catalog.steps().done(task));
+            }
+            for _ in 0..*steps {
+                let task = standing.steps().claim_step(now, 0).0;
+                let marks = marks(&mut fresh);
+                prop_assert_eq!(self::marks(&mut standing), marks.clone());
+                let _ = fresh.steps().claim_step(now, 0).0.map(|task| fresh.steps().done(&task));
+                let scan = Scan { catalog: &fresh, claims: &[], marks: &marks, groups, waits: groups };
+                prop_assert_eq!(task.is_some(), scan.next(now, false).is_some(), "{:?}", task);
+                let Some(task) = task else { break };
+                standing.steps().done(&task);
+                let own = fresh.get(&task.path).unwrap();
+                // A state with the newest one's bytes loses nothing when those between are gone.
+                let has_twin = fresh.files().iter().any(|(_, other)| match (&own.state, &other.state) {
+                    (State::Sealed(own) | State::Archived(own, _), State::Sealed(twin)) => {
+                        own.lineage == twin.lineage && own.print() == twin.print() && other.sequence != task.sequence
+                    }
+                    _ => false,
+                });
+                let state = match (&task.step, own.state.clone()) {
+                    (Step::Release { .. }, State::Archived(_, object)) => State::Released(object),
+                    (Step::Compare { sealed }, _) => State::Sealed(Arc::clone(sealed)),
+                    (Step::Archive { sealed, newer }, _) => {
+                        prop_assert!(fresh.get(&newer.0).is_some_and(Entry::counts_as_newer));
+                        State::Archived(Arc::clone(sealed), Id([1; 16]))
+                    }
+                    (step, state) => panic!("{step:?} of {state:?}"),
+                };
+                let is_possible = scan.tasks().iter().any(|(_, path, _)| *path == task.path);
+                prop_assert!(is_possible || has_twin, "{:?}", task);
+                [&mut standing, &mut fresh].into_iter().for_each(|catalog| {
+                    catalog.advance(&task.path, task.version, state.clone());
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn a_backlog_is_decided_about_a_few_times() {
+    let mut catalog = catalog(LONG);
+    let files = 2000;
+    for step in 0..files {
+        found(&mut catalog, state(step), State::Sealed(sealed_at(vec![step], 1, step as i64, step)));
+    }
+    let (mut steps, now) = (0, Instant::now());
+    while let Some(task) = catalog.steps().claim_step(now, 0).0 {
+        catalog.steps().done(&task);
+        let state = match task.step {
+            Step::Archive { sealed, .. } => State::Archived(sealed, Id([1; 16])),
+            _ => State::Released(Id([1; 16])),
+        };
+        catalog.advance(&task.path, task.version, state);
+        steps += 1;
+    }
+    assert_eq!(steps, 2 * (files - 1));
+    let decisions = catalog.files.decisions;
+    assert!(decisions <= 2 * 64 + 3, "{decisions} decisions");
 }
 
 #[test]
