@@ -15,7 +15,6 @@ use crate::store::{Profile, Profiles, is_pinned};
 use formats::is_named_elsewhere;
 
 use super::archiving::{After, Encoder};
-use super::base::nearest;
 use super::entry::{Sealed, State};
 use super::twins::is_faithful;
 
@@ -75,9 +74,9 @@ pub(super) fn encode_ahead(encoder: &Encoder, path: &Path) -> StepResult<Ahead> 
         return Ok(encoder.shared.objects.hold(made).map_or(Ahead::Later, Ahead::Object));
     }
     let Some(before) = encoder.before_ahead.take(&sealed) else { return Ok(Ahead::Whole) };
-    let mut states = encoder.shared.objects.of_lineage(sealed.lineage);
-    states.retain(|header| header.modified_ns < sealed.modified_ns);
-    if !nearest(states, &sealed).is_some_and(|before| is_faithful(&encoder.shared.objects, before.id, &profiles)) {
+    let nearest = encoder.shared.objects.nearest(sealed.lineage, sealed.modified_ns.saturating_sub(1));
+    let last = nearest.filter(|header| header.modified_ns < sealed.modified_ns);
+    if !last.is_some_and(|last| is_faithful(&encoder.shared.objects, last.id, &profiles)) {
         return Ok(Ahead::Whole);
     }
     // Its former name is not known any more; the number in its own proves nothing then.
@@ -105,10 +104,10 @@ fn already_ahead(
     profiles: &Profiles,
     stale: &(dyn Fn() -> bool + Sync),
 ) -> StepResult<Option<Id>> {
-    let mut made = encoder.shared.objects.of_lineage(sealed.lineage);
+    let mut made = encoder.shared.objects.of_sample(sealed.sample);
     let is = |header: &Header| {
-        let of = (header.modified_ns, header.logical_len, header.source_sample);
-        of == (sealed.modified_ns, sealed.len, sealed.sample)
+        let of = (header.lineage, header.modified_ns, header.logical_len, header.source_sample);
+        of == (sealed.lineage, sealed.modified_ns, sealed.len, sealed.sample)
             && is_faithful(&encoder.shared.objects, header.id, profiles)
     };
     made.retain(is);

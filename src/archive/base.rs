@@ -41,13 +41,13 @@ impl Bases<'_> {
         policy: Option<Policy>,
     ) -> StepResult<Base> {
         let mut base = Base::default();
-        let own = nearest(self.shared.objects.of_lineage(sealed.lineage), sealed);
-        let mut others = self.shared.objects.of_signature(sealed.signature);
-        // All files without tensors have one signature.
-        others.retain(|header| header.lineage != sealed.lineage && !description.tensors.is_empty());
-        // A published system knows of no other run than its own, whose first state has full precision.
-        others.retain(|_| policy.is_none());
-        let other = nearest(others, sealed).map(|other| first_of_twins(&self.shared.objects, other));
+        let Sealed { lineage, signature, modified_ns, .. } = *sealed;
+        let own = self.shared.objects.nearest(lineage, modified_ns);
+        // All files without tensors have one signature. A published system knows of no other run than its own, whose first
+        // state has full precision.
+        let has_others = !description.tensors.is_empty() && policy.is_none();
+        let other = has_others.then(|| self.shared.objects.nearest_other(signature, lineage, modified_ns)).flatten();
+        let other = other.map(|other| first_of_twins(&self.shared.objects, other));
         let twin = match (&own, &other) {
             (Some(own), Some(other))
                 if other.modified_ns > own.modified_ns && self.shared.objects.chain_len(other.id) < LONGEST_READ =>
@@ -127,12 +127,4 @@ impl Bases<'_> {
         }
         Ok((count > 0 && sum.is_finite()).then(|| sum / f64::from(count)))
     }
-}
-
-/// The last of these states that is not newer than the file, else the nearest after it.
-pub(super) fn nearest(states: Vec<Header>, sealed: &Sealed) -> Option<Header> {
-    states.into_iter().min_by_key(|header| {
-        let after = header.modified_ns > sealed.modified_ns;
-        (after, header.modified_ns.abs_diff(sealed.modified_ns), header.id)
-    })
 }

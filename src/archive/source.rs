@@ -1,15 +1,17 @@
 //! What the files of the tree contain, wherever their bytes are: as a format describes them, with the files beside them.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
+use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 
+use crate::clock::wall_ns;
 use crate::recall::Reader;
 use crate::store::durable::DeviceFile;
-use crate::store::{beneath, step_pattern};
+use crate::store::{beneath, modified_ns, step_pattern};
 use crate::sync::Mutex;
 use formats::{Description, Model, ReadAt, Trained, describe_at, siblings};
 
@@ -22,6 +24,8 @@ use super::shared::Shared;
 const KEPT: usize = 4;
 /// Most files of a checkpoint that are read for a proof. It has few optimizer files, but may have thousands of shards.
 const MOST_FILES: usize = 32;
+/// No file system's clock has longer ticks.
+const TICK_NS: i64 = 2_000_000_000;
 
 /// A version of a file: the file, its length and the time of its last change, which no program can set.
 type Identity = (FileId, u64, (i64, i64));
@@ -33,6 +37,17 @@ pub(super) struct Contents {
     shared: Arc<Shared>,
     /// The content of the last few indexes. Sealers and encoders take this lock, and hold no other then.
     models: Mutex<VecDeque<(Identity, Indexed)>>,
+    /// Encoders take this lock, and hold no other then.
+    companions: Mutex<Companions>,
+}
+
+/// Files of one step, in the directory that was asked about last. A backlog of a large directory would list it for each file.
+#[derive(Default)]
+struct Companions {
+    /// The directory, and when its names changed last. A release gives it that time back.
+    of: Option<(FileId, i64)>,
+    /// The names of regular files, by their steps. Those of one file alone are not kept.
+    names: HashMap<Vec<u64>, Vec<OsString>>,
 }
 
 /// A file of the tree.
@@ -46,7 +61,7 @@ pub(super) enum Source {
 impl Contents {
     /// Of an archive's tree.
     pub(super) fn of(shared: Arc<Shared>) -> Contents {
-        Contents { shared, models: Mutex::default() }
+        Contents { shared, models: Mutex::default(), companions: Mutex::default() }
     }
 
     /// Opens the file at `path` in the tree.
@@ -154,16 +169,26 @@ impl Contents {
     /// Regular files beside a file, of the same step.
     fn companions(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
         let directory = path.parent().unwrap_or(Path::new(""));
-        let steps = step_pattern::steps(path);
         let opened = beneath::open_dir(&self.shared.store.tree(), directory)?;
-        let mut found = Vec::new();
-        for entry in fs::read_dir(beneath::by_descriptor(&opened))? {
-            let entry = entry?;
-            let other = directory.join(entry.file_name());
-            if other != path && step_pattern::steps(&other) == steps && entry.file_type()?.is_file() {
-                found.push(other);
+        let metadata = fs::metadata(beneath::by_descriptor(&opened))?;
+        let version = (FileId::of(&metadata), modified_ns(&metadata));
+        let mut companions = self.companions.lock().unwrap_or_else(PoisonError::into_inner);
+        if companions.of != Some(version) {
+            let mut names: HashMap<Vec<u64>, Vec<OsString>> = HashMap::new();
+            for entry in fs::read_dir(beneath::by_descriptor(&opened))? {
+                let entry = entry?;
+                if entry.file_type()?.is_file() {
+                    let steps = step_pattern::steps(&directory.join(entry.file_name()));
+                    names.entry(steps).or_default().push(entry.file_name());
+                }
             }
+            names.retain(|_, names| names.len() > 1);
+            // A name may still come within the same tick of the clock.
+            let is_old = wall_ns().saturating_sub(version.1) > TICK_NS;
+            *companions = Companions { of: is_old.then_some(version), names };
         }
+        let found = companions.names.get(&step_pattern::steps(path)).into_iter().flatten();
+        let mut found: Vec<PathBuf> = found.map(|name| directory.join(name)).filter(|other| other != path).collect();
         // The optimizer comes first, so that many shards do not hide it.
         found.sort_by_key(|path| (!path.to_string_lossy().to_lowercase().contains("optim"), path.clone()));
         found.truncate(MOST_FILES);

@@ -65,8 +65,9 @@ impl Twins {
     /// Objects with a file's length and this sample of its bytes. Of two states of a lineage hardly a sample is the same,
     /// so that other files are not even hashed.
     fn candidates(&self, sealed: &Sealed, sample: impl Fn(&Header) -> u64) -> Vec<Header> {
-        let mut candidates = self.shared.objects.of_signature(sealed.signature);
-        candidates.retain(|header| (header.logical_len, sample(header)) == (sealed.len, sealed.sample));
+        let mut candidates = self.shared.objects.of_sample(sealed.sample);
+        let of = |header: &Header| (header.signature, header.logical_len, sample(header));
+        candidates.retain(|header| of(header) == (sealed.signature, sealed.len, sealed.sample));
         candidates
     }
 

@@ -230,9 +230,19 @@ impl Objects {
         self.lock().of_lineage(lineage)
     }
 
-    /// Headers of the states that have the same tensors, by modification time.
-    pub fn of_signature(&self, signature: u64) -> Vec<Header> {
-        self.lock().of_signature(signature)
+    /// Headers of the objects that were made from bytes with this sample, or decode to such.
+    pub fn of_sample(&self, sample: u64) -> Vec<Header> {
+        self.lock().of_sample(sample)
+    }
+
+    /// The last state of a lineage that is not newer than this time, else the first after it.
+    pub fn nearest(&self, lineage: u64, modified_ns: i64) -> Option<Header> {
+        self.lock().nearest(lineage, modified_ns).cloned()
+    }
+
+    /// The same of all other lineages whose files have these tensors.
+    pub fn nearest_other(&self, signature: u64, lineage: u64, modified_ns: i64) -> Option<Header> {
+        self.lock().nearest_other(signature, lineage, modified_ns).cloned()
     }
 
     /// The newest state of a lineage.

@@ -9,6 +9,8 @@ use crate::store::object::{Header, Id, Object};
 
 /// Candidates examined for another parent: a run may have thousands of states.
 const SIBLINGS_LOOKED_AT: usize = 64;
+const FIRST: Id = Id([0; 16]);
+const LAST: Id = Id([0xff; 16]);
 
 /// A connected group of objects that no file names but that others are differences to, and the objects that need them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,9 +45,12 @@ pub(super) struct Graph {
     known: HashMap<Id, Known>,
     /// Objects that no file names.
     unnamed: BTreeSet<Id>,
-    /// States of a lineage, and of files with the same tensors, by modification time.
+    /// The states of each lineage, by modification time.
     lineages: HashMap<u64, BTreeSet<(i64, Id)>>,
-    signatures: HashMap<u64, BTreeSet<(i64, Id)>>,
+    /// The lineages of files with the same tensors.
+    signatures: HashMap<u64, BTreeSet<u64>>,
+    /// By the samples of the bytes that objects were made from, and of those that they decode to.
+    samples: BTreeSet<(u64, Id)>,
     /// Missing or unreadable objects, with the number of files that name each.
     lost: HashMap<Id, u32>,
     /// Objects whose parent is missing or unreadable.
@@ -75,15 +80,36 @@ impl Graph {
     }
 
     pub(super) fn of_lineage(&self, lineage: u64) -> Vec<Header> {
-        self.headers(self.lineages.get(&lineage))
+        self.headers(self.lineages.get(&lineage).into_iter().flatten().map(|(_, id)| id))
     }
 
-    pub(super) fn of_signature(&self, signature: u64) -> Vec<Header> {
-        self.headers(self.signatures.get(&signature))
+    pub(super) fn of_sample(&self, sample: u64) -> Vec<Header> {
+        self.headers(self.samples.range((sample, FIRST)..=(sample, LAST)).map(|(_, id)| id))
     }
 
-    fn headers(&self, of: Option<&BTreeSet<(i64, Id)>>) -> Vec<Header> {
-        of.into_iter().flatten().filter_map(|(_, id)| self.known.get(id)).map(|known| known.header.clone()).collect()
+    fn headers<'a>(&self, of: impl Iterator<Item = &'a Id>) -> Vec<Header> {
+        of.filter_map(|id| self.known.get(id)).map(|known| known.header.clone()).collect()
+    }
+
+    /// See [`super::Objects::nearest`].
+    pub(super) fn nearest(&self, lineage: u64, modified_ns: i64) -> Option<&Header> {
+        let states = self.lineages.get(&lineage)?;
+        let before = states.range(..=(modified_ns, LAST)).next_back();
+        let (_, id) = before.map_or_else(|| states.first(), |(at, _)| states.range((*at, FIRST)..).next())?;
+        self.known.get(id).map(|known| &known.header)
+    }
+
+    /// See [`super::Objects::nearest_other`].
+    pub(super) fn nearest_other(&self, signature: u64, lineage: u64, modified_ns: i64) -> Option<&Header> {
+        let others = self.others(signature, lineage).filter_map(|other| self.nearest(other, modified_ns));
+        others.min_by_key(|header| {
+            (header.modified_ns > modified_ns, header.modified_ns.abs_diff(modified_ns), header.id)
+        })
+    }
+
+    /// The other lineages of files with these tensors.
+    fn others(&self, signature: u64, lineage: u64) -> impl Iterator<Item = u64> {
+        self.signatures.get(&signature).into_iter().flatten().copied().filter(move |other| *other != lineage)
     }
 
     pub(super) fn newest(&self, lineage: u64) -> Option<Id> {
@@ -156,7 +182,8 @@ impl Graph {
     pub(super) fn insert(&mut self, header: Header, stored: u64) {
         let (id, order) = (header.id, (header.modified_ns, header.id));
         self.lineages.entry(header.lineage).or_default().insert(order);
-        self.signatures.entry(header.signature).or_default().insert(order);
+        self.signatures.entry(header.signature).or_default().insert(header.lineage);
+        self.samples.extend(samples(&header));
         self.unnamed.insert(id);
         self.known.insert(id, Known { header, stored, names: 0, children: Vec::new(), open: Weak::new() });
     }
@@ -293,9 +320,14 @@ impl Graph {
             for parent in self.tried.remove(&id).into_iter().flatten() {
                 self.disown(Some(parent), id);
             }
-            let order = (known.header.modified_ns, id);
-            remove(&mut self.lineages, known.header.lineage, order);
-            remove(&mut self.signatures, known.header.signature, order);
+            let Header { signature, lineage, modified_ns, .. } = known.header;
+            remove(&mut self.lineages, lineage, &(modified_ns, id));
+            if !self.lineages.contains_key(&lineage) {
+                remove(&mut self.signatures, signature, &lineage);
+            }
+            for sample in samples(&known.header) {
+                self.samples.remove(&sample);
+            }
             self.disown(known.header.parent, id);
             taken.push(id);
             rest.extend(known.header.parent.filter(|parent| is_garbage(self, parent)));
@@ -353,13 +385,17 @@ impl Graph {
         let header = &known.header;
         let deepest = self.deepest_parent(child).min(deepest);
         let fits = |id: &Id| self.stays(*id, keep) && self.depth(*id) <= deepest && !self.is_below(*id, child);
-        let nearest = |of: Option<&BTreeSet<(i64, Id)>>| -> Option<Id> {
-            let older = of?.range(..(header.modified_ns, child)).rev();
-            older.map(|(_, id)| *id).take(SIBLINGS_LOOKED_AT).find(fits)
+        let older = |lineage: u64| {
+            let states = self.lineages.get(&lineage).into_iter();
+            states.flat_map(|states| states.range(..(header.modified_ns, child)).rev()).take(SIBLINGS_LOOKED_AT)
         };
-        let own = nearest(self.lineages.get(&header.lineage));
-        let same = nearest(self.signatures.get(&header.signature)).filter(|same| own != Some(*same));
-        own.into_iter().chain(same).collect()
+        let own = older(header.lineage).find(|(_, id)| fits(id));
+        let mut others: Vec<_> =
+            self.others(header.signature, header.lineage).filter_map(|of| older(of).next()).collect();
+        others.sort_unstable_by(|a, b| b.cmp(a));
+        let mut nearer = others.into_iter().take_while(|other| own.is_none_or(|own| *other > own));
+        let other = nearer.by_ref().take(SIBLINGS_LOOKED_AT).find(|(_, id)| fits(id));
+        own.into_iter().chain(other).map(|(_, id)| *id).collect()
     }
 
     /// See [`super::Objects::can_follow`].
@@ -414,10 +450,14 @@ impl Graph {
     }
 }
 
-fn remove(index: &mut HashMap<u64, BTreeSet<(i64, Id)>>, key: u64, order: (i64, Id)) {
-    if let Some(states) = index.get_mut(&key) {
-        states.remove(&order);
-        if states.is_empty() {
+fn samples(header: &Header) -> [(u64, Id); 2] {
+    [header.source_sample, header.decoded_sample].map(|sample| (sample, header.id))
+}
+
+fn remove<T: Ord>(index: &mut HashMap<u64, BTreeSet<T>>, key: u64, value: &T) {
+    if let Some(of) = index.get_mut(&key) {
+        of.remove(value);
+        if of.is_empty() {
             index.remove(&key);
         }
     }
