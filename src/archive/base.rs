@@ -89,8 +89,8 @@ impl Bases<'_> {
     fn wants_baseline(&self, sealed: &Sealed, root: &Chain) -> bool {
         let id = root.leaf().header().id;
         let Some((_, baseline)) = self.shared.objects.get(id) else { return false };
-        let mut differences = self.shared.objects.of_lineage(sealed.lineage);
-        differences.retain(|header| header.parent == Some(id) && header.modified_ns < sealed.modified_ns);
+        let mut differences = self.shared.objects.differences(id);
+        differences.retain(|header| header.lineage == sealed.lineage && header.modified_ns < sealed.modified_ns);
         differences.sort_by_key(|header| header.modified_ns);
         let stored = |id| self.shared.objects.get(id).map_or(0.0, |(_, stored)| stored as f64);
         let sizes: Vec<f64> = differences.iter().map(|header| stored(header.id) / baseline.max(1) as f64).collect();

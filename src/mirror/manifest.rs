@@ -14,7 +14,8 @@ const FORMAT: u32 = 1;
 pub(super) const MARK: &str = "stepfs-mirror";
 /// Longest mark.
 const MARK_BYTES: u64 = 4096;
-const MANIFESTS: &str = "manifests/";
+/// Where all manifests are.
+pub(super) const MANIFESTS: &str = "manifests/";
 const MAGIC: &[u8; 8] = b"stepfsMM";
 /// Longest manifest: a gigabyte of names has 256 pieces.
 const MANIFEST_BYTES: u64 = 1 << 14;
@@ -50,23 +51,27 @@ impl Number {
     }
 }
 
-/// Puts a manifest: its number, and the directory that all names are in. What it names is there.
-pub(super) fn put(place: &dyn Place, number: Number, root: &Bytes) -> Result<()> {
-    place.put(&number.name(), &record::encode(MAGIC, &(number, root)))
+/// Longest top directory that lies in the manifest, and not beside it: a save asks once less, and a reader.
+pub(super) const TOP_BYTES: usize = 1 << 13;
+/// The directory that all names are in: the pieces of its bytes; and these themselves, if they are few.
+pub(super) type Top = (Bytes, Vec<u8>);
+
+/// Puts a manifest: its number, and the top directory. What it names is there.
+pub(super) fn put(place: &dyn Place, number: Number, top: &Top) -> Result<()> {
+    place.put(&number.name(), &record::encode(MAGIC, &(number, top)))
 }
 
-/// The directory that a manifest names.
-pub(super) fn get(place: &dyn Place, number: Number) -> Result<Bytes> {
+/// The top directory of a state.
+pub(super) fn get(place: &dyn Place, number: Number) -> Result<Top> {
     let bytes = get_all(place, &number.name(), MANIFEST_BYTES)?;
     let wrong = |why: &str| Error::Wrong(format!("{}: {why}", number.name()));
-    let (is, root): (Number, Bytes) = record::decode(MAGIC, &bytes).map_err(|damage| wrong(&damage.to_string()))?;
-    if is == number { Ok(root) } else { Err(wrong("it is another manifest under this name")) }
+    let (is, top): (Number, Top) = record::decode(MAGIC, &bytes).map_err(|damage| wrong(&damage.to_string()))?;
+    if is == number { Ok(top) } else { Err(wrong("it is another manifest under this name")) }
 }
 
-/// The states of the mirror's owner, the oldest first, and when each was put. Those of a former owner count only as long
-/// as there are no others.
-pub(super) fn list(place: &dyn Place, owner: Id) -> Result<Vec<(Number, i64)>> {
-    let listed = place.list(MANIFESTS)?;
+/// The states of the mirror's owner among all manifests, the oldest first, and when each was put. Those of a former owner
+/// count only as long as there are no others.
+pub(super) fn of_owner(listed: &[(String, i64)], owner: Id) -> Vec<(Number, i64)> {
     let mut all: Vec<_> = listed.iter().filter_map(|(name, put_ns)| Some((Number::parse(name)?, *put_ns))).collect();
     all.sort_unstable();
     if let Some(first) = all.iter().position(|(number, _)| number.store == owner) {
@@ -74,7 +79,7 @@ pub(super) fn list(place: &dyn Place, owner: Id) -> Result<Vec<(Number, i64)>> {
         let begins = all[first].0.at_ms;
         all.retain(|(number, _)| number.store == owner || number.at_ms < begins);
     }
-    Ok(all)
+    all
 }
 
 /// The store that the mirror belongs to. `None`: there is no mirror.
@@ -103,7 +108,7 @@ struct Mark {
 pub fn claim(place: &dyn Place, store: Id) -> Result<()> {
     match owner(place)? {
         Some(owner) if owner == store => return Ok(()),
-        Some(owner) if !list(place, owner)?.is_empty() => return Err(belongs_to(owner)),
+        Some(owner) if !of_owner(&place.list(MANIFESTS)?, owner).is_empty() => return Err(belongs_to(owner)),
         _ => {}
     }
     place.put(MARK, format!("# The mirror of a stepfs store.\nformat = {FORMAT}\nstore = \"{store}\"\n").as_bytes())

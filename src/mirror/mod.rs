@@ -7,8 +7,7 @@
 //! - [`pieces`]: the bytes that lie there.
 //! - [`tree`]: the names with their objects, and the bytes of each directory.
 //! - [`manifest`]: the states that are there, and whose mirror it is.
-//! - [`source`]: what the archive tells of its files.
-//! - `look`: a look at a name of the tree.
+//! - [`source`]: what the archive tells of its files, and a look at a name of the tree.
 //! - `waiting`: a name that the mirror has not as the store has it.
 //! - `work`: the bytes of one file on their way.
 //! - `states`: what is there; puts blobs and manifests, and deletes what nothing needs.
@@ -24,7 +23,6 @@
 mod bucket;
 pub mod daemon;
 mod directory;
-mod look;
 pub mod manifest;
 mod pace;
 pub mod pieces;

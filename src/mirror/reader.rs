@@ -4,7 +4,7 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::manifest::{self, Number};
+use super::manifest::{self, MANIFESTS, Number};
 use super::place::{Error, Place, Result};
 use super::tree::{Encoding, Tree};
 use crate::store::Id;
@@ -25,14 +25,16 @@ impl Reader {
     /// # Errors
     /// It is no mirror; those of the mirror.
     pub fn states(place: &dyn Place) -> Result<(Id, Vec<(Number, u64)>)> {
-        let owner = manifest::owner(place)?.ok_or_else(|| {
+        // One request beside the other: each may take as long as a megabyte.
+        let (owner, listed) = rayon::join(|| manifest::owner(place), || place.list(MANIFESTS));
+        let owner = owner?.ok_or_else(|| {
             Error::Denied("it is no mirror of stepfs, or has no state of a store; is the URL right?".into())
         })?;
         let time = |(number, put_ns): (Number, i64)| {
             let put_ms = u64::try_from(put_ns / 1_000_000).unwrap_or_default();
             (number, number.at_ms.min(put_ms))
         };
-        Ok((owner, manifest::list(place, owner)?.into_iter().map(time).collect()))
+        Ok((owner, manifest::of_owner(&listed?, owner).into_iter().map(time).collect()))
     }
 
     /// Opens the state that was true at a time, in milliseconds since 1970, or else the last one. Reads the names at and

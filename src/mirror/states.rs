@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::manifest::{self, Number};
+use super::manifest::{self, MANIFESTS, Number, TOP_BYTES};
 use super::pace::Pace;
 use super::pieces::{BLOBS, Bytes, Packed, name};
 use super::place::{Error, Place, Result};
@@ -42,7 +42,7 @@ impl States {
     /// The mirror is another store's; those of the mirror. Damage is none: what is lost is written again.
     pub(super) fn open(place: &Arc<dyn Place>, store: Id, settings: &Settings) -> Result<(States, Tree)> {
         manifest::check(place.as_ref(), store)?;
-        let last = manifest::list(place.as_ref(), store)?.pop().map(|(number, _)| number);
+        let last = manifest::of_owner(&place.list(MANIFESTS)?, store).pop().map(|(number, _)| number);
         let root = last.map(|number| manifest::get(place.as_ref(), number));
         let tree = match root.map(|root| Tree::load(place.as_ref(), root?, &|_, _| true)) {
             None => Tree::default(),
@@ -140,18 +140,17 @@ impl States {
     /// Puts the directories of a tree that changed, and then a manifest.
     pub(super) fn publish(&mut self, tree: &mut Tree, pace: &Pace) -> Result<()> {
         // The mirror may have lost directories of the last state, too.
-        let (root, packed) = tree.pack(&|hash| self.has(hash))?;
+        let (top, mut packed) = tree.pack(&|hash| self.has(hash))?;
+        let top = packed.pop_if(|_| top.len() <= TOP_BYTES).map(|_| top).unwrap_or_default();
         for put in in_parallel(&packed, |packed| self.put(packed, pace, None)) {
             self.there.insert(put?.ok_or_else(|| Error::Away("the daemon stops".into()))?);
         }
-        if self.published.as_ref() == Some(&root) {
-            return Ok(());
-        }
+        let Some(root) = tree.root().filter(|_| !self.have(tree)).cloned() else { return Ok(()) };
         let now_ms = (wall_ns() / 1_000_000).max(0) as u64;
         let number = Number::after(self.last, now_ms, self.store);
         // Its answer may be lost: no number is used twice.
         self.last = Some(number);
-        manifest::put(self.place.as_ref(), number, &root)?;
+        manifest::put(self.place.as_ref(), number, &(root.clone(), top))?;
         self.published = Some(root);
         Ok(())
     }
@@ -167,7 +166,7 @@ impl States {
     /// Those of the mirror; [`Error::Wrong`] if a state that stays cannot be read.
     pub(super) fn collect(&mut self, tree: &Tree, listed: &[(Id, i64)], on_their_way: HashSet<Id>) -> Result<()> {
         let place = self.place.as_ref();
-        let mut states = manifest::list(place, self.store)?;
+        let mut states = manifest::of_owner(&place.list(MANIFESTS)?, self.store);
         let old = manifest::outdated(&states, self.now_ns(), self.keep);
         manifest::delete(place, &old)?;
         states.retain(|(state, _)| !old.contains(state));

@@ -313,9 +313,9 @@ fn a_writer_that_is_killed_after_any_request_leaves_states_that_were_true() {
             machine.session(&place, true).unwrap();
             assert_eq!(pulled(&place, None).unwrap(), (whole.clone(), Missing { found: 5, ..Missing::default() }));
             assert!(place.counts().1 - before.1 < 500_000, "what was there went again, killed at {at}");
-            // Nothing but what is needed is left: four objects and files, three directories.
+            // Nothing but what is needed is left: four objects and files, and two directories. The top one is in the manifest.
             let blobs = place.names().keys().filter(|name| name.starts_with("blobs/")).count();
-            assert_eq!(blobs, 7, "killed at request {at}: {:?}", place.names().keys());
+            assert_eq!(blobs, 6, "killed at request {at}: {:?}", place.names().keys());
             if !killed {
                 assert!(at > 10, "{at} requests");
                 break;
@@ -346,7 +346,7 @@ fn a_change_that_is_killed_after_any_request_is_either_there_or_not() {
             assert_eq!(pulled(&place, None).unwrap().0, after, "request {at}");
             assert!(place.counts().1 - put < 20_000, "the renamed file was sent again");
             // The base of step 2 stays.
-            assert_eq!(place.names().keys().filter(|name| name.starts_with("blobs/")).count(), 7);
+            assert_eq!(place.names().keys().filter(|name| name.starts_with("blobs/")).count(), 6);
             if !killed {
                 break;
             }

@@ -13,6 +13,7 @@ use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::manifest::Top;
 use super::pieces::{Bytes, Packed};
 use super::place::{Error, Place, Result};
 use crate::store::{Damage, Id, MAX_CHAIN, Marks, changed_ns, in_parallel, modified_ns, record};
@@ -226,15 +227,16 @@ impl Tree {
         lost
     }
 
-    /// Packs all directories that the mirror lacks, the deepest first. Returns the bytes of the top one, and the pieces.
-    pub(super) fn pack(&mut self, is_there: &dyn Fn(&Id) -> bool) -> Result<(Bytes, Vec<Packed>)> {
+    /// Packs all directories that the mirror lacks, the deepest first. Returns the bytes of the top one, or none if the mirror
+    /// has it, and the pieces, those of the top one last.
+    pub(super) fn pack(&mut self, is_there: &dyn Fn(&Id) -> bool) -> Result<(Vec<u8>, Vec<Packed>)> {
         let is_gone = |directory: &Directory| directory.stored.as_ref().is_some_and(|bytes| !bytes.are(is_there));
         let gone = self.directories.iter().filter(|(_, directory)| is_gone(directory));
         gone.map(|(at, _)| at.clone()).collect::<Vec<_>>().iter().for_each(|at| self.has_changed(at));
         // An empty store has a top directory, too.
         self.directories.entry(PathBuf::new()).or_default();
         let changed = self.directories.iter().rev().filter(|(_, directory)| directory.stored.is_none());
-        let mut all = Vec::new();
+        let (mut top, mut all) = (Vec::new(), Vec::new());
         for at in changed.map(|(at, _)| at.clone()).collect::<Vec<_>>() {
             let (entries, mut needed) = (&self.directories[&at].entries, BTreeMap::new());
             for node in entries.values() {
@@ -244,7 +246,8 @@ impl Tree {
                 }
             }
             let needed: Vec<&Encoding> = needed.into_values().collect();
-            let (bytes, packed) = Bytes::pack(&record::encode(MAGIC, &(entries, needed)))?;
+            top = record::encode(MAGIC, &(entries, needed));
+            let (bytes, packed) = Bytes::pack(&top)?;
             all.extend(packed);
             let above = at.parent().and_then(|above| self.directories.get_mut(above)).zip(at.file_name());
             if let Some((above, name)) = above
@@ -254,7 +257,7 @@ impl Tree {
             }
             self.directories.entry(at).or_default().stored = Some(bytes);
         }
-        Ok((self.root().cloned().unwrap_or_default(), all))
+        Ok((top, all))
     }
 
     /// Reads a directory's bytes, and adds the objects that it names. Returns the directories in it, which are empty yet.
@@ -287,8 +290,11 @@ impl Tree {
     ///
     /// # Errors
     /// Those of the mirror. Damage of a directory is none.
-    pub(super) fn load(place: &dyn Place, root: Bytes, wanted: &dyn Fn(&Path, &Bytes) -> bool) -> Result<Tree> {
-        let (mut tree, mut rest) = (Tree::default(), vec![(PathBuf::new(), root)]);
+    pub(super) fn load(place: &dyn Place, (root, top): Top, wanted: &dyn Fn(&Path, &Bytes) -> bool) -> Result<Tree> {
+        let (mut tree, mut rest) = (Tree::default(), vec![(PathBuf::new(), root.clone())]);
+        if !top.is_empty() {
+            rest = tree.unpack(Path::new(""), root, &top)?;
+        }
         while !rest.is_empty() {
             let mut some = rest.split_off(rest.len().saturating_sub(AT_ONCE));
             some.retain(|(path, stored)| wanted(path, stored));

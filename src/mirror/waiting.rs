@@ -3,9 +3,8 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::look::{Found, Seen};
 use super::place::Error;
-use super::source::Shape;
+use super::source::{Found, Seen, Shape};
 use super::work::Work;
 
 /// How long something that failed is left alone, at first and at most: each time twice as long.

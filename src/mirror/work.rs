@@ -6,10 +6,9 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use super::look::Found;
 use super::pieces::{Bytes, PIECE, Packed, pack};
 use super::place::{Error, Result};
-use super::source::{Ahead, Shape, Source};
+use super::source::{Ahead, Found, Shape, Source};
 use super::tree::{Content, Encoding, Tree, Witness};
 use crate::clock::stamp_ns;
 use crate::store::{Hold, Id, MAX_CHAIN};
@@ -52,8 +51,7 @@ impl Work {
             Shape::Whole => Work::of_file(source, path, found).map(Some),
             Shape::Newest => match source.ahead(path)? {
                 Ahead::Object(hold) => {
-                    let work = Work::of_object(source, found, hold.id(), tree)?;
-                    Ok(Some(Work { hold: Some(hold), ..work }))
+                    Work::of_object(source, found, hold.id(), tree).map(|work| Some(Work { hold: Some(hold), ..work }))
                 }
                 Ahead::Whole => Work::of_file(source, path, found).map(Some),
                 Ahead::Later => Ok(None),

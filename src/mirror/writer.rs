@@ -13,11 +13,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::look::{Found, Seen, see};
 use super::pace::Pace;
 use super::place::{Place, Result};
 use super::settings::{Progress, Settings};
-use super::source::{Shape, Source};
+use super::source::{Found, Seen, Shape, Source, see};
 use super::states::States;
 use super::tree::{Attributes, Content, File, Node, Tree, Witness};
 use super::waiting::Waiting;

@@ -225,9 +225,10 @@ impl Objects {
         self.lock().all()
     }
 
-    /// Headers of the states of a lineage, by modification time.
-    pub fn of_lineage(&self, lineage: u64) -> Vec<Header> {
-        self.lock().of_lineage(lineage)
+    /// Headers of the objects that are differences to this one.
+    pub fn differences(&self, id: Id) -> Vec<Header> {
+        let graph = self.lock();
+        graph.headers(graph.children(id).iter())
     }
 
     /// Headers of the objects that were made from bytes with this sample, or decode to such.

@@ -30,12 +30,12 @@ fn save(machine: &Machine, writer: &mut Writer, place: &Memory, seed: u8) -> (u6
 
 #[test]
 fn a_save_costs_what_changed() {
-    for (directories, files) in [(20, 20), (1, 400)] {
+    for (directories, files) in [(20, 20), (1, 400), (400, 1)] {
         let place = Arc::new(Memory::default());
         let (machine, mut writer) = many(directories, files, &place);
         let (requests, bytes, _) = save(&machine, &mut writer, &place, 1);
-        // The mark, the file, two directories and the manifest.
-        assert_eq!(requests, 5);
+        // The mark, the file, its directory, and the manifest, which has the top directory unless that is large.
+        assert_eq!(requests, if directories < 400 { 4 } else { 5 });
         assert!(bytes < 2_000 + 60 * files + 60 * directories, "{bytes}");
         // Nothing changed: nothing is asked.
         let before = place.counts();

@@ -79,15 +79,11 @@ impl Graph {
         self.known.values().map(|known| known.header.clone()).collect()
     }
 
-    pub(super) fn of_lineage(&self, lineage: u64) -> Vec<Header> {
-        self.headers(self.lineages.get(&lineage).into_iter().flatten().map(|(_, id)| id))
-    }
-
     pub(super) fn of_sample(&self, sample: u64) -> Vec<Header> {
         self.headers(self.samples.range((sample, FIRST)..=(sample, LAST)).map(|(_, id)| id))
     }
 
-    fn headers<'a>(&self, of: impl Iterator<Item = &'a Id>) -> Vec<Header> {
+    pub(super) fn headers<'a>(&self, of: impl Iterator<Item = &'a Id>) -> Vec<Header> {
         of.filter_map(|id| self.known.get(id)).map(|known| known.header.clone()).collect()
     }
 
@@ -101,15 +97,11 @@ impl Graph {
 
     /// See [`super::Objects::nearest_other`].
     pub(super) fn nearest_other(&self, signature: u64, lineage: u64, modified_ns: i64) -> Option<&Header> {
-        let others = self.others(signature, lineage).filter_map(|other| self.nearest(other, modified_ns));
+        let lineages = self.signatures.get(&signature)?.iter().filter(|other| **other != lineage);
+        let others = lineages.filter_map(|other| self.nearest(*other, modified_ns));
         others.min_by_key(|header| {
             (header.modified_ns > modified_ns, header.modified_ns.abs_diff(modified_ns), header.id)
         })
-    }
-
-    /// The other lineages of files with these tensors.
-    fn others(&self, signature: u64, lineage: u64) -> impl Iterator<Item = u64> {
-        self.signatures.get(&signature).into_iter().flatten().copied().filter(move |other| *other != lineage)
     }
 
     pub(super) fn newest(&self, lineage: u64) -> Option<Id> {
@@ -390,8 +382,9 @@ impl Graph {
             states.flat_map(|states| states.range(..(header.modified_ns, child)).rev()).take(SIBLINGS_LOOKED_AT)
         };
         let own = older(header.lineage).find(|(_, id)| fits(id));
-        let mut others: Vec<_> =
-            self.others(header.signature, header.lineage).filter_map(|of| older(of).next()).collect();
+        let lineages = self.signatures.get(&header.signature).into_iter().flatten();
+        let lineages = lineages.filter(|other| **other != header.lineage);
+        let mut others: Vec<_> = lineages.filter_map(|other| older(*other).next()).collect();
         others.sort_unstable_by(|a, b| b.cmp(a));
         let mut nearer = others.into_iter().take_while(|other| own.is_none_or(|own| *other > own));
         let other = nearer.by_ref().take(SIBLINGS_LOOKED_AT).find(|(_, id)| fits(id));
