@@ -10,8 +10,9 @@ use crate::store::{Id, in_parallel};
 use codec::hash::{Sha256, sha256};
 
 /// Bytes of a piece before it is packed. A request costs as much time as some 100 KB, a failed one is repeated whole, and
-/// sixteen are under way at once.
-pub(super) const PIECE: u64 = 4 << 20;
+/// sixteen are under way at once. A piece that does not compress is a little longer when it is packed. radosgw keeps up to
+/// 4 MiB in one object of its own, and more in two.
+pub(super) const PIECE: u64 = (4 << 20) - (4 << 10);
 /// zstd level: objects and floating-point numbers hardly compress, and training needs the processor.
 const LEVEL: i32 = 1;
 /// Bytes that are unpacked at once: they stay in the processor's cache until they are written.
