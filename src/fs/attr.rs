@@ -13,6 +13,9 @@ use super::inodes::kind;
 /// with one exception: times and blocks change while a file is written through a mapping. Then the kernel asks each
 /// time.
 pub(super) const TTL: Duration = Duration::from_secs(1);
+/// How long it may keep attributes in a shared store: until the end of the call whose look-up gave them. It checks permissions by
+/// these, and would ask the server again for each directory on the way. The kernel counts in ticks of 1 to 10 ms, so this is one or two.
+pub(super) const CALL: Duration = Duration::from_nanos(1);
 
 /// Unit of `st_blocks`.
 const BLOCK: u64 = 512;

@@ -197,6 +197,8 @@ impl Directories {
                 Err(_) => break,
             };
             first = false;
+            // The reply has one time for the name and for the attributes.
+            let ttl = ttl.min(self.tree.ttl);
             if reply.add(shown.ino, position, &entry.name, &ttl, &shown, generation) {
                 table.forget(shown.ino.0, 1);
                 break;

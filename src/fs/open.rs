@@ -277,7 +277,7 @@ impl OpenFiles {
         match self.install(&mut table, ino, access, opening) {
             Ok((answer, _)) => {
                 // Through a mapping it is changed unseen, and it was not open when its attributes were taken.
-                let ttl = if table.node(ino)?.may_be_mapped() { Duration::ZERO } else { entry.0 };
+                let ttl = if table.node(ino)?.may_be_mapped() { Duration::ZERO } else { entry.0.min(self.tree.ttl) };
                 Ok(((ttl, entry.1, entry.2), answer))
             }
             Err(fault) => {

@@ -16,7 +16,7 @@ use std::time::Duration;
 use fuser::{FileAttr, FileType, Generation, RenameFlags, Request, TimeOrNow};
 use rustix::fs::{AtFlags, CWD, Mode, Timespec, Timestamps, UTIME_OMIT};
 
-use super::attr::{Attributes, Change, TTL, attributes, changed, device_number, requested, time};
+use super::attr::{Attributes, CALL, Change, TTL, attributes, changed, device_number, requested, time};
 use super::errno::{Fault, Result};
 use super::inodes::{Found, Table};
 use super::notify::Invalidations;
@@ -137,7 +137,8 @@ impl Tree {
         // While somebody may write through a mapping, the kernel has to ask again: with passthrough it does not see
         // that. All other writes it sees, but not which bits they will take away.
         let privileged = node.kind == FileType::RegularFile && has_privileges(metadata.mode());
-        let ttl = if node.may_be_mapped() || privileged { Duration::ZERO } else { self.ttl };
+        let ttl = if table.is_shared() { CALL } else { self.ttl };
+        let ttl = if node.may_be_mapped() || privileged { Duration::ZERO } else { ttl };
         let (seconds, nanoseconds) = node.shown_ctime(changed(metadata));
         let shown = FileAttr { ctime: time(seconds, nanoseconds), ..attributes(ino, metadata, stored) };
         (ttl, shown, node.generation)
