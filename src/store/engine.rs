@@ -73,16 +73,19 @@ pub fn identity(file: &File) -> io::Result<Vec<u32>> {
 /// # Errors
 /// The file system does not say what it is.
 pub fn refusal(at: &Path) -> io::Result<Option<(&'static str, &'static str)>> {
+    Ok(refused(rustix::fs::statfs(at)?.f_type, &options(at)?))
+}
+
+/// The same of a file system by its number, and its options.
+fn refused(number: i64, options: &str) -> Option<(&'static str, &'static str)> {
     const LOCAL_LOCKS: &str = "its locks may hold on one machine only";
     const UNTRIED: &str = "this version was not tried on it";
-    Ok(Some(match rustix::fs::statfs(at)?.f_type {
-        0xEF53 | 0x5846_5342 => return Ok(None),
-        NFS => match options(at)? {
-            options if is_tried_nfs(&options) => return Ok(None),
-            _ => ("NFS of another version or with other options", "only vers=4.2,hard,local_lock=none was tried"),
-        },
+    Some(match number {
+        0xEF53 | 0x5846_5342 => return None,
+        NFS if is_tried_nfs(options) => return None,
+        NFS => ("NFS of another version or with other options", "only vers=4.2,hard,local_lock=none was tried"),
         // ceph-fuse is a FUSE file system.
-        CEPH if !options(at)?.contains("recover_session=clean") => return Ok(None),
+        CEPH if !options.contains("recover_session=clean") => return None,
         CEPH => ("CephFS with recover_session=clean", "a machine that was cut off writes again after its locks went"),
         0x0BD0_0BD0 => ("Lustre", UNTRIED),
         0x4750_4653 => ("GPFS", UNTRIED),
@@ -94,7 +97,7 @@ pub fn refusal(at: &Path) -> io::Result<Option<(&'static str, &'static str)>> {
         ),
         0x0102_1994 => ("tmpfs", "it is gone after a restart"),
         _ => ("another file system", UNTRIED),
-    }))
+    })
 }
 
 /// Checks that the file system of a store can be shared.
@@ -144,5 +147,10 @@ mod tests {
     fn file_systems_that_were_not_tried_are_refused() {
         assert!(refusal(Path::new("/dev/shm")).unwrap().is_some_and(|(engine, _)| engine == "tmpfs"));
         assert!(refusal(Path::new("/proc")).unwrap().is_some_and(|(engine, _)| engine == "another file system"));
+        let ceph = |options| refused(CEPH, options).map(|(engine, _)| engine);
+        assert_eq!(ceph("rw,name=admin,acl,mds_namespace=a"), None);
+        assert_eq!(ceph("rw,name=admin,recover_session=clean"), Some("CephFS with recover_session=clean"));
+        // As the kernel names ceph-fuse, Gluster and JuiceFS.
+        assert!(refused(0x6573_5546, "rw,user_id=0,default_permissions").is_some());
     }
 }
