@@ -37,7 +37,7 @@ pub(super) struct Contents {
     shared: Arc<Shared>,
     /// The content of the last few indexes. Sealers and encoders take this lock, and hold no other then.
     models: Mutex<VecDeque<(Identity, Indexed)>>,
-    /// Encoders take this lock, and hold no other then.
+    /// Encoders take this lock for moments, and hold no other then.
     companions: Mutex<Companions>,
 }
 
@@ -171,9 +171,12 @@ impl Contents {
         let directory = path.parent().unwrap_or(Path::new(""));
         let opened = beneath::open_dir(&self.shared.store.tree(), directory)?;
         let metadata = fs::metadata(beneath::by_descriptor(&opened))?;
-        let version = (FileId::of(&metadata), modified_ns(&metadata));
-        let mut companions = self.companions.lock().unwrap_or_else(PoisonError::into_inner);
-        if companions.of != Some(version) {
+        let (steps, version) = (step_pattern::steps(path), (FileId::of(&metadata), modified_ns(&metadata)));
+        let last = || self.companions.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = Some(last()).filter(|last| last.of == Some(version)).map(|last| last.names.get(&steps).cloned());
+        let found = if let Some(found) = known {
+            found
+        } else {
             let mut names: HashMap<Vec<u64>, Vec<OsString>> = HashMap::new();
             for entry in fs::read_dir(beneath::by_descriptor(&opened))? {
                 let entry = entry?;
@@ -185,9 +188,11 @@ impl Contents {
             names.retain(|_, names| names.len() > 1);
             // A name may still come within the same tick of the clock.
             let is_old = wall_ns().saturating_sub(version.1) > TICK_NS;
-            *companions = Companions { of: is_old.then_some(version), names };
-        }
-        let found = companions.names.get(&step_pattern::steps(path)).into_iter().flatten();
+            let found = names.get(&steps).cloned();
+            *last() = Companions { of: is_old.then_some(version), names };
+            found
+        };
+        let found = found.into_iter().flatten();
         let mut found: Vec<PathBuf> = found.map(|name| directory.join(name)).filter(|other| other != path).collect();
         // The optimizer comes first, so that many shards do not hide it.
         found.sort_by_key(|path| (!path.to_string_lossy().to_lowercase().contains("optim"), path.clone()));

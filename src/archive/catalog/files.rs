@@ -388,7 +388,7 @@ impl Files {
         run.behind > 0 || self.is_outdated(run)
     }
 
-    /// Decides about the runs of which this holds. Answers whether there were some.
+    /// Decides about each run for which `holds` is true. Answers whether there was one.
     fn renew(&mut self, holds: impl Fn(&Files, &Run) -> bool) -> bool {
         let keys = self.at_work.iter().chain(self.changed.difference(&self.at_work));
         let keys: Vec<Arc<Path>> = keys.filter(|key| holds(self, &self.runs[*key])).cloned().collect();

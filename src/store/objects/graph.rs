@@ -9,6 +9,7 @@ use crate::store::object::{Header, Id, Object};
 
 /// Candidates examined for another parent: a run may have thousands of states.
 const SIBLINGS_LOOKED_AT: usize = 64;
+/// The bounds of all ids, to look at those of one key in a set that is ordered by key and id.
 const FIRST: Id = Id([0; 16]);
 const LAST: Id = Id([0xff; 16]);
 
@@ -97,8 +98,8 @@ impl Graph {
 
     /// See [`super::Objects::nearest_other`].
     pub(super) fn nearest_other(&self, signature: u64, lineage: u64, modified_ns: i64) -> Option<&Header> {
-        let lineages = self.signatures.get(&signature)?.iter().filter(|other| **other != lineage);
-        let others = lineages.filter_map(|other| self.nearest(*other, modified_ns));
+        let others = others(&self.signatures, signature, lineage);
+        let others = others.filter_map(|other| self.nearest(other, modified_ns));
         others.min_by_key(|header| {
             (header.modified_ns > modified_ns, header.modified_ns.abs_diff(modified_ns), header.id)
         })
@@ -382,12 +383,11 @@ impl Graph {
             states.flat_map(|states| states.range(..(header.modified_ns, child)).rev()).take(SIBLINGS_LOOKED_AT)
         };
         let own = older(header.lineage).find(|(_, id)| fits(id));
-        let lineages = self.signatures.get(&header.signature).into_iter().flatten();
-        let lineages = lineages.filter(|other| **other != header.lineage);
-        let mut others: Vec<_> = lineages.filter_map(|other| older(*other).next()).collect();
+        let others = others(&self.signatures, header.signature, header.lineage);
+        let mut others: Vec<_> = others.filter_map(|other| older(other).next()).collect();
         others.sort_unstable_by(|a, b| b.cmp(a));
-        let mut nearer = others.into_iter().take_while(|other| own.is_none_or(|own| *other > own));
-        let other = nearer.by_ref().take(SIBLINGS_LOOKED_AT).find(|(_, id)| fits(id));
+        let nearer = others.into_iter().take_while(|other| own.is_none_or(|own| *other > own));
+        let other = nearer.take(SIBLINGS_LOOKED_AT).find(|(_, id)| fits(id));
         own.into_iter().chain(other).map(|(_, id)| *id).collect()
     }
 
@@ -441,6 +441,11 @@ impl Graph {
         let roof = heirs.iter().map(|heir| self.deepest_parent(*heir)).min().unwrap_or(0);
         Merge { above: parent(top), dying: going, heirs, is_line, roof }
     }
+}
+
+/// The other lineages of files with these tensors.
+fn others(signatures: &HashMap<u64, BTreeSet<u64>>, signature: u64, lineage: u64) -> impl Iterator<Item = u64> {
+    signatures.get(&signature).into_iter().flatten().copied().filter(move |other| *other != lineage)
 }
 
 fn samples(header: &Header) -> [(u64, Id); 2] {
