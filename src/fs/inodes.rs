@@ -182,6 +182,18 @@ impl Table {
         Ok(Place::held(Arc::new(held)))
     }
 
+    /// How to reach a node's file to open it. In a shared store the caller locks it then, and looks at its name again, so the server
+    /// is not asked before.
+    pub(super) fn place_to_lock(&self, ino: u64) -> Result<Place> {
+        let node = self.node(ino)?;
+        match node.names.first() {
+            Some((parent, name)) if self.shared && node.held.is_none() && node.opened.is_none() => {
+                Ok(Place::named(self.at(*parent, name)?))
+            }
+            _ => self.place(ino),
+        }
+    }
+
     /// Attributes of a node's file. On NFS nothing refers to a stub that another daemon has replaced. Programs that read it
     /// go on, with the attributes that it had when it was opened.
     pub(super) fn metadata(&self, ino: u64) -> Result<Metadata> {

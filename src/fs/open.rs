@@ -30,11 +30,12 @@ use super::opening::{Opening, open_file};
 use super::passthrough::{Backing, Passthrough, Reply};
 use super::privileges::Caller;
 use super::room::Room;
-use super::shared::{give_back, lock_open, until_free, when_free};
+use super::shared::{give_back, lock_open, stale_if_taken, until_free, when_free};
 use super::sys;
 use super::transition::{Prepared, RecallGoal, Recalls, Step};
 use super::tree::{Creator, Tree, created};
 use crate::archive::process_of;
+use crate::store::engine::Engine;
 use crate::sync::{Mutex, MutexGuard};
 
 /// The answer to an open, for the kernel.
@@ -198,7 +199,11 @@ impl OpenFiles {
                 &mut fresh
             }
             (None, _) => {
-                let (file, readable, writable) = open_file(&table.place(ino)?, access)?;
+                // The kernel asks for one backing file. An NFS server would delegate a file to a client that only reads it, and keep
+                // others waiting for a machine that was cut off. CephFS gives each reader a cache if nobody may write.
+                let both = self.passthrough.is_on() || table.engine() == Engine::Nfs;
+                let opened = open_file(&table.place_to_lock(ino)?, access, both);
+                let (file, readable, writable) = opened.map_err(|error| stale_if_taken(&table, error))?;
                 lock_open(self.tree.archive().store(), &table, ino, &file, access.changes())?;
                 if self.tree.find_out(&mut table, ino, &file)? {
                     return Ok(Tried::Recall(wanted));
@@ -307,6 +312,12 @@ impl OpenFiles {
         let node = table.node_mut(ino)?;
         let file_id = node.file;
         let own = opening.as_ref().map(|opening| opening.source.clone());
+        if let (Some(opened), Some(opening)) = (&mut node.opened, &*opening)
+            && (opening.writable, opened.writable, opened.passes_through()) == (true, false, false)
+        {
+            // Later opens share the file that may be written, and the last release makes that one durable.
+            (opened.source, opened.writable) = (opening.source.clone(), true);
+        }
         let counted = opening.as_mut().and_then(|opening| opening.writer.take());
         if node.opened.is_none() {
             let Opening { source, readable, writable, mode, .. } = opening.take().ok_or(Fault::Code(libc::EIO))?;

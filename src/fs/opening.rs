@@ -53,7 +53,7 @@ impl Opening {
 
     /// The node shows this file now.
     pub(super) fn is_of(&self, node: &Node) -> bool {
-        let is_file = |file: &File| file.metadata().is_ok_and(|metadata| FileId::of(&metadata) == node.file);
+        let is_file = |file: &File| FileId::of_open(file).is_ok_and(|file| file == node.file);
         self.stub == node.stub
             && match &self.source {
                 Source::File(file) => is_file(file),
@@ -62,11 +62,12 @@ impl Opening {
     }
 }
 
-/// Opens a node's file, read-write if that may be, so that later opens can share it.
-pub(super) fn open_file(place: &Place, access: Access) -> io::Result<(File, bool, bool)> {
+/// Opens a node's file. To be changed, or with `both`, it is opened read-write if that may be: later opens can share it.
+pub(super) fn open_file(place: &Place, access: Access, both: bool) -> io::Result<(File, bool, bool)> {
     let open = |read, write| if access.aside { place.open_aside(read, write) } else { place.open(read, write) };
-    match open(true, true) {
-        Ok(file) => Ok((file, true, true)),
+    let writable = both || access.changes();
+    match open(true, writable) {
+        Ok(file) => Ok((file, true, writable)),
         Err(error)
             if matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM | libc::EROFS | libc::ETXTBSY)) =>
         {

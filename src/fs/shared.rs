@@ -75,7 +75,7 @@ fn lock(store: &Store, file: &File, writes: bool, changes: bool, check: impl FnO
     }
     check()?;
     if changes {
-        store.fences().revoke(file.metadata()?.ino())?;
+        store.fences().revoke(FileId::of_open(file)?.ino)?;
     }
     Ok(())
 }
@@ -84,7 +84,7 @@ fn lock(store: &Store, file: &File, writes: bool, changes: bool, check: impl FnO
 fn check_node(table: &Table, ino: u64, file: &File, named: bool) -> Result<()> {
     table.require(ino, file)?;
     for (parent, name) in table.node(ino)?.names.iter().filter(|_| named) {
-        if !leads_to(table.engine(), &*table.directory(*parent)?, name, &file.metadata()?)? {
+        if !leads_to(table.engine(), &*table.directory(*parent)?, name, file)? {
             // Replaced or renamed since: the kernel looks the name up anew.
             return Err(libc::ESTALE.into());
         }
@@ -123,11 +123,19 @@ pub(super) fn lock_name(
     let opened = open_beside(&directory, name, OFlags::RDONLY, store.second_name()?);
     let Some((file, second)) = readable(opened.map_err(io::Error::from))? else { return Ok(None) };
     lock(store, &file, false, true, || {
-        let own = file.metadata()?;
-        let is_it = FileId::of(&own) == FileId::of(&found.metadata);
-        if is_it && leads_to(store.engine(), &directory, name, &own)? { Ok(()) } else { Err(Fault::Locked) }
+        let is_it = FileId::of_open(&file)? == FileId::of(&found.metadata);
+        if is_it && leads_to(store.engine(), &directory, name, &file)? { Ok(()) } else { Err(Fault::Locked) }
     })?;
     Ok(Some((file, second)))
+}
+
+/// Why a file cannot be opened by its name. In a shared store another daemon may have removed it, or given the name to something that
+/// is no regular file: the kernel looks the name up anew.
+pub(super) fn stale_if_taken(table: &Table, error: io::Error) -> Fault {
+    match error.raw_os_error() {
+        Some(libc::ENOENT | libc::ELOOP | libc::EISDIR | libc::ENXIO) if table.is_shared() => libc::ESTALE.into(),
+        _ => error.into(),
+    }
 }
 
 /// Locks a file that a program opens.

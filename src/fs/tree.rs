@@ -373,7 +373,7 @@ impl Tree {
         let gone = Fault::Code(if is_shared { libc::ESTALE } else { libc::ENOENT });
         let (above, called) = node.names.first().ok_or(gone)?;
         if let Some(file) = &locked
-            && !leads_to(table.engine(), &*table.directory(*above)?, called, &file.metadata()?)?
+            && !leads_to(table.engine(), &*table.directory(*above)?, called, file)?
         {
             return Err(libc::ESTALE.into());
         }

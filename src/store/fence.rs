@@ -2,7 +2,7 @@
 //!
 //! 1. A *fence* is put up: `replacing/INODE/UNIQUE/`. The replacement is made ready in it.
 //! 2. The file is locked against all others, on the description that [`Taken::of`] opens.
-//! 3. Its name is looked up again, in its directory opened anew. What was made ready for must still be there.
+//! 3. Its name is looked up again, by what the server says now. What was made ready for must still be there.
 //! 4. One rename puts the replacement in place, or moves the name behind the fence.
 //!
 //! On NFS the file is opened for the lock by a second name ([`open_beside`]): a rename over a name by which this node has a file
@@ -18,7 +18,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::Errno;
 use tempfile::TempPath;
 
@@ -210,7 +210,7 @@ impl Taken {
                 return Err(gone());
             }
         }
-        if !leads_to(engine, &parent, name, &file.metadata()?)? {
+        if !leads_to(engine, &parent, name, &file)? {
             return Err(gone());
         }
         if !locks::has_no_other(&file)? {
@@ -241,7 +241,7 @@ impl Taken {
     /// # Errors
     /// `NotFound`: the fence was taken down.
     pub fn remove(&self, fence: &Fence) -> io::Result<bool> {
-        if !leads_to(self.engine, &self.parent, &self.name, &self.file.metadata()?)? {
+        if !leads_to(self.engine, &self.parent, &self.name, &self.file)? {
             return Ok(false);
         }
         let (path, aside) = (self.path(), fence.dir.join("removed"));
@@ -263,12 +263,19 @@ pub fn open_anew(engine: Engine, directory: &File) -> io::Result<File> {
     Ok(anew)
 }
 
-/// Whether a name in a directory, opened anew, leads to an open file. `own`: the file's metadata since the caller has its lock.
-pub fn leads_to(engine: Engine, directory: &File, name: &OsStr, own: &Metadata) -> io::Result<bool> {
+/// Whether a name in a directory leads to an open file, by what the server says now. The caller has the file's lock.
+pub fn leads_to(engine: Engine, directory: &File, name: &OsStr, file: &File) -> io::Result<bool> {
+    // Nothing more: CephFS asks the server for a length that somebody may change.
+    let ask = |at: &File, name: &OsStr| {
+        let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
+        rustix::fs::statx(at, name, flags, StatxFlags::INO | StatxFlags::NLINK)
+    };
     let leads = || -> io::Result<bool> {
-        let parent = open_anew(engine, directory)?;
-        let found = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
-        Ok(own.nlink() > 0 && (found.st_dev, found.st_ino) == (own.dev(), own.ino()))
+        engine.refresh(file, "")?;
+        engine.refresh(directory, "")?;
+        let (own, found) = (ask(file, OsStr::new(""))?, ask(directory, name)?);
+        let id = |of: &Statx| (of.stx_dev_major, of.stx_dev_minor, of.stx_ino);
+        Ok(own.stx_nlink > 0 && id(&found) == id(&own))
     };
     leads().or_else(|error| if is_gone(&error) { Ok(false) } else { Err(error) })
 }

@@ -149,7 +149,7 @@ impl Epoch {
         let lock = locks::file(&path)?;
         // The lock of a file counts that still has the name: a client may remember one that was moved away.
         if !locks::take(&lock, Kind::Alone, &WHOLE)?
-            || !leads_to(Engine::of(&keeper)?, &File::open(&keeper)?, OsStr::new(LOCK), &lock.metadata()?)?
+            || !leads_to(Engine::of(&keeper)?, &File::open(&keeper)?, OsStr::new(LOCK), &lock)?
         {
             return Ok(None);
         }

@@ -11,10 +11,14 @@ const USER: Caller = Caller { uid: 1, gid: 1, thread: 0 };
 
 /// A mount without a kernel, of a store with one file, and the file's node.
 fn fixture() -> (tempfile::TempDir, Arc<Core>, u64) {
+    mounted(true)
+}
+
+fn mounted(passthrough: bool) -> (tempfile::TempDir, Arc<Core>, u64) {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path()).unwrap();
     std::fs::write(store.tree().join("file"), "bytes").unwrap();
-    let core = Arc::new(Core::new(Archive::open(store).unwrap(), true, None).unwrap());
+    let core = Arc::new(Core::new(Archive::open(store).unwrap(), passthrough, None).unwrap());
     let ino = core.tree.lookup(ROOT, OsStr::new("file")).unwrap().1.ino.0;
     (dir, core, ino)
 }
@@ -73,4 +77,25 @@ fn what_a_failed_open_has_registered_is_left_to_the_caller() {
     std::fs::remove_file(core.tree.archive().store().tree().join("file")).unwrap();
     assert!(core.files.try_open(ino, USER, access, None, &mut opening).is_err() && opening.is_some());
     assert_eq!(core.tree.table().node(ino).unwrap().opening, 0);
+}
+
+/// Else a reader on CephFS keeps all others from a cache, and a writer's file is never made durable at its end.
+#[test]
+fn a_file_is_open_to_write_once_a_program_writes_it() {
+    let (_dir, core, ino) = mounted(false);
+    let open = |flags| match core.files.try_open(ino, USER, Access::of(flags), None, &mut None).unwrap() {
+        Tried::Done(answer) => core.files.handle(answer.fh).unwrap().file().unwrap(),
+        _ => panic!("it is not open"),
+    };
+    let may_write = |file: &std::fs::File| rustix::fs::fcntl_getfl(file).unwrap().contains(rustix::fs::OFlags::RDWR);
+    assert!(!may_write(&open(libc::O_RDONLY)));
+    let written = open(libc::O_WRONLY);
+    assert!(may_write(&written));
+    assert!(Arc::ptr_eq(&written, &open(libc::O_RDONLY)), "later readers share it");
+    let table = core.tree.table();
+    let opened = table.node(ino).unwrap().opened.as_ref().unwrap();
+    assert!(
+        matches!(&opened.source, Source::File(file) if Arc::ptr_eq(file, &written)),
+        "it is the one of the last release"
+    );
 }

@@ -90,13 +90,13 @@ fn a_name_is_looked_up_again_after_the_lock() {
     let world = World::new();
     let tree = File::open(world.ours.tree()).unwrap();
     let file = world.open();
-    assert!(leads_to(Engine::Coherent, &tree, OsStr::new(NAME), &file.metadata().unwrap()).unwrap());
+    assert!(leads_to(Engine::Coherent, &tree, OsStr::new(NAME), &file).unwrap());
     let new = world.dir.path().join("new");
     fs::write(&new, "new").unwrap();
     fs::rename(new, world.path()).unwrap();
-    assert!(!leads_to(Engine::Coherent, &tree, OsStr::new(NAME), &file.metadata().unwrap()).unwrap());
+    assert!(!leads_to(Engine::Coherent, &tree, OsStr::new(NAME), &file).unwrap());
     fs::rename(world.path(), world.dir.path().join("away")).unwrap();
-    assert!(!leads_to(Engine::Coherent, &tree, OsStr::new(NAME), &file.metadata().unwrap()).unwrap());
+    assert!(!leads_to(Engine::Coherent, &tree, OsStr::new(NAME), &file).unwrap());
 }
 
 #[test]
@@ -367,7 +367,7 @@ fn whoever_takes_a_file_has_the_one_at_the_name() {
             while !is_over.load(order) {
                 let there = world.open();
                 if locks::open(&there, false).unwrap()
-                    && leads_to(Engine::Coherent, &tree, OsStr::new(NAME), &there.metadata().unwrap()).unwrap()
+                    && leads_to(Engine::Coherent, &tree, OsStr::new(NAME), &there).unwrap()
                 {
                     fs::write(&new, "new").unwrap();
                     fs::rename(&new, &path).unwrap();
