@@ -114,9 +114,8 @@ impl OverLocks {
     /// Takes the file at a path, if it is the expected one, and replaces or removes it by `then`, which says whether it did.
     fn take(&self, path: &Path, expect: FileId, then: impl FnOnce(&Taken) -> io::Result<bool>) -> io::Result<Outcome> {
         let (above, name) = (path.parent().unwrap_or(Path::new("")), path.file_name().unwrap_or_default());
-        let second = self.0.second_name()?;
         match beneath::open_dir(&self.0.tree(), above)
-            .and_then(|directory| Taken::of(self.0.engine(), &directory, name, second))
+            .and_then(|directory| Taken::of(self.0.engine(), &directory, name, self.0.second_name()?))
         {
             Ok(taken) if FileId::of(taken.metadata()) == expect => then(&taken).map(Outcome::of_commit),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Outcome::Busy),

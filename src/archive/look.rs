@@ -121,7 +121,7 @@ struct Seen {
 enum Stage {
     /// Somebody may write it.
     Written,
-    /// It was changed just now, and will be given if nothing happens any more.
+    /// It was closed or changed just now, and will be given if nothing happens any more.
     Young,
     /// It cannot be read.
     Hidden,
@@ -329,8 +329,8 @@ fn examine(shared: &Shared, path: &Path, print: &Fingerprint, now_ns: i64) -> io
     let is_stub = found.as_ref().is_some_and(|found| matches!(found.state, State::Released(_)));
     Ok(match () {
         () if is_stub => (Stage::Given, found),
-        () if is_written => (Stage::Written, None),
-        () if !is_it || print.changed_ns >= now_ns.saturating_sub(QUIET_NS) => (Stage::Young, None),
+        () if is_written && !locks::is_closing(file.as_file())? => (Stage::Written, None),
+        () if is_written || !is_it || print.changed_ns >= now_ns.saturating_sub(QUIET_NS) => (Stage::Young, None),
         () => (Stage::Given, found),
     })
 }

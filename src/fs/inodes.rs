@@ -26,7 +26,6 @@ use crate::archive::{Archive, FileId};
 use crate::store::MIN_RELEASE_BYTES;
 use crate::store::beneath::{self, Reached};
 use crate::store::engine::{Engine, identity};
-use crate::store::fence::open_anew;
 
 /// Longest name of a file, as in every file system of Linux.
 const NAME_MAX: usize = 255;
@@ -277,14 +276,7 @@ impl Table {
     fn open_name(&self, parent: u64, name: &OsStr) -> Result<File> {
         let at = self.at(parent, name)?;
         self.engine.refresh(&*self.directory(parent)?, "")?;
-        let held = match sys::open_path(&at) {
-            // A network file system may not know it yet.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                open_anew(self.engine, &*self.directory(parent)?)?;
-                sys::open_path(&at)?
-            }
-            held => held?,
-        };
+        let held = sys::open_path(&at)?;
         self.engine.refresh(&held, "")?;
         Ok(held)
     }

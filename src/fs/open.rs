@@ -30,7 +30,7 @@ use super::opening::{Opening, open_file};
 use super::passthrough::{Backing, Passthrough, Reply};
 use super::privileges::Caller;
 use super::room::Room;
-use super::shared::{give_back, lock_open, stale_if_taken, until_free, when_free};
+use super::shared::{give_back, lock_open, until_free, when_free};
 use super::sys;
 use super::transition::{Prepared, RecallGoal, Recalls, Step};
 use super::tree::{Creator, Tree, created};
@@ -203,7 +203,9 @@ impl OpenFiles {
                 // others waiting for a machine that was cut off. CephFS gives each reader a cache if nobody may write.
                 let both = self.passthrough.is_on() || table.engine() == Engine::Nfs;
                 let opened = open_file(&table.place_to_lock(ino)?, access, both);
-                let (file, readable, writable) = opened.map_err(|error| stale_if_taken(&table, error))?;
+                // If the name went, or leads to something else by now, that is the error.
+                let opened = opened.or_else(|error| table.place(ino).and(Err(error.into())));
+                let (file, readable, writable) = opened?;
                 lock_open(self.tree.archive().store(), &table, ino, &file, access.changes())?;
                 if self.tree.find_out(&mut table, ino, &file)? {
                     return Ok(Tried::Recall(wanted));

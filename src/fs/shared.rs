@@ -66,12 +66,10 @@ fn readable<T>(opened: io::Result<T>) -> Result<Option<T>> {
 /// Locks a file until it is closed, unless `check` finds that another one is meant by now. If the caller changes the file, others
 /// replace it neither meanwhile, nor by an attempt that began before.
 fn lock(store: &Store, file: &File, writes: bool, changes: bool, check: impl FnOnce() -> Result<()>) -> Result<()> {
-    match locks::open(file, writes) {
-        // A file that its owner may not read: no daemon of that user archives or replaces it.
-        Err(error) if error.raw_os_error() == Some(libc::EBADF) => {}
-        Ok(true) => {}
-        Ok(false) => return Err(Fault::Locked),
-        Err(error) => return Err(error.into()),
+    // A file that its owner may not read: no daemon of that user archives or replaces it.
+    let may_be_none = |error: io::Error| if error.raw_os_error() == Some(libc::EBADF) { Ok(true) } else { Err(error) };
+    if !locks::open(file, writes).or_else(may_be_none)? {
+        return Err(Fault::Locked);
     }
     check()?;
     if changes {
@@ -129,21 +127,10 @@ pub(super) fn lock_name(
     Ok(Some((file, second)))
 }
 
-/// Why a file cannot be opened by its name. In a shared store another daemon may have removed it, or given the name to something that
-/// is no regular file: the kernel looks the name up anew.
-pub(super) fn stale_if_taken(table: &Table, error: io::Error) -> Fault {
-    match error.raw_os_error() {
-        Some(libc::ENOENT | libc::ELOOP | libc::EISDIR | libc::ENXIO) if table.is_shared() => libc::ESTALE.into(),
-        _ => error.into(),
-    }
-}
-
 /// Locks a file that a program opens.
 pub(super) fn lock_open(store: &Store, table: &Table, ino: u64, file: &File, writes: bool) -> Result<()> {
-    match table.is_shared() {
-        true => lock(store, file, writes, writes, || check_node(table, ino, file, true)),
-        false => Ok(()),
-    }
+    let check = || check_node(table, ino, file, true);
+    if table.is_shared() { lock(store, file, writes, writes, check) } else { Ok(()) }
 }
 
 /// Closes a file, whose lock goes with that. If it was written, its bytes become durable first: only this description hears of an
@@ -162,6 +149,8 @@ pub(super) fn give_back(
     let archive = Arc::clone(archive);
     workers.submit(Box::new(move || {
         let _held = (opened, handle);
+        // Only a caller of `sync` waits for this lock.
+        let _ = locks::closing(&file, false);
         let synced = file.try_clone().and_then(|own| {
             let store = archive.store();
             let own = store.io().adopt(own);
@@ -172,6 +161,7 @@ pub(super) fn give_back(
         });
         if let Err(error) = synced {
             log::error!("a file that was written could not be made durable: {error}; save it again");
+            let _ = locks::closing(&file, true);
             std::mem::forget(file);
         }
     }));

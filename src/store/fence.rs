@@ -186,7 +186,8 @@ impl Taken {
     /// `WouldBlock`: somebody has it open. [`is_gone`]: the name leads to another file, or nowhere. Device errors.
     pub fn of(engine: Engine, directory: &File, name: &OsStr, second: Option<TempPath>) -> io::Result<Taken> {
         let (busy, gone) = (|| io::ErrorKind::WouldBlock.into(), || Errno::STALE.into());
-        let parent = open_anew(engine, directory)?;
+        let parent = directory.try_clone()?;
+        engine.refresh(&parent, "")?;
         let (found, _) = open_beside(&parent, name, OFlags::PATH, None)?;
         let metadata = found.metadata()?;
         if !metadata.is_file() {
@@ -253,14 +254,6 @@ impl Taken {
         }
         Ok(is_it)
     }
-}
-
-/// Opens a directory anew: a network file system then checks its cache.
-pub fn open_anew(engine: Engine, directory: &File) -> io::Result<File> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let anew: File = rustix::fs::openat(CWD, beneath::by_descriptor(directory), flags, Mode::empty())?.into();
-    engine.refresh(&anew, "")?;
-    Ok(anew)
 }
 
 /// Whether a name in a directory leads to an open file, by what the server says now. The caller has the file's lock.

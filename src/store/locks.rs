@@ -2,7 +2,8 @@
 //! file is closed. So they also hold between two threads of a daemon.
 //!
 //! In a shared store each open file of the tree is locked, far behind its bytes: whoever has it open holds [`OPEN`] shared,
-//! whoever may write it holds [`WRITING`] shared too. Whoever replaces it needs both alone.
+//! whoever may write it holds [`WRITING`] shared too. Whoever replaces it needs both alone. A daemon holds [`CLOSING`] shared
+//! while it makes a file durable that programs have closed.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -30,6 +31,7 @@ const BEHIND: i64 = 1 << 62;
 const OPEN: Range<i64> = BEHIND..BEHIND + 1;
 const WRITING: Range<i64> = BEHIND + 1..BEHIND + 2;
 const BOTH: Range<i64> = BEHIND..BEHIND + 2;
+const CLOSING: Range<i64> = BEHIND + 2..BEHIND + 3;
 
 /// The kinds of locks, as fcntl(2) has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,6 +112,17 @@ pub(super) fn alone(file: &File) -> io::Result<bool> {
 /// Keeps all others from beginning to write. False: somebody may write it already.
 pub fn unwritten(file: &File) -> io::Result<bool> {
     take(file, Kind::Alone, &WRITING)
+}
+
+/// Tells that programs have closed a file, which becomes durable now; or that it is `over`, because it did not.
+pub fn closing(file: &File, over: bool) -> io::Result<()> {
+    let kind = if over { libc::F_UNLCK } else { libc::F_RDLCK };
+    call(file, libc::F_OFD_SETLK, kind, &CLOSING).map(drop)
+}
+
+/// Whether a file becomes durable soon that programs have closed.
+pub fn is_closing(file: &File) -> io::Result<bool> {
+    is_held(file, &CLOSING)
 }
 
 /// Whether somebody has a file open; with `writes`, to write it.

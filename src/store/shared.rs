@@ -51,10 +51,7 @@ pub struct Seat {
 /// exactly is told by its hash.
 fn seat_name(point: &Path) -> String {
     let text = point.to_string_lossy();
-    let mut from = text.len().saturating_sub(LONGEST_POINT);
-    while !text.is_char_boundary(from) {
-        from += 1;
-    }
+    let from = (text.len().saturating_sub(LONGEST_POINT)..).find(|at| text.is_char_boundary(*at)).unwrap_or(0);
     let (node, shown, bytes) = (node(), text[from..].replace('/', "+"), point.as_os_str().as_bytes());
     match from > 0 || bytes.contains(&b'+') || text.as_bytes() != bytes {
         true => format!("{node}{shown}-{:016x}", xxh3_64(bytes)),

@@ -91,8 +91,13 @@ fn a_file_counts_once_it_is_old_enough_and_nobody_writes_it() {
     assert!(world.is(|state| matches!(state, State::Staged)));
     let writer = File::options().read(true).write(true).open(world.path()).unwrap();
     assert!(locks::open(&writer, true).unwrap());
-    world.look(2 * QUIET_NS);
+    assert_eq!(world.look(2 * QUIET_NS), 0, "nobody knows how long");
     assert!(world.is(|state| matches!(state, State::Staged)));
+    locks::closing(&writer, false).unwrap();
+    assert_eq!(world.look(2 * QUIET_NS), 1, "it becomes durable soon");
+    assert!(world.is(|state| matches!(state, State::Staged)));
+    locks::closing(&writer, true).unwrap();
+    assert_eq!(world.look(2 * QUIET_NS), 0, "it could not be made durable");
     drop(writer);
     // A program whose daemon was killed has no lock.
     let orphan = File::options().write(true).open(world.path()).unwrap();

@@ -59,6 +59,11 @@ def test_a_file_of_one_is_a_file_of_all(nodes):
     (a / "done/latest").unlink()
     (c / "done").rmdir()
     assert names_in(a) == ["run"]
+    # Names that all have just missed.
+    for step in range(30):
+        assert not any((n / f"run/{step}").exists() for n in nodes)
+        (nodes[step % 3] / f"run/{step}").touch()
+        assert all((n / f"run/{step}").exists() for n in nodes)
 
 
 def test_a_directory_gets_its_former_name_back(nodes):
@@ -412,15 +417,18 @@ def test_the_lock_lies_on_what_reads_and_writes(nodes, mode):
                 about = Path(f"/proc/{nodes[0].pid}/fdinfo/{fd.name}").read_text()
             except FileNotFoundError:
                 continue
-            flags = int(about.split("flags:\t")[1].split()[0], 8)
+            access = int(about.split("flags:\t")[1].split()[0], 8) & os.O_ACCMODE
+            is_locked = "OFDLCK" in about and str(1 << 62) in about
             # The keeper reads with handles of its own.
-            if f"ino:\t{below}\n" in about and flags & os.O_ACCMODE == os.O_RDWR:
-                found.append("OFDLCK" in about and str(1 << 62) in about)
+            if f"ino:\t{below}\n" in about and (is_locked or access != os.O_RDONLY):
+                found.append((access, is_locked))
         return found
 
     wait_until(lambda: not described(), 10, "the daemon closes the file")
     with open(nodes[0] / "file", mode):
-        assert described() == [True]
+        # The kernel asks for one file for readers and writers.
+        access = os.O_RDWR if mode == "r+b" or nodes[0].passthrough else os.O_RDONLY
+        assert described() == [(access, True)]
 
 
 @of_one_machine
@@ -463,6 +471,8 @@ def test_two_daemons_bring_back_one_file(nodes):
 
     wait_until(is_released, 20, "the first file is released")
     whole, written = (nodes[0] / names[0]).read_bytes(), []
+    # MACHINES asks for one daemon per machine on NFS.
+    writers = list({node.name_of_place(): node for node in nodes}.values()) if in_guests() else nodes
 
     def write(node, at):
         with (node / names[0]).open("r+b") as file:
@@ -472,12 +482,12 @@ def test_two_daemons_bring_back_one_file(nodes):
         written.append(at)
 
     began = time.monotonic()
-    threads = [threading.Thread(target=write, args=(node, 1000 * number)) for number, node in enumerate(nodes)]
+    threads = [threading.Thread(target=write, args=(node, 1000 * number)) for number, node in enumerate(writers)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert sorted(written) == [0, 1000, 2000] and time.monotonic() - began < 25, "nobody waits for the others to close it"
+    assert sorted(written) == [0, 1000, 2000][: len(writers)] and time.monotonic() - began < 25, "nobody waits for the others to close it"
     for at in written:
         whole = whole[:at] + b"new" + whole[at + 3:]
     assert [(node / names[0]).read_bytes() == whole for node in nodes] == [True] * 3
@@ -557,6 +567,8 @@ def test_the_first_error_of_a_file_stays(told, tmp_path):
         time.sleep(8)
         assert isinstance(attempt(lambda: alone(store / "tree" / names[1])), OSError), "nobody takes it for a newer state"
         assert keeper.state(names[0]) == "sealed" and keeper.state(names[1]) == "staged"
+        # It waits for files that become durable, and this one never does.
+        keeper.sync(timeout=60)
     finally:
         nodes.close()
         harness.shell(f"umount -l {store}; umount -l {below}", check=False)
