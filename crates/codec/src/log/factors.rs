@@ -179,8 +179,11 @@ fn decode_vector(payload: &[u8], n: usize, shift: u32, kind: u8) -> Result<Vec<i
 impl Grid<'_> {
     /// True if `elements` from the first one on are within the factors.
     pub(crate) fn holds(&self, elements: usize) -> bool {
-        let all = u128::from(self.factors.width) * self.factors.rows.len() as u128;
-        self.factors.is_flat() || u128::from(self.first) + elements as u128 <= all
+        let all = match self.factors.is_flat() {
+            true => u128::from(u64::MAX),
+            false => u128::from(self.factors.width) * self.factors.rows.len() as u128,
+        };
+        u128::from(self.first) + elements as u128 <= all
     }
 
     /// True if a row or column has only zeros.
