@@ -110,7 +110,7 @@ pub const TAIL_BYTES: u64 = 4096;
 /// Limit on a payload. Incompressible data is stored as it is, with a few bytes for modes and lengths. Exceptions of a
 /// lattice take at most 14 bytes for each element of two; a keyframe in the same tile takes its bytes once more.
 pub(super) const MAX_TILE_STORED: u32 = 10 * TILE_BYTES as u32;
-/// More tensors than any checkpoint has. An entry takes twenty times the bytes that a crafted index needs to claim it.
+/// More tensors than any checkpoint has. An entry takes some 25 times the bytes that a crafted index needs to claim it.
 pub(super) const MAX_TENSORS: usize = 1 << 22;
 /// Maximum number of dimensions of a tensor; torch stops at 64.
 pub(super) const MAX_DIMS: usize = 64;

@@ -11,8 +11,8 @@ use super::super::HEADER_BYTES;
 use super::{Index, MAX_DIMS, TensorEntry, Tile, believed, tiles_of};
 use crate::tile::{Codec, Coding};
 
-/// Minimum bytes of a tensor: path, type, role, coding, dimensions, gap, length, error.
-const LEAST_TENSOR: usize = 11;
+/// Minimum bytes of a tensor: path, type, role, coding, dimensions, gap, length. An exact one has no error.
+const LEAST_TENSOR: usize = 7;
 /// Bytes of a tile's two hashes.
 const HASHES: usize = 12;
 
