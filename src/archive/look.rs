@@ -323,14 +323,15 @@ fn try_again(shared: &Shared) {
 fn examine(shared: &Shared, path: &Path, print: &Fingerprint, now_ns: i64) -> io::Result<(Stage, Option<FoundFile>)> {
     let file = shared.open_file(path)?;
     let found = (print.len >= MIN_RELEASE_BYTES).then(|| scan::found(&shared.store, path)).transpose()?;
-    let is_written = is_written(file.as_file())?;
+    let is_open = is_written(file.as_file())?;
     let is_it = Fingerprint::of(&file.metadata()?) == *print;
     let found = found.filter(|found| is_it && !matches!(found.state, State::Closed));
     let is_stub = found.as_ref().is_some_and(|found| matches!(found.state, State::Released(_)));
     Ok(match () {
         () if is_stub => (Stage::Given, found),
-        () if is_written && !locks::is_closing(file.as_file())? => (Stage::Written, None),
-        () if is_written || !is_it || print.changed_ns >= now_ns.saturating_sub(QUIET_NS) => (Stage::Young, None),
+        // It may have been closed just now.
+        () if is_open && !locks::is_closing(file.as_file())? && is_written(file.as_file())? => (Stage::Written, None),
+        () if is_open || !is_it || print.changed_ns >= now_ns.saturating_sub(QUIET_NS) => (Stage::Young, None),
         () => (Stage::Given, found),
     })
 }

@@ -190,7 +190,7 @@ impl OpenFiles {
             },
             (None, Some(opened))
                 if (opened.readable || !access.read)
-                    && (opened.writable || !access.write)
+                    && (opened.writable || !access.changes())
                     && (opened.passes_through() || !access.aside) =>
             {
                 if let (Source::File(file), true) = (&opened.source, access.changes()) {
@@ -203,9 +203,9 @@ impl OpenFiles {
                 // others waiting for a machine that was cut off. CephFS gives each reader a cache if nobody may write.
                 let both = self.passthrough.is_on() || table.engine() == Engine::Nfs;
                 let opened = open_file(&table.place_to_lock(ino)?, access, both);
-                // If the name went, or leads to something else by now, that is the error.
-                let opened = opened.or_else(|error| table.place(ino).and(Err(error.into())));
-                let (file, readable, writable) = opened?;
+                // The server was not asked about the name.
+                let surely = |_| Ok::<_, Fault>(open_file(&table.place(ino)?, access, both)?);
+                let (file, readable, writable) = opened.or_else(surely)?;
                 lock_open(self.tree.archive().store(), &table, ino, &file, access.changes())?;
                 if self.tree.find_out(&mut table, ino, &file)? {
                     return Ok(Tried::Recall(wanted));
@@ -315,7 +315,10 @@ impl OpenFiles {
         let file_id = node.file;
         let own = opening.as_ref().map(|opening| opening.source.clone());
         if let (Some(opened), Some(opening)) = (&mut node.opened, &*opening)
-            && (opening.writable, opened.writable, opened.passes_through()) == (true, false, false)
+            && opening.readable
+            && opening.writable
+            && !opened.writable
+            && !opened.passes_through()
         {
             // Later opens share the file that may be written, and the last release makes that one durable.
             (opened.source, opened.writable) = (opening.source.clone(), true);

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
-use rustix::fs::{AtFlags, StatxFlags};
+use rustix::fs::{AtFlags, Statx, StatxFlags};
 
 use super::Error;
 
@@ -35,10 +35,17 @@ impl Engine {
     /// the names of a directory.
     pub fn refresh(self, at: &File, name: impl AsRef<OsStr>) -> io::Result<()> {
         if self == Engine::Nfs {
-            let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_FORCE_SYNC;
-            rustix::fs::statx(at, name.as_ref(), flags, StatxFlags::BASIC_STATS)?;
+            self.ask(at, name, StatxFlags::BASIC_STATS)?;
         }
         Ok(())
+    }
+
+    /// Some attributes of a file or a name, as the server has them. An NFS client writes a file's bytes out before it asks for the
+    /// times, and CephFS asks those who write a file for its length.
+    pub(super) fn ask(self, at: &File, name: impl AsRef<OsStr>, mask: StatxFlags) -> rustix::io::Result<Statx> {
+        let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
+        let anew = if self == Engine::Nfs { AtFlags::STATX_FORCE_SYNC } else { AtFlags::empty() };
+        rustix::fs::statx(at, name.as_ref(), flags | anew, mask)
     }
 
     /// Whether a directory has only files that were removed while this node has them open: NFS keeps these under names of its

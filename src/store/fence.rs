@@ -258,15 +258,10 @@ impl Taken {
 
 /// Whether a name in a directory leads to an open file, by what the server says now. The caller has the file's lock.
 pub fn leads_to(engine: Engine, directory: &File, name: &OsStr, file: &File) -> io::Result<bool> {
-    // Nothing more: CephFS asks the server for a length that somebody may change.
-    let ask = |at: &File, name: &OsStr| {
-        let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
-        rustix::fs::statx(at, name, flags, StatxFlags::INO | StatxFlags::NLINK)
-    };
     let leads = || -> io::Result<bool> {
-        engine.refresh(file, "")?;
         engine.refresh(directory, "")?;
-        let (own, found) = (ask(file, OsStr::new(""))?, ask(directory, name)?);
+        let own = engine.ask(file, "", StatxFlags::INO | StatxFlags::NLINK)?;
+        let found = rustix::fs::statx(directory, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::INO)?;
         let id = |of: &Statx| (of.stx_dev_major, of.stx_dev_minor, of.stx_ino);
         Ok(own.stx_nlink > 0 && id(&found) == id(&own))
     };

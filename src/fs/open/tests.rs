@@ -89,6 +89,7 @@ fn a_file_is_open_to_write_once_a_program_writes_it() {
     };
     let may_write = |file: &std::fs::File| rustix::fs::fcntl_getfl(file).unwrap().contains(rustix::fs::OFlags::RDWR);
     assert!(!may_write(&open(libc::O_RDONLY)));
+    assert!(may_write(&open(libc::O_RDONLY | libc::O_TRUNC)), "it changes the file, too");
     let written = open(libc::O_WRONLY);
     assert!(may_write(&written));
     assert!(Arc::ptr_eq(&written, &open(libc::O_RDONLY)), "later readers share it");
