@@ -193,13 +193,13 @@ impl Table {
         }
     }
 
-    /// Attributes of a node's file. On NFS nothing refers to a stub that another daemon has replaced. Programs that read it
-    /// go on, with the attributes that it had when it was opened.
+    /// Attributes of a node's file. Maybe nothing refers to a stub any more that another daemon has replaced. Programs that read it
+    /// go on, with the attributes that it had when it was looked up.
     pub(super) fn metadata(&self, ino: u64) -> Result<Metadata> {
         let found = self.place(ino).and_then(|place| Ok(place.metadata()?));
         found.or_else(|fault| {
-            let opened = self.node(ino)?.opened.as_ref();
-            opened.and_then(|opened| opened.stub.clone()).filter(|_| fault.is_loss()).ok_or(fault)
+            let node = self.node(ino)?;
+            node.seen.clone().filter(|_| node.opened.is_some() && fault.is_loss()).ok_or(fault)
         })
     }
 
@@ -213,11 +213,13 @@ impl Table {
     }
 
     /// In a shared store: holds a stub while programs read its object, so that they reach it by any name, or none. A stub takes
-    /// no room. On NFS the client would keep a second name for it ([`Engine::Nfs`]).
+    /// no room. On NFS the client would keep a second name for it ([`Engine::Nfs`]). One that was just replaced is read all the same:
+    /// the kernel looks a name up anew only once.
     pub(super) fn hold_while_open(&mut self, ino: u64) -> Result<()> {
         if self.shared && self.engine == Engine::Coherent {
-            let held = self.place(ino)?.hold()?;
-            self.node_mut(ino)?.held = Some(held);
+            let held = self.place(ino).and_then(|place| Ok(place.hold()?));
+            self.node_mut(ino)?.held =
+                held.map(Some).or_else(|fault| if fault.is_loss() { Ok(None) } else { Err(fault) })?;
         }
         Ok(())
     }
@@ -289,6 +291,9 @@ impl Table {
         if self.nodes.get(&ino).is_some_and(|node| node.identity != found.identity) {
             ino = self.numbers.renew(file);
         }
+        if let Some(node) = self.nodes.get_mut(&ino).filter(|_| self.shared) {
+            node.seen = node.stub.is_some().then(|| metadata.clone());
+        }
         if self.nodes.get(&parent).and_then(|dir| dir.children.get(name)) == Some(&ino) {
             return Ok(ino);
         }
@@ -316,6 +321,7 @@ impl Table {
                 (None, false)
             };
             let mut node = Node::new(kind, file, stub);
+            node.seen = node.stub.is_some().then(|| metadata.clone()).filter(|_| self.shared);
             node.unread = unread;
             node.held = found.held.clone();
             node.identity = found.identity.clone();
@@ -398,10 +404,10 @@ impl Table {
         let (old, new) = (node.file, FileId::of(&file.metadata()?));
         self.numbers.replaced(old, new);
         let node = self.node_mut(ino)?;
-        (node.file, node.stub, node.identity, node.held) = (new, None, identity, held);
+        (node.file, node.stub, node.seen, node.identity, node.held) = (new, None, None, identity, held);
         if let Some(opened) = &mut node.opened {
             // Readers go on with the same file as the writer.
-            (opened.source, opened.stub) = (Source::File(Arc::clone(file)), None);
+            opened.source = Source::File(Arc::clone(file));
             opened.handles.values().for_each(|handle| handle.switch(file));
         }
         Ok(())

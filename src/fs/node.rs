@@ -44,6 +44,8 @@ pub(super) struct Node {
     pub(super) unread: bool,
     /// Refers to the file once it has no name left, so that it can be reached until the kernel forgets it.
     pub(super) held: Option<Arc<File>>,
+    /// In a shared store: the stub's when its name was last looked up. See [`super::inodes::Table::metadata`].
+    pub(super) seen: Option<Metadata>,
     /// Of its file ([`crate::store::engine::identity`]).
     pub(super) identity: Vec<u32>,
     /// Counts the changes to its bytes that the kernel's page cache does not see.
@@ -82,6 +84,7 @@ impl Node {
             mapped: false,
             unread: false,
             held: None,
+            seen: None,
             identity: Vec::new(),
             version: 0,
             cached: None,
@@ -162,8 +165,6 @@ pub(super) struct Opened {
     pub(super) wrote: bool,
     /// The kernel may have pages of it. Handles that bypass its page cache have to know.
     pub(super) has_pages: Arc<AtomicBool>,
-    /// In a shared store: the stub's when it was opened. See [`super::inodes::Table::metadata`].
-    pub(super) stub: Option<Metadata>,
 }
 
 impl Opened {

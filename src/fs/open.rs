@@ -309,7 +309,6 @@ impl OpenFiles {
         if is_read && table.node(ino)?.opened.is_none() {
             table.hold_while_open(ino)?;
         }
-        let stub = (is_read && is_shared).then(|| table.metadata(ino)).transpose()?;
         let paths = if changes { table.paths(ino) } else { Vec::new() };
         let node = table.node_mut(ino)?;
         let file_id = node.file;
@@ -330,17 +329,8 @@ impl OpenFiles {
             // A mapping that is left may still write to it.
             let left = std::mem::take(&mut node.mapped);
             let (handles, has_pages) = Default::default();
-            node.opened = Some(Opened {
-                mode,
-                source,
-                readable,
-                writable,
-                handles,
-                mappable: left,
-                wrote: left,
-                has_pages,
-                stub,
-            });
+            node.opened =
+                Some(Opened { mode, source, readable, writable, handles, mappable: left, wrote: left, has_pages });
         }
         let Some(opened) = &mut node.opened else { return Err(libc::EIO.into()) };
         let fh = self.tree.number();

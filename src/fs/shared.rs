@@ -216,4 +216,24 @@ mod tests {
         std::fs::rename(tree.join("other"), tree.join(name)).unwrap();
         assert!(matches!(lock(&table), Err(Fault::Code(libc::ESTALE))));
     }
+    /// The kernel looks up a name anew only once, and a keeper may replace a file by a stub, and that by another, meanwhile.
+    #[test]
+    fn a_stub_that_was_just_replaced_is_read_all_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        let archive = Archive::open(Store::open(dir.path()).unwrap()).unwrap();
+        let (tree, name) = (archive.store().tree(), OsStr::new("file"));
+        let mut table = Table::new(&tree, true).unwrap();
+        std::fs::write(tree.join(name), [1; 100_000]).unwrap();
+        let found = table.look(ROOT, name).unwrap();
+        let ino = table.admit(&archive, ROOT, name, &found).unwrap();
+        let stub =
+            Stub { store: archive.store().id(), object: crate::store::Id::random().unwrap(), logical_len: 100_000 };
+        table.node_mut(ino).unwrap().stub = Some(stub);
+        table.admit(&archive, ROOT, name, &found).unwrap();
+        std::fs::write(tree.join("other"), [2; 100_000]).unwrap();
+        std::fs::rename(tree.join("other"), tree.join(name)).unwrap();
+        table.hold_while_open(ino).unwrap();
+        assert!(table.node(ino).unwrap().seen.is_some());
+        assert!(table.metadata(ino).is_err_and(|fault| fault.is_loss()), "whoever did not open it looks anew");
+    }
 }
