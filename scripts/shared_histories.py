@@ -536,7 +536,7 @@ def main():
             line |= {"done": history(seed, args.seconds)}
         except Exception as error:
             broken += 1
-            line |= {"broken": f"{type(error).__name__}: {error}"}
+            line |= {"broken": traceback.format_exc()}
         line["seconds"] = round(time.monotonic() - began, 1)
         print(json.dumps(line), flush=True)
         if args.log:

@@ -199,7 +199,8 @@ impl Table {
         let found = self.place(ino).and_then(|place| Ok(place.metadata()?));
         found.or_else(|fault| {
             let node = self.node(ino)?;
-            node.seen.clone().filter(|_| node.opened.is_some() && fault.is_loss()).ok_or(fault)
+            let seen = node.seen.as_deref().filter(|_| node.opened.is_some() && fault.is_loss());
+            seen.cloned().ok_or(fault)
         })
     }
 
@@ -291,12 +292,7 @@ impl Table {
         if self.nodes.get(&ino).is_some_and(|node| node.identity != found.identity) {
             ino = self.numbers.renew(file);
         }
-        if let Some(node) = self.nodes.get_mut(&ino).filter(|_| self.shared) {
-            node.seen = node.stub.is_some().then(|| metadata.clone());
-        }
-        if self.nodes.get(&parent).and_then(|dir| dir.children.get(name)) == Some(&ino) {
-            return Ok(ino);
-        }
+        let is_bound = self.nodes.get(&parent).and_then(|dir| dir.children.get(name)) == Some(&ino);
         if !self.nodes.contains_key(&ino) {
             let kind = kind(metadata.file_type());
             let path = self.child(parent, name)?;
@@ -321,7 +317,6 @@ impl Table {
                 (None, false)
             };
             let mut node = Node::new(kind, file, stub);
-            node.seen = node.stub.is_some().then(|| metadata.clone()).filter(|_| self.shared);
             node.unread = unread;
             node.held = found.held.clone();
             node.identity = found.identity.clone();
@@ -329,7 +324,12 @@ impl Table {
             node.generation = Generation(self.generations);
             self.nodes.insert(ino, node);
         }
-        self.bind(parent, name, ino);
+        if let Some(node) = self.nodes.get_mut(&ino).filter(|node| self.shared && node.stub.is_some()) {
+            node.seen = Some(Box::new(metadata.clone()));
+        }
+        if !is_bound {
+            self.bind(parent, name, ino);
+        }
         Ok(ino)
     }
 

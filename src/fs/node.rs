@@ -45,7 +45,7 @@ pub(super) struct Node {
     /// Refers to the file once it has no name left, so that it can be reached until the kernel forgets it.
     pub(super) held: Option<Arc<File>>,
     /// In a shared store: the stub's when its name was last looked up. See [`super::inodes::Table::metadata`].
-    pub(super) seen: Option<Metadata>,
+    pub(super) seen: Option<Box<Metadata>>,
     /// Of its file ([`crate::store::engine::identity`]).
     pub(super) identity: Vec<u32>,
     /// Counts the changes to its bytes that the kernel's page cache does not see.

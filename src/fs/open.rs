@@ -203,10 +203,17 @@ impl OpenFiles {
                 // others waiting for a machine that was cut off. CephFS gives each reader a cache if nobody may write.
                 let both = self.passthrough.is_on() || table.engine() == Engine::Nfs;
                 let opened = open_file(&table.place_to_lock(ino)?, access, both);
-                // The server was not asked about the name.
-                let surely = |_| Ok::<_, Fault>(open_file(&table.place(ino)?, access, both)?);
-                let (file, readable, writable) = opened.or_else(surely)?;
+                let (file, readable, writable) = match opened {
+                    // The server was not asked about the name.
+                    Err(_) if table.is_shared() => open_file(&table.place(ino)?, access, both)?,
+                    opened => opened?,
+                };
                 lock_open(self.tree.archive().store(), &table, ino, &file, access.changes())?;
+                // A file that its owner may only write cannot be locked: what readers have open is, until the last release.
+                if let (false, Some(Opened { source: Source::File(first), .. })) = (readable, &table.node(ino)?.opened)
+                {
+                    lock_open(self.tree.archive().store(), &table, ino, first, access.changes())?;
+                }
                 if self.tree.find_out(&mut table, ino, &file)? {
                     return Ok(Tried::Recall(wanted));
                 }

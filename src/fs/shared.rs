@@ -200,40 +200,71 @@ mod tests {
     use super::*;
     use crate::fs::numbers::ROOT;
 
+    const NAME: &str = "file";
+
+    /// A table of a shared store, with one file and its node.
+    struct World {
+        _dir: tempfile::TempDir,
+        archive: Arc<Archive>,
+        table: Table,
+        ino: u64,
+    }
+
+    impl World {
+        fn new() -> World {
+            let dir = tempfile::tempdir().unwrap();
+            let archive = Archive::open(Store::open(dir.path()).unwrap()).unwrap();
+            let table = Table::new(&archive.store().tree(), true).unwrap();
+            let mut world = World { _dir: dir, archive, table, ino: 0 };
+            world.give_name_to_another();
+            world.ino = world.look();
+            world
+        }
+
+        fn path(&self) -> std::path::PathBuf {
+            self.archive.store().tree().join(NAME)
+        }
+
+        fn look(&mut self) -> u64 {
+            let found = self.table.look(ROOT, OsStr::new(NAME)).unwrap();
+            self.table.admit(&self.archive, ROOT, OsStr::new(NAME), &found).unwrap()
+        }
+
+        /// As another daemon does.
+        fn give_name_to_another(&self) {
+            let other = self.path().with_file_name("other");
+            std::fs::write(&other, [1; 100_000]).unwrap();
+            std::fs::rename(other, self.path()).unwrap();
+        }
+    }
+
     /// Another daemon gives a stub a file's name between the look at the name and the open: a program must not get the stub.
     #[test]
     fn a_file_that_took_the_name_is_not_opened() {
-        let dir = tempfile::tempdir().unwrap();
-        let archive = Archive::open(Store::open(dir.path()).unwrap()).unwrap();
-        let (tree, name) = (archive.store().tree(), OsStr::new("file"));
-        let mut table = Table::new(&tree, true).unwrap();
-        std::fs::write(tree.join(name), [1; 100_000]).unwrap();
-        let found = table.look(ROOT, name).unwrap();
-        let ino = table.admit(&archive, ROOT, name, &found).unwrap();
-        let lock = |table: &Table| lock_open(archive.store(), table, ino, &File::open(tree.join(name)).unwrap(), false);
-        assert!(lock(&table).is_ok());
-        std::fs::write(tree.join("other"), [2; 100_000]).unwrap();
-        std::fs::rename(tree.join("other"), tree.join(name)).unwrap();
-        assert!(matches!(lock(&table), Err(Fault::Code(libc::ESTALE))));
+        let world = World::new();
+        let lock = || {
+            let file = File::open(world.path()).unwrap();
+            lock_open(world.archive.store(), &world.table, world.ino, &file, false)
+        };
+        assert!(lock().is_ok());
+        world.give_name_to_another();
+        assert!(matches!(lock(), Err(Fault::Code(libc::ESTALE))));
     }
+
     /// The kernel looks up a name anew only once, and a keeper may replace a file by a stub, and that by another, meanwhile.
     #[test]
     fn a_stub_that_was_just_replaced_is_read_all_the_same() {
-        let dir = tempfile::tempdir().unwrap();
-        let archive = Archive::open(Store::open(dir.path()).unwrap()).unwrap();
-        let (tree, name) = (archive.store().tree(), OsStr::new("file"));
-        let mut table = Table::new(&tree, true).unwrap();
-        std::fs::write(tree.join(name), [1; 100_000]).unwrap();
-        let found = table.look(ROOT, name).unwrap();
-        let ino = table.admit(&archive, ROOT, name, &found).unwrap();
-        let stub =
-            Stub { store: archive.store().id(), object: crate::store::Id::random().unwrap(), logical_len: 100_000 };
-        table.node_mut(ino).unwrap().stub = Some(stub);
-        table.admit(&archive, ROOT, name, &found).unwrap();
-        std::fs::write(tree.join("other"), [2; 100_000]).unwrap();
-        std::fs::rename(tree.join("other"), tree.join(name)).unwrap();
-        table.hold_while_open(ino).unwrap();
-        assert!(table.node(ino).unwrap().seen.is_some());
-        assert!(table.metadata(ino).is_err_and(|fault| fault.is_loss()), "whoever did not open it looks anew");
+        let mut world = World::new();
+        let object = crate::store::Id::random().unwrap();
+        let stub = Stub { store: world.archive.store().id(), object, logical_len: 100_000 };
+        world.table.node_mut(world.ino).unwrap().stub = Some(stub);
+        assert_eq!(world.look(), world.ino);
+        world.give_name_to_another();
+        world.table.hold_while_open(world.ino).unwrap();
+        assert!(world.table.node(world.ino).unwrap().seen.is_some());
+        assert!(
+            world.table.metadata(world.ino).is_err_and(|fault| fault.is_loss()),
+            "whoever did not open it looks anew"
+        );
     }
 }

@@ -72,6 +72,24 @@ def test_a_name_is_there_while_stepfs_replaces_its_file(nodes):
     verify(nodes.store)
 
 
+def test_an_open_asks_the_server_eleven_times(nodes):
+    """As docs/MACHINES.md counts: five for the open and its lock, four for the names on the way, two for the second look."""
+    if guests()[0].engine != "nfs":
+        pytest.skip("only NFS counts its calls")
+    node, opens = nodes[0], 100
+    (node / "run").mkdir()
+    (node / "run/file").write_bytes(b"x" * 100_000)
+    nodes.keeper().sync()
+
+    def asked():
+        before = node.call("nodes.calls_to_nfs")
+        node.call("nodes.open_often", node / "run/file", opens)
+        return (node.call("nodes.calls_to_nfs") - before) / opens
+
+    # The keeper looks at the tree every two seconds, and may do so meanwhile.
+    assert 10 < min(asked() for _ in range(5)) < 12
+
+
 def test_a_machine_that_was_cut_off_changes_nothing(nodes):
     keeper, other = nodes
     if other.guest.engine == "ceph":

@@ -431,6 +431,31 @@ def test_the_lock_lies_on_what_reads_and_writes(nodes, mode):
         assert described() == [(access, True)]
 
 
+# Prints which bytes of a file are locked, before a program writes it and meanwhile.
+WRITE_ONLY = """
+import os, re
+from pathlib import Path
+def locked():
+    ino = os.stat("store/tree/file").st_ino
+    return re.findall(rf"READ .*:{ino} {1 << 62} (\\d+)", Path("/proc/locks").read_text())
+reader = open("mnt/file", "rb")
+before = locked()
+os.chmod("mnt/file", 0o200)
+writer = os.open("mnt/file", os.O_WRONLY)
+print(*before, *locked())
+"""
+
+
+@of_one_machine
+def test_a_file_that_may_only_be_written_is_locked_by_its_readers(plain):
+    """A daemon that is not root cannot lock what it may not read."""
+    shutil.copy(harness.BIN, plain / "stepfs")
+    (plain / "program.py").write_text(WRITE_ONLY)
+    said = harness.as_ordinary_user(plain, "mkdir mnt; ./stepfs mount --shared --no-passthrough store mnt; head -c 200000 /dev/urandom > mnt/file; "
+                                           "/usr/bin/python3 program.py; ./stepfs umount mnt").stdout  # fmt: skip
+    assert said.split()[-2:] == [str(1 << 62), str((1 << 62) + 1)], said
+
+
 @of_one_machine
 def test_a_program_waits_while_a_daemon_asks_for_a_lease():
     """Whoever replaces a file asks so whether a program without a daemon has it."""
