@@ -181,7 +181,7 @@ mod tests {
         file.set_len(STEP + 5).unwrap();
         let sent = early.next().unwrap();
         drop(file);
-        assert!(crate::store::locks::lease(&sent[0], libc::F_RDLCK).unwrap());
+        assert!(crate::store::lease::is_granted(&sent[0], libc::F_RDLCK).unwrap());
         early.next();
         assert!(early.state().files.is_empty());
         early.stop();

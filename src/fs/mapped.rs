@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use super::tree::Tree;
 use crate::archive::FileId;
 use crate::store::durable::scratch;
-use crate::store::locks;
+use crate::store::lease;
 
 /// First pause: the kernel drops its own descriptor right after it has told us of the close.
 const FIRST: Duration = Duration::from_millis(5);
@@ -29,7 +29,7 @@ const LONGEST: Duration = Duration::from_secs(1);
 /// Whether any program has the file open or mapped for writing.
 pub(super) fn being_written(path: &Path) -> io::Result<bool> {
     let file = File::options().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
-    Ok(!locks::lease(&file, libc::F_RDLCK)?)
+    Ok(!lease::is_granted(&file, libc::F_RDLCK)?)
 }
 
 /// Whether the file system of the directory `tmp` tells writers from readers. Writes an empty file there for a

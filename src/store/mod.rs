@@ -9,6 +9,7 @@ pub mod engine;
 mod error;
 pub mod fence;
 mod guide;
+pub mod lease;
 pub mod locks;
 mod marks;
 mod name_bytes;
