@@ -15,9 +15,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::store::engine::Engine;
 use crate::store::fence::is_gone;
-use crate::store::{Fingerprint, Id, MIN_RELEASE_BYTES, beneath, is_pinned, locks};
+use crate::store::{Fingerprint, Id, MIN_RELEASE_BYTES, Store, beneath, is_pinned, locks};
 
 use super::entry::{Entry, Held, State};
 use super::namespace::found_at;
@@ -40,29 +39,48 @@ const GRACE: Duration = Duration::from_secs(3600);
 /// For tests: the grace in milliseconds.
 const GRACE_VARIABLE: &str = "STEPFS_GRACE_MS";
 
-/// A look at all names.
+/// How a look is done.
+#[derive(Clone, Copy)]
+struct Look {
+    /// The server's clock before.
+    now_ns: i64,
+    /// Whether files that are being saved stay alone, because nobody waits for them.
+    gently: bool,
+}
+
+impl Look {
+    /// Whether a program wrote a file just now, and probably goes on. CephFS would make the writer's kernel write its pages out, and
+    /// do without a cache for as long as a minute. A stub is not among these: it has an older time.
+    fn spares(self, print: &Fingerprint) -> bool {
+        self.gently && print.modified_ns.abs_diff(self.now_ns) <= QUIET_NS.unsigned_abs()
+    }
+}
+
+/// All names, as a look finds them.
 #[derive(Default)]
 struct Listing {
     files: HashMap<PathBuf, Fingerprint>,
     links: HashMap<PathBuf, Fingerprint>,
     /// No name can have been missed: no directory changed between its listing and the end of the look.
     is_complete: bool,
-    /// A directory that this daemon may not list.
-    hidden: Option<PathBuf>,
+    /// A warning of a directory that this daemon may not list.
+    hidden: String,
 }
 
 impl Listing {
-    /// Lists the tree; `now_ns` is the server's clock before.
-    fn of(tree: &Path, engine: Engine, now_ns: i64) -> io::Result<Listing> {
+    /// Lists the tree.
+    fn of(store: &Store, look: Look) -> io::Result<Listing> {
         let mut listing = Listing { is_complete: true, ..Listing::default() };
         let (mut rest, mut directories) = (vec![PathBuf::new()], Vec::new());
         while let Some(path) = rest.pop() {
-            match listing.enter(tree, engine, &path, &mut rest) {
+            match listing.enter(store, &path, &mut rest, look) {
                 Ok(print) => directories.push((path, print)),
                 Err(error) => {
                     listing.is_complete = false;
                     match error.kind() {
-                        io::ErrorKind::PermissionDenied => listing.hidden = Some(path),
+                        io::ErrorKind::PermissionDenied => {
+                            listing.hidden = format!("{}: cannot be listed, so no object is removed", path.display());
+                        }
                         _ if is_gone(&error) && !path.as_os_str().is_empty() => {}
                         _ => return Err(error),
                     }
@@ -70,19 +88,25 @@ impl Listing {
             }
         }
         let is_old =
-            |print: &Fingerprint| print.changed_ns.max(print.modified_ns) < now_ns.saturating_sub(DIRECTORY_NS);
-        let is_still = |path: &Path, print: &Fingerprint| open(tree, engine, path).is_ok_and(|(_, now)| now == *print);
+            |print: &Fingerprint| print.changed_ns.max(print.modified_ns) < look.now_ns.saturating_sub(DIRECTORY_NS);
+        let is_still = |path: &Path, print: &Fingerprint| open(store, path).is_ok_and(|(_, now)| now == *print);
         listing.is_complete &= directories.iter().all(|(path, print)| is_old(print) && is_still(path, print));
         Ok(listing)
     }
 
     /// Lists a directory; those in it are left to do. Answers what would show a change of it.
-    fn enter(&mut self, tree: &Path, engine: Engine, path: &Path, rest: &mut Vec<PathBuf>) -> io::Result<Fingerprint> {
-        let (directory, print) = open(tree, engine, path)?;
+    fn enter(&mut self, store: &Store, path: &Path, rest: &mut Vec<PathBuf>, look: Look) -> io::Result<Fingerprint> {
+        let (directory, print) = open(store, path)?;
         for entry in fs::read_dir(beneath::by_descriptor(&directory))? {
             let entry = entry?;
+            let below = path.join(entry.file_name());
+            let glance = store.engine().glance(&directory, entry.file_name());
+            if let Some(print) = glance.filter(|print| look.spares(print)) {
+                self.files.insert(below, print);
+                continue;
+            }
             // The answer is that of the next call.
-            let _ = engine.refresh(&directory, entry.file_name());
+            let _ = store.engine().refresh(&directory, entry.file_name());
             let metadata = match entry.metadata() {
                 Err(error) if is_gone(&error) => {
                     self.is_complete = false;
@@ -90,7 +114,6 @@ impl Listing {
                 }
                 metadata => metadata?,
             };
-            let below = path.join(entry.file_name());
             if metadata.is_dir() {
                 rest.push(below);
             } else if metadata.is_file() {
@@ -104,9 +127,9 @@ impl Listing {
 }
 
 /// A directory of the tree, as the server has it.
-fn open(tree: &Path, engine: Engine, path: &Path) -> io::Result<(File, Fingerprint)> {
-    let directory = beneath::open_dir(tree, path)?;
-    engine.refresh(&directory, "")?;
+fn open(store: &Store, path: &Path) -> io::Result<(File, Fingerprint)> {
+    let directory = beneath::open_dir(&store.tree(), path)?;
+    store.engine().refresh(&directory, "")?;
     let print = Fingerprint::of(&directory.metadata()?);
     Ok((directory, print))
 }
@@ -146,13 +169,14 @@ impl Looks {
 
     /// Looks, unless a look has ended that began at most so long ago. Answers how many files no step can be taken of yet, because
     /// they are being written or changed just now. If the tree cannot be looked at, it is one at least: nobody knows that nothing is
-    /// left.
-    pub(super) fn look(&self, age: Duration) -> usize {
+    /// left. `gently`: see [`Look`].
+    pub(super) fn look(&self, age: Duration, gently: bool) -> usize {
         let asked = Instant::now();
         let mut eyes = self.eyes.lock().unwrap_or_else(PoisonError::into_inner);
         if eyes.began.is_none_or(|began| began + age < asked) {
             let began = Instant::now();
-            let looked = self.shared.store.beat().and_then(|now_ns| eyes.look(&self.shared, now_ns, self.grace));
+            let now = self.shared.store.beat();
+            let looked = now.and_then(|now_ns| eyes.look(&self.shared, Look { now_ns, gently }, self.grace));
             if let Err(error) = looked {
                 eyes.tell(format!("the tree cannot be looked at: {error}; the next try follows"));
                 return 1;
@@ -164,10 +188,13 @@ impl Looks {
 
     /// Looks until the archive stops.
     pub(super) fn run(&self) {
-        let mut pause = Duration::ZERO;
+        let (mut pause, mut thorough) = (Duration::ZERO, None);
         while self.shared.rest(pause) {
             let began = Instant::now();
-            self.look(Duration::ZERO);
+            // A stub that somebody touches again and again is seen once in each grace.
+            let gently = thorough.is_some_and(|last| began - last < self.grace / 2);
+            thorough = thorough.filter(|_| gently).or(Some(began));
+            self.look(Duration::ZERO, gently);
             pause = PAUSE.max(began.elapsed() * PAUSE_FACTOR);
         }
     }
@@ -204,21 +231,19 @@ impl Eyes {
     }
 
     /// Looks, and tells the catalog the difference.
-    fn look(&mut self, shared: &Shared, now_ns: i64, grace: Duration) -> io::Result<()> {
+    fn look(&mut self, shared: &Shared, look: Look, grace: Duration) -> io::Result<()> {
         let began = Instant::now();
         let tree = shared.store.tree();
-        shared.quiet_ns.store(now_ns.saturating_sub(QUIET_NS), Ordering::Relaxed);
-        let listing = Listing::of(&tree, shared.store.engine(), now_ns)?;
-        let hidden = listing.hidden.as_ref();
-        let hidden = hidden.map(|path| format!("{}: cannot be listed, so no object is removed", path.display()));
-        self.tell(hidden.unwrap_or_default());
+        shared.quiet_ns.store(look.now_ns.saturating_sub(QUIET_NS), Ordering::Relaxed);
+        let listing = Listing::of(&shared.store, look)?;
+        self.tell(listing.hidden);
         let mut changes = Vec::new();
         for (path, print) in &listing.files {
             let known = self.seen.get(path).filter(|known| known.print == *print).map(|known| known.stage);
             if known == Some(Stage::Given) {
                 continue;
             }
-            let (stage, found) = match examine(shared, path, print, now_ns) {
+            let (stage, found) = match examine(shared, path, print, look) {
                 // Nothing of it is known if it went meanwhile: the next look says so. A small one hides no object.
                 Err(error) if error.kind() == io::ErrorKind::NotFound || print.len < MIN_RELEASE_BYTES => continue,
                 Err(error) => {
@@ -320,7 +345,10 @@ fn try_again(shared: &Shared) {
 }
 
 /// How far a file is known, and the file if it is a stub, or nothing that a sealer can look at.
-fn examine(shared: &Shared, path: &Path, print: &Fingerprint, now_ns: i64) -> io::Result<(Stage, Option<FoundFile>)> {
+fn examine(shared: &Shared, path: &Path, print: &Fingerprint, look: Look) -> io::Result<(Stage, Option<FoundFile>)> {
+    if look.spares(print) {
+        return Ok((Stage::Young, None));
+    }
     let file = shared.open_file(path)?;
     let found = (print.len >= MIN_RELEASE_BYTES).then(|| scan::found(&shared.store, path)).transpose()?;
     let is_open = is_written(file.as_file())?;
@@ -331,7 +359,7 @@ fn examine(shared: &Shared, path: &Path, print: &Fingerprint, now_ns: i64) -> io
         () if is_stub => (Stage::Given, found),
         // It may have been closed just now.
         () if is_open && !locks::is_closing(file.as_file())? && is_written(file.as_file())? => (Stage::Written, None),
-        () if is_open || !is_it || print.changed_ns >= now_ns.saturating_sub(QUIET_NS) => (Stage::Young, None),
+        () if is_open || !is_it || print.changed_ns >= look.now_ns.saturating_sub(QUIET_NS) => (Stage::Young, None),
         () => (Stage::Given, found),
     })
 }

@@ -179,7 +179,7 @@ impl Archive {
 
     /// In the keeper's: how many files no step can be taken of yet ([`Looks::look`]).
     fn look(&self, age: Duration) -> usize {
-        self.looks.as_ref().map_or(0, |looks| looks.look(age))
+        self.looks.as_ref().map_or(0, |looks| looks.look(age, false))
     }
 
     /// What is known of restores.

@@ -19,6 +19,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rustix::fs::{Statx, StatxTimestamp};
 use serde::{Deserialize, Serialize};
 
 use super::durable::{self, Attribute, CrashPoint, DeviceFile, Io, Times};
@@ -132,6 +133,18 @@ impl Fingerprint {
             nlink: metadata.nlink(),
             modified_ns: modified_ns(metadata),
             changed_ns: changed_ns(metadata),
+        }
+    }
+
+    pub(super) fn known(known: &Statx) -> Fingerprint {
+        let ns = |time: StatxTimestamp| time.tv_sec * 1_000_000_000 + i64::from(time.tv_nsec);
+        Fingerprint {
+            dev: rustix::fs::makedev(known.stx_dev_major, known.stx_dev_minor),
+            ino: known.stx_ino,
+            len: known.stx_size,
+            nlink: known.stx_nlink.into(),
+            modified_ns: ns(known.stx_mtime),
+            changed_ns: ns(known.stx_ctime),
         }
     }
 }

@@ -1,6 +1,6 @@
 use super::*;
 use crate::archive::{Archive, AtRest, keeping};
-use crate::store::durable::{Device, Disk, Io};
+use crate::store::durable::{CrashPoint, Device, Disk, Io};
 use crate::store::{Store, Stub};
 use crate::sync::AtomicBool;
 
@@ -45,8 +45,21 @@ impl World {
     /// A look as late as this after all changes.
     fn look(&mut self, later_ns: i64) -> usize {
         let now_ns = crate::clock::wall_ns().saturating_add(later_ns);
-        self.eyes.look(&self.archive.shared, now_ns, Duration::ZERO).unwrap();
+        self.look_at(Look { now_ns, gently: false })
+    }
+
+    fn look_at(&mut self, look: Look) -> usize {
+        self.eyes.look(&self.archive.shared, look, Duration::ZERO).unwrap();
         self.eyes.unsettled()
+    }
+
+    /// Puts a stub there.
+    fn release(&self) -> (File, Id) {
+        let (store, object) = (self.archive.store(), Id::random().unwrap());
+        let stub = Stub { store: store.id(), object, logical_len: MIN_RELEASE_BYTES };
+        let file = store.io().create(&self.path(), CrashPoint::StubWritten).unwrap();
+        stub.write(&file).unwrap();
+        (File::options().write(true).open(self.path()).unwrap(), object)
     }
 
     fn is(&self, state: impl Fn(&State) -> bool) -> bool {
@@ -57,18 +70,14 @@ impl World {
 #[test]
 fn a_stub_that_cannot_be_read_keeps_all_objects() {
     let mut world = World::new();
-    let stub =
-        Stub { store: world.archive.store().id(), object: Id::random().unwrap(), logical_len: MIN_RELEASE_BYTES };
-    let file =
-        world.archive.store().io().create(&world.path(), crate::store::durable::CrashPoint::StubWritten).unwrap();
-    stub.write(&file).unwrap();
+    let (_, object) = world.release();
     world.device.0.store(true, Ordering::Relaxed);
     world.look(0);
     assert!(world.archive.shared.objects.frozen().is_some());
     assert!(world.is(|state| matches!(state, State::Resident(why) if why.hides_an_object())));
     world.device.0.store(false, Ordering::Relaxed);
     world.look(0);
-    assert!(world.is(|state| matches!(state, State::Released(id) if *id == stub.object)));
+    assert!(world.is(|state| matches!(state, State::Released(id) if *id == object)));
 }
 
 /// A sync may not answer that all is done.
@@ -76,11 +85,11 @@ fn a_stub_that_cannot_be_read_keeps_all_objects() {
 fn without_a_look_something_is_left() {
     let world = World::new();
     let looks = Looks::of(&world.archive.shared);
-    assert_eq!(looks.look(Duration::ZERO), 0);
+    assert_eq!(looks.look(Duration::ZERO, false), 0);
     let tree = world.archive.store().tree();
     fs::rename(&tree, tree.with_file_name("away")).unwrap();
-    assert_eq!(looks.look(FRESH), 0, "a look is fresh");
-    assert_eq!(looks.look(Duration::ZERO), 1);
+    assert_eq!(looks.look(FRESH, false), 0, "a look is fresh");
+    assert_eq!(looks.look(Duration::ZERO, false), 1);
 }
 
 #[test]
@@ -108,12 +117,50 @@ fn a_file_counts_once_it_is_old_enough_and_nobody_writes_it() {
     assert!(world.is(|state| matches!(state, State::Closed)));
 }
 
+/// On CephFS an open would take the cache of whoever writes it.
+#[test]
+fn a_file_that_is_being_saved_is_opened_only_for_those_who_wait() {
+    let mut world = World::new();
+    fs::write(world.path(), vec![1; MIN_RELEASE_BYTES as usize]).unwrap();
+    world.device.0.store(true, Ordering::Relaxed);
+    // Writers have other clocks.
+    for later_ns in [-QUIET_NS / 2, QUIET_NS / 2] {
+        let now_ns = crate::clock::wall_ns() + later_ns;
+        assert_eq!(world.look_at(Look { now_ns, gently: true }), 1, "it is given in a moment");
+        assert!(world.is(|state| matches!(state, State::Staged)));
+    }
+    let now_ns = crate::clock::wall_ns();
+    world.look_at(Look { now_ns, gently: false });
+    assert!(world.is(|state| matches!(state, State::Resident(why) if why.hides_an_object())));
+    world.device.0.store(false, Ordering::Relaxed);
+    assert_eq!(world.look_at(Look { now_ns: now_ns + 2 * QUIET_NS, gently: true }), 0);
+    assert!(world.is(|state| matches!(state, State::Closed)));
+}
+
+/// A stub has an old time, unless somebody gives it another one.
+#[test]
+fn a_stub_that_somebody_touched_needs_its_object() {
+    let mut world = World::new();
+    let (file, object) = world.release();
+    world.look(0);
+    file.set_modified(std::time::SystemTime::now()).unwrap();
+    let now_ns = crate::clock::wall_ns();
+    world.look_at(Look { now_ns, gently: true });
+    let known = world.archive.shared.catalog().get(Path::new(NAME)).unwrap().clone();
+    assert!(known.keeps == Some(object) || matches!(known.state, State::Released(id) if id == object));
+    world.look_at(Look { now_ns: now_ns + 2 * QUIET_NS, gently: true });
+    assert!(world.is(|state| matches!(state, State::Released(id) if *id == object)));
+}
+
 #[test]
 fn a_look_is_complete_if_no_directory_changed() {
     let world = World::new();
     let tree = world.archive.store().tree();
     fs::create_dir(tree.join("run")).unwrap();
-    let list = |later_ns: i64| Listing::of(&tree, Engine::Coherent, crate::clock::wall_ns() + later_ns).unwrap();
+    let list = |later_ns: i64| {
+        let look = Look { now_ns: crate::clock::wall_ns() + later_ns, gently: true };
+        Listing::of(world.archive.store(), look).unwrap()
+    };
     assert!(!list(0).is_complete, "another name may have come at the same time");
     assert!(list(2 * DIRECTORY_NS).is_complete);
     fs::write(tree.join("run/x"), "").unwrap();

@@ -138,6 +138,13 @@ def in_guests():
     return "STEPFS_GUESTS" in os.environ
 
 
+def calls_to_ceph():
+    """How many requests Ceph's server of names and locks has had."""
+    [socket] = (Path(os.environ["STEPFS_GUESTS"]).parent / "ceph/run").glob("mds.*.asok")
+    said = subprocess.run(["ceph", "--admin-daemon", socket, "perf", "dump", "mds_server"], capture_output=True, text=True, check=True)
+    return json.loads(said.stdout)["mds_server"]["handle_client_request"]
+
+
 def guests():
     """All guests, the server first. `STEPFS_GUESTS` names the file that scripts/guests.sh writes."""
     return [Guest(**one) for one in json.loads(Path(os.environ["STEPFS_GUESTS"]).read_text())]
