@@ -40,6 +40,16 @@ pub(super) enum State {
 }
 
 impl State {
+    /// Whether the file may be a stub whose object nobody knows.
+    pub(super) fn hides_an_object(&self) -> bool {
+        matches!(self, State::Resident(why) if why.hides_an_object())
+    }
+
+    /// Whether the file is a stub, or may be one.
+    pub(super) fn may_be_stub(&self) -> bool {
+        matches!(self, State::Released(_)) || self.hides_an_object()
+    }
+
     /// Whether a new name makes the state unknown.
     pub(super) fn follows_from_name(&self) -> bool {
         match self {

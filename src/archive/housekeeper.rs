@@ -12,7 +12,6 @@ use crate::encode::Workers;
 use crate::store::durable::CrashPoint;
 use crate::store::object::Id;
 
-use super::entry::{Entry, State};
 use super::merge::{Merger, Merges};
 use super::namespace::found_at;
 use super::reserve::Reserve;
@@ -158,8 +157,7 @@ impl Housekeeper {
         if self.shared.objects.frozen().is_none() {
             return;
         }
-        let unreadable = |entry: &Entry| matches!(&entry.state, State::Resident(why) if why.hides_an_object());
-        if !self.shared.catalog().files().iter().any(|(_, entry)| unreadable(entry)) {
+        if !self.shared.catalog().files().iter().any(|(_, entry)| entry.state.hides_an_object()) {
             self.shared.objects.freeze(false);
         }
     }

@@ -2,7 +2,8 @@
 //! difference to the look before goes to the catalog, as the mount's notes do in a store of one daemon.
 //!
 //! A file counts as closed once no daemon has it open to write, and nothing has changed it for [`QUIET_NS`] by the server's clock:
-//! a younger time of change may be that of two changes. A stub counts at once, because nobody ever changes one.
+//! a younger time of change may be that of two changes. A stub counts at once, because nobody ever changes one. A look that nobody waits
+//! for leaves files alone that were written within this time ([`Eyes::spares`]).
 //!
 //! An object goes once no name needed it at two complete looks a grace apart, nor at any look between them. A file that cannot be read
 //! may need any object, and so may all below a directory that cannot be listed.
@@ -39,47 +40,30 @@ const GRACE: Duration = Duration::from_secs(3600);
 /// For tests: the grace in milliseconds.
 const GRACE_VARIABLE: &str = "STEPFS_GRACE_MS";
 
-/// How a look is done.
-#[derive(Clone, Copy)]
-struct Look {
-    /// The server's clock before.
-    now_ns: i64,
-    /// Whether files that are being saved stay alone, because nobody waits for them.
-    gently: bool,
-}
-
-impl Look {
-    /// Whether a program wrote a file just now, and probably goes on. CephFS would make the writer's kernel write its pages out, and
-    /// do without a cache for as long as a minute. A stub is not among these: it has an older time.
-    fn spares(self, print: &Fingerprint) -> bool {
-        self.gently && print.modified_ns.abs_diff(self.now_ns) <= QUIET_NS.unsigned_abs()
-    }
-}
-
-/// All names, as a look finds them.
+/// A look at all names.
 #[derive(Default)]
 struct Listing {
     files: HashMap<PathBuf, Fingerprint>,
     links: HashMap<PathBuf, Fingerprint>,
     /// No name can have been missed: no directory changed between its listing and the end of the look.
     is_complete: bool,
-    /// A warning of a directory that this daemon may not list.
-    hidden: String,
+    /// Of a directory that this daemon may not list.
+    warning: String,
 }
 
 impl Listing {
-    /// Lists the tree.
-    fn of(store: &Store, look: Look) -> io::Result<Listing> {
+    /// Lists the tree; `now_ns` is the server's clock before.
+    fn of(store: &Store, now_ns: i64, spares: Spares) -> io::Result<Listing> {
         let mut listing = Listing { is_complete: true, ..Listing::default() };
         let (mut rest, mut directories) = (vec![PathBuf::new()], Vec::new());
         while let Some(path) = rest.pop() {
-            match listing.enter(store, &path, &mut rest, look) {
+            match listing.enter(store, &path, &mut rest, spares) {
                 Ok(print) => directories.push((path, print)),
                 Err(error) => {
                     listing.is_complete = false;
                     match error.kind() {
                         io::ErrorKind::PermissionDenied => {
-                            listing.hidden = format!("{}: cannot be listed, so no object is removed", path.display());
+                            listing.warning = format!("{}: cannot be listed, so no object is removed", path.display());
                         }
                         _ if is_gone(&error) && !path.as_os_str().is_empty() => {}
                         _ => return Err(error),
@@ -88,20 +72,26 @@ impl Listing {
             }
         }
         let is_old =
-            |print: &Fingerprint| print.changed_ns.max(print.modified_ns) < look.now_ns.saturating_sub(DIRECTORY_NS);
+            |print: &Fingerprint| print.changed_ns.max(print.modified_ns) < now_ns.saturating_sub(DIRECTORY_NS);
         let is_still = |path: &Path, print: &Fingerprint| open(store, path).is_ok_and(|(_, now)| now == *print);
         listing.is_complete &= directories.iter().all(|(path, print)| is_old(print) && is_still(path, print));
         Ok(listing)
     }
 
     /// Lists a directory; those in it are left to do. Answers what would show a change of it.
-    fn enter(&mut self, store: &Store, path: &Path, rest: &mut Vec<PathBuf>, look: Look) -> io::Result<Fingerprint> {
+    fn enter(
+        &mut self,
+        store: &Store,
+        path: &Path,
+        rest: &mut Vec<PathBuf>,
+        spares: Spares,
+    ) -> io::Result<Fingerprint> {
         let (directory, print) = open(store, path)?;
         for entry in fs::read_dir(beneath::by_descriptor(&directory))? {
             let entry = entry?;
             let below = path.join(entry.file_name());
             let glance = store.engine().glance(&directory, entry.file_name());
-            if let Some(print) = glance.filter(|print| look.spares(print)) {
+            if let Some(print) = glance.filter(|print| spares(&below, print)) {
                 self.files.insert(below, print);
                 continue;
             }
@@ -134,6 +124,9 @@ fn open(store: &Store, path: &Path) -> io::Result<(File, Fingerprint)> {
     Ok((directory, print))
 }
 
+/// Tells a file that is left alone.
+type Spares<'a> = &'a dyn Fn(&Path, &Fingerprint) -> bool;
+
 struct Seen {
     print: Fingerprint,
     stage: Stage,
@@ -148,8 +141,10 @@ enum Stage {
     Young,
     /// It cannot be read.
     Hidden,
-    /// The catalog has it as closed, or as a stub.
+    /// The catalog has it as closed.
     Given,
+    /// The catalog has it as a stub, perhaps as one that is damaged.
+    Stub,
 }
 
 /// The looks of one keeper.
@@ -169,32 +164,32 @@ impl Looks {
 
     /// Looks, unless a look has ended that began at most so long ago. Answers how many files no step can be taken of yet, because
     /// they are being written or changed just now. If the tree cannot be looked at, it is one at least: nobody knows that nothing is
-    /// left. `gently`: see [`Look`].
+    /// left. `gently`: whether it may spare files ([`Eyes::spares`]).
     pub(super) fn look(&self, age: Duration, gently: bool) -> usize {
         let asked = Instant::now();
         let mut eyes = self.eyes.lock().unwrap_or_else(PoisonError::into_inner);
-        if eyes.began.is_none_or(|began| began + age < asked) {
+        if gently || eyes.thorough.is_none_or(|began| began + age < asked) {
             let began = Instant::now();
+            // A stub that somebody moves and touches again and again is seen once in each grace.
+            let is_due = eyes.thorough.is_none_or(|last| began - last >= self.grace / 2);
+            let gently = gently && !is_due && self.shared.objects.frozen().is_none();
             let now = self.shared.store.beat();
-            let looked = now.and_then(|now_ns| eyes.look(&self.shared, Look { now_ns, gently }, self.grace));
+            let looked = now.and_then(|now_ns| eyes.look(&self.shared, now_ns, self.grace, gently));
             if let Err(error) = looked {
                 eyes.tell(format!("the tree cannot be looked at: {error}; the next try follows"));
                 return 1;
             }
-            eyes.began = Some(began);
+            eyes.thorough = eyes.thorough.filter(|_| gently).or(Some(began));
         }
         eyes.unsettled()
     }
 
     /// Looks until the archive stops.
     pub(super) fn run(&self) {
-        let (mut pause, mut thorough) = (Duration::ZERO, None);
+        let mut pause = Duration::ZERO;
         while self.shared.rest(pause) {
             let began = Instant::now();
-            // A stub that somebody touches again and again is seen once in each grace.
-            let gently = thorough.is_some_and(|last| began - last < self.grace / 2);
-            thorough = thorough.filter(|_| gently).or(Some(began));
-            self.look(Duration::ZERO, gently);
+            self.look(Duration::ZERO, true);
             pause = PAUSE.max(began.elapsed() * PAUSE_FACTOR);
         }
     }
@@ -203,8 +198,8 @@ impl Looks {
 /// What the looks have seen.
 #[derive(Default)]
 struct Eyes {
-    /// When the last look began that has ended.
-    began: Option<Instant>,
+    /// When the last look began that has ended, and left no file alone.
+    thorough: Option<Instant>,
     /// And the last one that was complete.
     complete: Option<Instant>,
     seen: HashMap<PathBuf, Seen>,
@@ -230,20 +225,29 @@ impl Eyes {
         self.told = news;
     }
 
-    /// Looks, and tells the catalog the difference.
-    fn look(&mut self, shared: &Shared, look: Look, grace: Duration) -> io::Result<()> {
+    /// Whether a program wrote a file just now, and probably goes on: it is left alone then. CephFS would make the writer's kernel write
+    /// its pages out, and do without a cache for as long as a minute. A stub is looked at.
+    fn spares(&self, path: &Path, print: &Fingerprint, now_ns: i64) -> bool {
+        let is_stub = |seen: &Seen| seen.stage == Stage::Stub && seen.print.ino == print.ino;
+        print.modified_ns.abs_diff(now_ns) <= QUIET_NS.unsigned_abs() && !self.seen.get(path).is_some_and(is_stub)
+    }
+
+    /// Looks, and tells the catalog the difference. `gently`: whether it spares files.
+    fn look(&mut self, shared: &Shared, now_ns: i64, grace: Duration, gently: bool) -> io::Result<()> {
         let began = Instant::now();
         let tree = shared.store.tree();
-        shared.quiet_ns.store(look.now_ns.saturating_sub(QUIET_NS), Ordering::Relaxed);
-        let listing = Listing::of(&shared.store, look)?;
-        self.tell(listing.hidden);
+        shared.quiet_ns.store(now_ns.saturating_sub(QUIET_NS), Ordering::Relaxed);
+        let listing = Listing::of(&shared.store, now_ns, &|path, print| gently && self.spares(path, print, now_ns))?;
+        self.tell(listing.warning);
         let mut changes = Vec::new();
         for (path, print) in &listing.files {
             let known = self.seen.get(path).filter(|known| known.print == *print).map(|known| known.stage);
-            if known == Some(Stage::Given) {
+            if matches!(known, Some(Stage::Given | Stage::Stub)) {
                 continue;
             }
-            let (stage, found) = match examine(shared, path, print, look) {
+            let is_spared = gently && self.spares(path, print, now_ns);
+            let examined = if is_spared { Ok((Stage::Young, None)) } else { examine(shared, path, print, now_ns) };
+            let (stage, found) = match examined {
                 // Nothing of it is known if it went meanwhile: the next look says so. A small one hides no object.
                 Err(error) if error.kind() == io::ErrorKind::NotFound || print.len < MIN_RELEASE_BYTES => continue,
                 Err(error) => {
@@ -345,21 +349,18 @@ fn try_again(shared: &Shared) {
 }
 
 /// How far a file is known, and the file if it is a stub, or nothing that a sealer can look at.
-fn examine(shared: &Shared, path: &Path, print: &Fingerprint, look: Look) -> io::Result<(Stage, Option<FoundFile>)> {
-    if look.spares(print) {
-        return Ok((Stage::Young, None));
-    }
+fn examine(shared: &Shared, path: &Path, print: &Fingerprint, now_ns: i64) -> io::Result<(Stage, Option<FoundFile>)> {
     let file = shared.open_file(path)?;
     let found = (print.len >= MIN_RELEASE_BYTES).then(|| scan::found(&shared.store, path)).transpose()?;
     let is_open = is_written(file.as_file())?;
     let is_it = Fingerprint::of(&file.metadata()?) == *print;
     let found = found.filter(|found| is_it && !matches!(found.state, State::Closed));
-    let is_stub = found.as_ref().is_some_and(|found| matches!(found.state, State::Released(_)));
+    let is_stub = found.as_ref().is_some_and(|found| found.state.may_be_stub());
     Ok(match () {
-        () if is_stub => (Stage::Given, found),
+        () if is_stub => (Stage::Stub, found),
         // It may have been closed just now.
         () if is_open && !locks::is_closing(file.as_file())? && is_written(file.as_file())? => (Stage::Written, None),
-        () if is_open || !is_it || print.changed_ns >= look.now_ns.saturating_sub(QUIET_NS) => (Stage::Young, None),
+        () if is_open || !is_it || print.changed_ns >= now_ns.saturating_sub(QUIET_NS) => (Stage::Young, None),
         () => (Stage::Given, found),
     })
 }

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
-use rustix::fs::{AtFlags, FileType, Statx, StatxFlags};
+use rustix::fs::{AtFlags, Statx, StatxFlags};
 
 use super::{Error, Fingerprint};
 
@@ -48,13 +48,12 @@ impl Engine {
         rustix::fs::statx(at, name.as_ref(), flags | anew, mask)
     }
 
-    /// A file as this kernel knows it, which may be late: CephFS asks those who write a file for its length. `None`: no file, or on
-    /// NFS, where a question disturbs nobody.
+    /// A file as this kernel knows it, which may be late: CephFS asks those who write a file for its length. `None`: no file, or
+    /// on NFS, where a question does not disturb writers on other machines.
     pub(crate) fn glance(self, directory: &File, name: impl AsRef<OsStr>) -> Option<Fingerprint> {
         let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
         let known = rustix::fs::statx(directory, name.as_ref(), flags, StatxFlags::BASIC_STATS);
-        let known = known.ok().filter(|_| self == Engine::Coherent)?;
-        FileType::from_raw_mode(known.stx_mode.into()).is_file().then(|| Fingerprint::known(&known))
+        Fingerprint::known(&known.ok().filter(|_| self == Engine::Coherent)?)
     }
 
     /// Whether a directory has only files that were removed while this node has them open: NFS keeps these under names of its
@@ -147,6 +146,17 @@ fn options(at: &Path) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_glance_tells_all_that_a_look_does() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(&file, "x").unwrap();
+        let directory = File::open(file.path().parent().unwrap()).unwrap();
+        let glance = |engine: Engine| engine.glance(&directory, file.path().file_name().unwrap());
+        assert_eq!(glance(Engine::Coherent), Some(Fingerprint::of(&fs::metadata(&file).unwrap())));
+        assert_eq!(glance(Engine::Nfs), None);
+        assert_eq!(Engine::Coherent.glance(&directory, "."), None);
+    }
 
     #[test]
     fn options_of_nfs_decide() {

@@ -19,7 +19,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{Statx, StatxTimestamp};
+use rustix::fs::{FileType, Statx, StatxTimestamp};
 use serde::{Deserialize, Serialize};
 
 use super::durable::{self, Attribute, CrashPoint, DeviceFile, Io, Times};
@@ -117,7 +117,7 @@ pub enum Committed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fingerprint {
     dev: u64,
-    ino: u64,
+    pub(crate) ino: u64,
     pub(crate) len: u64,
     nlink: u64,
     pub(crate) modified_ns: i64,
@@ -136,16 +136,17 @@ impl Fingerprint {
         }
     }
 
-    pub(super) fn known(known: &Statx) -> Fingerprint {
-        let ns = |time: StatxTimestamp| time.tv_sec * 1_000_000_000 + i64::from(time.tv_nsec);
-        Fingerprint {
+    /// Of a regular file.
+    pub(super) fn known(known: &Statx) -> Option<Fingerprint> {
+        let ns = |time: StatxTimestamp| time.tv_sec.saturating_mul(1_000_000_000).saturating_add(time.tv_nsec.into());
+        FileType::from_raw_mode(known.stx_mode.into()).is_file().then(|| Fingerprint {
             dev: rustix::fs::makedev(known.stx_dev_major, known.stx_dev_minor),
             ino: known.stx_ino,
             len: known.stx_size,
             nlink: known.stx_nlink.into(),
             modified_ns: ns(known.stx_mtime),
             changed_ns: ns(known.stx_ctime),
-        }
+        })
     }
 }
 

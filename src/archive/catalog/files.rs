@@ -223,7 +223,7 @@ impl Files {
 
     pub(super) fn remove(&mut self, path: &Path) -> Option<Entry> {
         let old = self.leave(path)?;
-        self.freed |= matches!(&old.entry.state, State::Resident(why) if why.hides_an_object());
+        self.freed |= old.entry.state.hides_an_object();
         self.let_go(&old, None);
         Some(old.entry.clone())
     }

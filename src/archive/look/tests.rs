@@ -1,3 +1,5 @@
+use std::time::SystemTime;
+
 use super::*;
 use crate::archive::{Archive, AtRest, keeping};
 use crate::store::durable::{CrashPoint, Device, Disk, Io};
@@ -45,12 +47,20 @@ impl World {
     /// A look as late as this after all changes.
     fn look(&mut self, later_ns: i64) -> usize {
         let now_ns = crate::clock::wall_ns().saturating_add(later_ns);
-        self.look_at(Look { now_ns, gently: false })
+        self.look_at(now_ns, false)
     }
 
-    fn look_at(&mut self, look: Look) -> usize {
-        self.eyes.look(&self.archive.shared, look, Duration::ZERO).unwrap();
+    fn look_at(&mut self, now_ns: i64, gently: bool) -> usize {
+        self.eyes.look(&self.archive.shared, now_ns, Duration::ZERO, gently).unwrap();
         self.eyes.unsettled()
+    }
+
+    /// Puts a file there that a program writes.
+    fn write(&self) -> File {
+        fs::write(self.path(), vec![1; MIN_RELEASE_BYTES as usize]).unwrap();
+        let writer = File::options().read(true).write(true).open(self.path()).unwrap();
+        assert!(locks::open(&writer, true).unwrap());
+        writer
     }
 
     /// Puts a stub there.
@@ -74,7 +84,7 @@ fn a_stub_that_cannot_be_read_keeps_all_objects() {
     world.device.0.store(true, Ordering::Relaxed);
     world.look(0);
     assert!(world.archive.shared.objects.frozen().is_some());
-    assert!(world.is(|state| matches!(state, State::Resident(why) if why.hides_an_object())));
+    assert!(world.is(|state| state.hides_an_object()));
     world.device.0.store(false, Ordering::Relaxed);
     world.look(0);
     assert!(world.is(|state| matches!(state, State::Released(id) if *id == object)));
@@ -126,14 +136,14 @@ fn a_file_that_is_being_saved_is_opened_only_for_those_who_wait() {
     // Writers have other clocks.
     for later_ns in [-QUIET_NS / 2, QUIET_NS / 2] {
         let now_ns = crate::clock::wall_ns() + later_ns;
-        assert_eq!(world.look_at(Look { now_ns, gently: true }), 1, "it is given in a moment");
+        assert_eq!(world.look_at(now_ns, true), 1, "it is given in a moment");
         assert!(world.is(|state| matches!(state, State::Staged)));
     }
     let now_ns = crate::clock::wall_ns();
-    world.look_at(Look { now_ns, gently: false });
-    assert!(world.is(|state| matches!(state, State::Resident(why) if why.hides_an_object())));
+    world.look_at(now_ns, false);
+    assert!(world.is(|state| state.hides_an_object()));
     world.device.0.store(false, Ordering::Relaxed);
-    assert_eq!(world.look_at(Look { now_ns: now_ns + 2 * QUIET_NS, gently: true }), 0);
+    assert_eq!(world.look_at(now_ns + 2 * QUIET_NS, true), 0);
     assert!(world.is(|state| matches!(state, State::Closed)));
 }
 
@@ -143,13 +153,52 @@ fn a_stub_that_somebody_touched_needs_its_object() {
     let mut world = World::new();
     let (file, object) = world.release();
     world.look(0);
-    file.set_modified(std::time::SystemTime::now()).unwrap();
-    let now_ns = crate::clock::wall_ns();
-    world.look_at(Look { now_ns, gently: true });
-    let known = world.archive.shared.catalog().get(Path::new(NAME)).unwrap().clone();
-    assert!(known.keeps == Some(object) || matches!(known.state, State::Released(id) if id == object));
-    world.look_at(Look { now_ns: now_ns + 2 * QUIET_NS, gently: true });
+    file.set_modified(SystemTime::now()).unwrap();
+    world.look_at(crate::clock::wall_ns(), true);
     assert!(world.is(|state| matches!(state, State::Released(id) if *id == object)));
+    // Under a new name, until a look that spares nothing.
+    fs::rename(world.path(), world.path().with_file_name("away")).unwrap();
+    fs::rename(world.path().with_file_name("away"), world.path()).unwrap();
+    world.eyes.seen.clear();
+    world.look_at(crate::clock::wall_ns(), true);
+    assert!(world.is(|state| matches!(state, State::Staged)));
+    world.look(0);
+    assert!(world.is(|state| matches!(state, State::Released(id) if *id == object)));
+}
+
+#[test]
+fn a_keeper_spares_no_file_at_first_or_once_in_half_a_grace_or_while_a_stub_is_unreadable() {
+    let world = World::new();
+    let _writer = world.write();
+    let looks = |grace| Looks { grace, ..Looks::of(&world.archive.shared) };
+    let seen = |looks: &Looks| {
+        looks.look(Duration::ZERO, true);
+        looks.eyes.lock().unwrap().seen[Path::new(NAME)].stage
+    };
+    let first = looks(GRACE);
+    assert_eq!([seen(&first), seen(&first)], [Stage::Written, Stage::Young]);
+    world.archive.shared.objects.freeze(true);
+    assert_eq!(seen(&first), Stage::Written);
+    world.archive.shared.objects.freeze(false);
+    assert_eq!(seen(&first), Stage::Young);
+    let all = looks(Duration::ZERO);
+    assert_eq!([seen(&all), seen(&all)], [Stage::Written; 2]);
+}
+
+/// A wait for all steps would not end while a program writes.
+#[test]
+fn those_who_wait_know_what_is_written() {
+    let world = World::new();
+    let _writer = world.write();
+    let looks = world.archive.looks.as_ref().unwrap();
+    let queued = || world.archive.queue().queued;
+    let before = queued();
+    assert_eq!(looks.look(Duration::ZERO, true), 1);
+    std::thread::sleep(FRESH);
+    assert_eq!(queued(), before);
+    assert_eq!(looks.look(Duration::ZERO, true), 1);
+    world.archive.set_attribute(Path::new(NAME), "sync").unwrap();
+    assert_eq!(queued(), before);
 }
 
 #[test]
@@ -157,10 +206,8 @@ fn a_look_is_complete_if_no_directory_changed() {
     let world = World::new();
     let tree = world.archive.store().tree();
     fs::create_dir(tree.join("run")).unwrap();
-    let list = |later_ns: i64| {
-        let look = Look { now_ns: crate::clock::wall_ns() + later_ns, gently: true };
-        Listing::of(world.archive.store(), look).unwrap()
-    };
+    let store = world.archive.store();
+    let list = |later_ns: i64| Listing::of(store, crate::clock::wall_ns() + later_ns, &|_, _| true).unwrap();
     assert!(!list(0).is_complete, "another name may have come at the same time");
     assert!(list(2 * DIRECTORY_NS).is_complete);
     fs::write(tree.join("run/x"), "").unwrap();
