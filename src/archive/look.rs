@@ -358,8 +358,8 @@ fn examine(shared: &Shared, path: &Path, print: &Fingerprint, now_ns: i64) -> io
     let is_stub = found.as_ref().is_some_and(|found| found.state.may_be_stub());
     Ok(match () {
         () if is_stub => (Stage::Stub, found),
-        // It may have been closed just now.
-        () if is_open && !locks::is_closing(file.as_file())? && is_written(file.as_file())? => (Stage::Written, None),
+        // It may have been closed just now, and whoever replaces it has a lock like a writer's.
+        () if is_open && !locks::is_passing(file.as_file())? && is_written(file.as_file())? => (Stage::Written, None),
         () if is_open || !is_it || print.changed_ns >= now_ns.saturating_sub(QUIET_NS) => (Stage::Young, None),
         () => (Stage::Given, found),
     })

@@ -58,9 +58,9 @@ pub(super) fn take(file: &File, kind: Kind, range: &Range<i64>) -> io::Result<bo
     }
 }
 
-/// Whether another description holds any lock there.
-pub(super) fn is_held(file: &File, range: &Range<i64>) -> io::Result<bool> {
-    let found = call(file, libc::F_OFD_GETLK, libc::F_WRLCK, range)?;
+/// Whether another description holds a lock there that excludes one of this kind: with `Alone`, any lock.
+pub(super) fn is_held(file: &File, kind: Kind, range: &Range<i64>) -> io::Result<bool> {
+    let found = call(file, libc::F_OFD_GETLK, kind as libc::c_int, range)?;
     Ok(found.l_type != libc::F_UNLCK as libc::c_short)
 }
 
@@ -119,14 +119,14 @@ pub fn closing(file: &File, over: bool) -> io::Result<()> {
     call(file, libc::F_OFD_SETLK, kind, &CLOSING).map(drop)
 }
 
-/// Whether a file becomes durable soon that programs have closed.
-pub fn is_closing(file: &File) -> io::Result<bool> {
-    is_held(file, &CLOSING)
+/// Whether a lock of a file ends soon: programs have closed the file, which becomes durable, or a daemon has it to replace it.
+pub fn is_passing(file: &File) -> io::Result<bool> {
+    Ok(is_held(file, Kind::Alone, &CLOSING)? || is_held(file, Kind::Shared, &BOTH)?)
 }
 
 /// Whether somebody has a file open; with `writes`, to write it.
 pub fn is_open(file: &File, writes: bool) -> io::Result<bool> {
-    is_held(file, if writes { &WRITING } else { &BOTH })
+    is_held(file, Kind::Alone, if writes { &WRITING } else { &BOTH })
 }
 
 /// Whether a program on this machine has a file open or mapped to write it, also one whose daemon was killed. `file` is open for

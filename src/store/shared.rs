@@ -109,7 +109,7 @@ pub(super) fn unseen(root: &Path, point: &Path) -> io::Result<Option<PathBuf>> {
             let Ok(file) = OpenOptions::new().read(true).write(true).open(entry.path().join(LOCK)) else { continue };
             // Before the lock: whoever takes that writes the file next.
             let at = super::modified_ns(&file.metadata()?);
-            if entry.file_name() != *own && !locks::is_held(&file, &WHOLE)? {
+            if entry.file_name() != *own && !locks::is_held(&file, Kind::Alone, &WHOLE)? {
                 free.insert(entry.path(), at);
             }
         }
@@ -197,7 +197,7 @@ pub(super) fn end(root: &Path, before: u64, recover: &dyn Fn(&Path) -> io::Resul
 /// The keeper of the store at `root`, as it calls itself. `None`: there is none.
 pub fn keeper_of(root: &Path) -> Option<String> {
     let lock = beneath::open_plain(&root.join(KEEPER).join(LOCK)).ok()?;
-    locks::is_held(&lock, &WHOLE).ok().filter(|is_held| *is_held)?;
+    locks::is_held(&lock, Kind::Alone, &WHOLE).ok().filter(|is_held| *is_held)?;
     io::read_to_string(lock.take(256)).ok()
 }
 

@@ -484,7 +484,7 @@ fn without_settings(root: &Path) -> Option<Error> {
 /// True if a process holds the lock at a path, in the store at `root`.
 fn is_lock_held(root: &Path, path: PathBuf) -> Result<bool, Error> {
     match beneath::open_plain(&path) {
-        Ok(file) => locks::is_held(&file, &WHOLE).map_err(Error::io(path)),
+        Ok(file) => locks::is_held(&file, Kind::Alone, &WHOLE).map_err(Error::io(path)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Error::Missing(root.to_path_buf())),
         Err(error) => Err(Error::io(path)(error)),
     }

@@ -118,6 +118,11 @@ fn a_file_counts_once_it_is_old_enough_and_nobody_writes_it() {
     locks::closing(&writer, true).unwrap();
     assert_eq!(world.look(2 * QUIET_NS), 0, "it could not be made durable");
     drop(writer);
+    let other = File::options().read(true).write(true).open(world.path()).unwrap();
+    assert!(locks::unwritten(&other).unwrap());
+    assert_eq!(world.look(2 * QUIET_NS), 1, "a daemon has it for a moment");
+    assert!(world.is(|state| matches!(state, State::Staged)));
+    drop(other);
     // A program whose daemon was killed has no lock.
     let orphan = File::options().write(true).open(world.path()).unwrap();
     world.look(2 * QUIET_NS);
