@@ -52,8 +52,8 @@ impl Engine {
     /// on NFS, where a question does not disturb writers on other machines.
     pub(crate) fn glance(self, directory: &File, name: impl AsRef<OsStr>) -> Option<Fingerprint> {
         let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
-        let known = rustix::fs::statx(directory, name.as_ref(), flags, StatxFlags::BASIC_STATS);
-        Fingerprint::known(&known.ok().filter(|_| self == Engine::Coherent)?)
+        let known = || rustix::fs::statx(directory, name.as_ref(), flags, StatxFlags::BASIC_STATS);
+        Fingerprint::known(&(self == Engine::Coherent).then(known)?.ok()?)
     }
 
     /// Whether a directory has only files that were removed while this node has them open: NFS keeps these under names of its
