@@ -2,8 +2,8 @@
 //! difference to the look before goes to the catalog, as the mount's notes do in a store of one daemon.
 //!
 //! A file counts as closed once no daemon has it open to write, and nothing has changed it for [`QUIET_NS`] by the server's clock:
-//! a younger time of change may be that of two changes. A stub counts at once, because nobody ever changes one. A look that nobody waits
-//! for leaves files alone that were written within this time ([`Eyes::spares`]).
+//! a younger time of change may be that of two changes. A stub counts at once, because nobody ever changes one. Most looks
+//! of the keeper's own leave files alone that were written within this time ([`Eyes::spares`]).
 //!
 //! An object goes once no name needed it at two complete looks a grace apart, nor at any look between them. A file that cannot be read
 //! may need any object, and so may all below a directory that cannot be listed.
@@ -79,19 +79,13 @@ impl Listing {
     }
 
     /// Lists a directory; those in it are left to do. Answers what would show a change of it.
-    fn enter(
-        &mut self,
-        store: &Store,
-        path: &Path,
-        rest: &mut Vec<PathBuf>,
-        spares: Spares,
-    ) -> io::Result<Fingerprint> {
-        let (directory, print) = open(store, path)?;
+    fn enter(&mut self, store: &Store, dir: &Path, rest: &mut Vec<PathBuf>, spares: Spares) -> io::Result<Fingerprint> {
+        let (directory, print) = open(store, dir)?;
         for entry in fs::read_dir(beneath::by_descriptor(&directory))? {
             let entry = entry?;
-            let below = path.join(entry.file_name());
-            let glance = store.engine().glance(&directory, entry.file_name());
-            if let Some(print) = glance.filter(|print| spares(&below, print)) {
+            let below = dir.join(entry.file_name());
+            let glance = spares.and_then(|_| store.engine().glance(&directory, entry.file_name()));
+            if let Some(print) = glance.filter(|print| spares.is_some_and(|spares| spares(&below, print))) {
                 self.files.insert(below, print);
                 continue;
             }
@@ -124,8 +118,8 @@ fn open(store: &Store, path: &Path) -> io::Result<(File, Fingerprint)> {
     Ok((directory, print))
 }
 
-/// Tells a file that is left alone.
-type Spares<'a> = &'a dyn Fn(&Path, &Fingerprint) -> bool;
+/// Tells a file that is left alone. `None`: none is.
+type Spares<'a> = Option<&'a dyn Fn(&Path, &Fingerprint) -> bool>;
 
 struct Seen {
     print: Fingerprint,
@@ -179,7 +173,9 @@ impl Looks {
                 eyes.tell(format!("the tree cannot be looked at: {error}; the next try follows"));
                 return 1;
             }
-            eyes.thorough = eyes.thorough.filter(|_| gently).or(Some(began));
+            if !gently {
+                eyes.thorough = Some(began);
+            }
         }
         eyes.unsettled()
     }
@@ -237,7 +233,8 @@ impl Eyes {
         let began = Instant::now();
         let tree = shared.store.tree();
         shared.quiet_ns.store(now_ns.saturating_sub(QUIET_NS), Ordering::Relaxed);
-        let listing = Listing::of(&shared.store, now_ns, &|path, print| gently && self.spares(path, print, now_ns))?;
+        let spares = |path: &Path, print: &Fingerprint| self.spares(path, print, now_ns);
+        let listing = Listing::of(&shared.store, now_ns, gently.then_some(&spares))?;
         self.tell(listing.warning);
         let mut changes = Vec::new();
         for (path, print) in &listing.files {
@@ -358,7 +355,7 @@ fn examine(shared: &Shared, path: &Path, print: &Fingerprint, now_ns: i64) -> io
     let is_stub = found.as_ref().is_some_and(|found| found.state.may_be_stub());
     Ok(match () {
         () if is_stub => (Stage::Stub, found),
-        // It may have been closed just now, and whoever replaces it has a lock like a writer's.
+        // It may have been closed just now. A daemon that replaces it has a lock like a writer's.
         () if is_open && !locks::is_passing(file.as_file())? && is_written(file.as_file())? => (Stage::Written, None),
         () if is_open || !is_it || print.changed_ns >= now_ns.saturating_sub(QUIET_NS) => (Stage::Young, None),
         () => (Stage::Given, found),

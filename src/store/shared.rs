@@ -107,7 +107,7 @@ pub(super) fn unseen(root: &Path, point: &Path) -> io::Result<Option<PathBuf>> {
         for entry in fs::read_dir(&seats)? {
             let entry = entry?;
             let Ok(file) = OpenOptions::new().read(true).write(true).open(entry.path().join(LOCK)) else { continue };
-            // Before the lock: whoever takes that writes the file next.
+            // The time first: a daemon takes the lock, and then writes the file.
             let at = super::modified_ns(&file.metadata()?);
             if entry.file_name() != *own && !locks::is_held(&file, Kind::Alone, &WHOLE)? {
                 free.insert(entry.path(), at);

@@ -132,7 +132,7 @@ fn a_file_counts_once_it_is_old_enough_and_nobody_writes_it() {
     assert!(world.is(|state| matches!(state, State::Closed)));
 }
 
-/// On CephFS an open would take the cache of whoever writes it.
+/// On CephFS the keeper's open would take the writer's cache.
 #[test]
 fn a_file_that_is_being_saved_is_opened_only_for_those_who_wait() {
     let mut world = World::new();
@@ -212,7 +212,7 @@ fn a_look_is_complete_if_no_directory_changed() {
     let tree = world.archive.store().tree();
     fs::create_dir(tree.join("run")).unwrap();
     let store = world.archive.store();
-    let list = |later_ns: i64| Listing::of(store, crate::clock::wall_ns() + later_ns, &|_, _| true).unwrap();
+    let list = |later_ns: i64| Listing::of(store, crate::clock::wall_ns() + later_ns, Some(&|_, _| true)).unwrap();
     assert!(!list(0).is_complete, "another name may have come at the same time");
     assert!(list(2 * DIRECTORY_NS).is_complete);
     fs::write(tree.join("run/x"), "").unwrap();
