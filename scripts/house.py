@@ -23,6 +23,8 @@ TOKEN = re.compile(
     r'//[^\n]*|/\*.*?\*/|r(#*)".*?"\1|b?"(?:\\.|[^"\\])*"|b?\'(?:\\(?:x..|u\{[^}]*\}|.)|[^\'\\])\'', re.DOTALL
 )
 TEST = re.compile(r"#\[cfg\((?:all\()?test\b[^\n]*\]\s*")
+# A field, which ends with a comma; other items end with a semicolon or a brace.
+FIELD = re.compile(r"(?:pub(?:\([^)]*\))? )?\w+:[^:]")
 TEST_FILE = re.compile(TEST.pattern + r"(?:pub(?:\([^)]*\))? )?mod (\w+);")
 
 
@@ -40,9 +42,10 @@ def without_tests(code):
     """The text with blanks for items behind `#[cfg(test)]`."""
     while found := TEST.search(code):
         end, depth = len(code), 0
-        for mark in re.finditer("[{};]", code[found.end() :]):
-            depth += (mark[0] == "{") - (mark[0] == "}")
-            if depth == 0 and mark[0] in ";}":
+        ends = ",}" if FIELD.match(code, found.end()) else ";}"
+        for mark in re.finditer(r"[][(){},;]", code[found.end() :]):
+            depth += (mark[0] in "([{") - (mark[0] in ")]}")
+            if depth <= 0 and mark[0] in ends:
                 end = found.end() + mark.end()
                 break
         code = code[: found.start()] + spaces(code[found.start() : end]) + code[end:]

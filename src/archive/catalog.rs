@@ -1,10 +1,13 @@
 //! The catalog: a map from path to state, for every file. Notes from the file system and the archive's own threads
 //! change it. No I/O happens here.
 //!
-//! [`Files`] holds the entries and the last decision about each run. [`Steps`] chooses what a thread does next. The catalog
-//! itself knows what events mean for entries, and which objects they name.
+//! [`Files`] holds the entries, [`run::Run`] those of one run with the last decision about them, and [`queue::Queue`] the files
+//! that are not examined yet. [`Steps`] chooses what a thread does next. The catalog itself knows what events mean for
+//! entries, and which objects they name.
 
 mod files;
+mod queue;
+mod run;
 mod steps;
 #[cfg(test)]
 mod tests;
@@ -437,7 +440,7 @@ impl Catalog {
             unname(&old, &self.objects);
         }
         if !is_removal {
-            self.files.move_statements(|path| moved(path, from, to));
+            self.files.others.follow(|path| moved(path, from, to));
             self.saves.moved(|path| moved(path, from, to));
         }
         self.put(taken, from, to);
@@ -453,7 +456,7 @@ impl Catalog {
     }
 
     fn put(&mut self, entries: Vec<(Arc<Path>, Entry)>, from: &Path, to: &Path) {
-        self.claims.look_at(self.files.links().map(|link| moved(link, from, to)));
+        self.claims.look_at(self.files.others.links.keys().map(|link| moved(link, from, to)));
         for (path, entry) in entries {
             if let State::Archived(_, id) = entry.state {
                 self.objects.unname(id);
@@ -480,7 +483,7 @@ impl Catalog {
     /// A link was made, replaced or removed at a path. Looks for it there, and anew at all known ones, because they may
     /// lead through it.
     pub(super) fn link_changed(&mut self, path: &Path) {
-        self.claims.look_at(self.files.links().map(Path::to_path_buf).chain([path.to_path_buf()]));
+        self.claims.look_at(self.files.others.links.keys().map(|link| link.to_path_buf()).chain([path.to_path_buf()]));
     }
 }
 

@@ -171,7 +171,7 @@ impl Sealer {
 
     /// Looks at a name where a link may have come or gone.
     fn look_at_link(&self, path: &Path) {
-        let former = self.shared.catalog().files().link(path);
+        let former = self.shared.catalog().files().others.links.get(path).cloned();
         let target = best::linked(&self.shared.store, path, former.as_deref());
         let late = self.shared.catalog().link_read(path, target);
         self.warn_of_late(path, &late);

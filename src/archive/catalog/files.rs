@@ -2,8 +2,8 @@
 //!
 //! Every change of an entry goes through here. It notes only that the run changed: the run is decided about once somebody
 //! asks. A decision costs one pass over the run's files, so what needs none, as sealing, asks for none. A step of a thread
-//! takes nothing from the other files ([`lets_stand`]). So threads take many steps by one decision: in a large run with a
-//! backlog, too, a step costs no more than a pass over a few files.
+//! takes nothing from the other files ([`crate::archive::decide::lets_stand`]). So threads take many steps by one decision:
+//! in a large run with a backlog, too, a step costs no more than a pass over a few files.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Bound;
@@ -11,18 +11,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::archive::decide::{
-    Answer, Checkpoint, Decision, File, Mark, Now, Others, Results, Why, Work, decide, lets_stand, rank, work,
-};
-use crate::archive::entry::{Entry, Says, Sealed, State};
+use crate::archive::decide::{Decision, File, Mark, Now, Others, Results, Why, Work, rank};
+use crate::archive::entry::{Entry, Sealed, State};
 use crate::store::{Id, step_pattern};
+
+use super::queue::Queue;
+use super::run::{PART, Run};
 
 /// Files of a run that are looked at for one that can be archived beside those that are being archived.
 const LOOK_AHEAD: usize = 80;
-
-/// A decision is renewed once threads took this part of its run's files as many steps. So a step costs 64 files of a pass,
-/// and a run of fewer files is decided about after each.
-const PART: usize = 64;
 
 /// A clock that goes back by more was set. Threads that look at it at once differ by less.
 const BACK_NS: i64 = 60_000_000_000;
@@ -43,11 +40,9 @@ pub(in crate::archive) struct Files {
     /// Runs with steps to take, now or later, when they were decided about.
     at_work: HashSet<Arc<Path>>,
     /// Files that are not durable or examined yet.
-    queue: Queue,
-    /// Links whose names ask for exact bytes, and their targets inside the tree.
-    links: BTreeMap<Arc<Path>, Arc<Path>>,
-    /// The last statement of each series whose files are gone.
-    orphans: Vec<(Arc<Path>, Arc<Says>)>,
+    pub(super) queue: Queue,
+    /// About all runs.
+    pub(in crate::archive) others: Others,
     /// The latest time that a thread looked for work at.
     pub(super) now: Now,
     /// A lineage lost its last state, or an entry went that kept objects from being removed without naming one.
@@ -84,54 +79,6 @@ impl Touched {
     }
 }
 
-#[derive(Debug, Default)]
-struct Run {
-    /// In the order of sealing.
-    files: Vec<Arc<File>>,
-    /// How many of them are sealed or archived. Without any there is nothing to archive or to release.
-    states: usize,
-    /// Shared by their files.
-    checkpoints: HashSet<Arc<Checkpoint>>,
-    /// The last decision about `files`.
-    answer: Answer,
-    /// The files that stay exact by it, because others say so.
-    exact: HashSet<Arc<Path>>,
-    /// `files` changed since by more than steps.
-    is_void: bool,
-    /// Steps that threads took since. The answer stands for the other files, and they may have more to do by now.
-    behind: usize,
-}
-
-impl Run {
-    /// The place of the file with this sequence.
-    fn place(&self, sequence: u64) -> usize {
-        self.files.partition_point(|file| file.entry.sequence < sequence)
-    }
-
-    /// Those of these files that still can take the step that was decided.
-    fn left<'a>(&'a self, places: &'a [usize], now: Now) -> impl Iterator<Item = usize> + 'a {
-        places.iter().copied().filter(move |at| {
-            let Entry { state, busy, failed, .. } = &self.files[*at].entry;
-            let is_able =
-                !busy && failed.as_ref().is_none_or(|failed| failed.retry.is_some_and(|at| at <= now.instant));
-            is_able
-                && match self.answer.files[*at].verdict.work() {
-                    Some(Work::Archive(after)) => {
-                        matches!(state, State::Sealed(_)) && self.files[after].entry.counts_as_newer()
-                    }
-                    _ => matches!(state, State::Archived(..)),
-                }
-        })
-    }
-
-    /// Whether no step is left but those that threads take, and others may be possible since.
-    fn is_used_up(&self, is_claimed: impl Fn(&File) -> bool, now: Now) -> bool {
-        let Answer { archives, releases, .. } = &self.answer;
-        let mut left = self.left(releases, now).chain(self.left(archives, now));
-        !self.is_void && self.behind > 0 && left.all(|at| is_claimed(&self.files[at]))
-    }
-}
-
 /// A step that a thread may take now.
 #[derive(Debug)]
 pub(super) struct Offer {
@@ -163,8 +110,7 @@ impl Files {
             part: PART,
             at_work: HashSet::new(),
             queue: Queue::default(),
-            links: BTreeMap::new(),
-            orphans: Vec::new(),
+            others: Others::default(),
             now: Now { instant: Instant::now(), wall_ns: i64::MIN },
             freed: false,
             touched: Touched::default(),
@@ -195,11 +141,6 @@ impl Files {
     /// For the mirror.
     pub(in crate::archive) fn touched(&mut self) -> &mut Touched {
         &mut self.touched
-    }
-
-    /// Files that are not durable or examined yet.
-    pub(super) fn queue(&self) -> &Queue {
-        &self.queue
     }
 
     /// The lineages of sealed and archived files.
@@ -259,33 +200,14 @@ impl Files {
     fn enter(&mut self, mut file: File, old: Option<&Arc<File>>) -> Arc<File> {
         let run = self.runs.entry(Arc::clone(&file.run)).or_default();
         if self.settle > 0 && old.is_none_or(|old| old.entry.state.part() != file.entry.state.part()) {
-            file.checkpoint = Checkpoint::of(&file.path, &file.entry.state).map(|checkpoint| {
-                let known = run.checkpoints.get(&checkpoint).cloned();
-                known.unwrap_or_else(|| {
-                    let checkpoint = Arc::new(checkpoint);
-                    run.checkpoints.insert(Arc::clone(&checkpoint));
-                    checkpoint
-                })
-            });
+            file.checkpoint = run.checkpoint(&file);
         }
-        let (at, file) = (run.place(file.entry.sequence), Arc::new(file));
-        let is_step = old.is_some_and(|old| {
-            let was_history = run.answer.files.get(at).is_some_and(|decision| decision.is_history);
-            !run.is_void && lets_stand(&old.entry, &file.entry, was_history)
-        });
-        match old {
-            Some(old) => {
-                debug_assert!(Arc::ptr_eq(&run.files[at], old), "two files have one sequence");
-                run.files[at] = Arc::clone(&file);
-                run.states -= usize::from(old.entry.state.sealed().is_some());
-                self.queue.leave(old);
-            }
-            None => run.files.insert(at, Arc::clone(&file)),
-        }
-        run.states += usize::from(file.entry.state.sealed().is_some());
+        let file = Arc::new(file);
+        run.enter(&file, old);
+        old.into_iter().for_each(|old| self.queue.leave(old));
         self.queue.enter(&file);
         self.touched.add([Arc::clone(&file.path)]);
-        self.note_change(&file.run, is_step);
+        self.note_change(&file.run);
         self.files.insert(Arc::clone(&file.path), Arc::clone(&file));
         file
     }
@@ -295,25 +217,18 @@ impl Files {
         self.queue.leave(&old);
         self.touched.add([Arc::clone(&old.path)]);
         let run = self.runs.get_mut(&old.run).expect("a file is in its run");
-        let left = run.files.remove(run.place(old.entry.sequence));
-        debug_assert!(Arc::ptr_eq(&left, &old), "two files have one sequence");
-        run.states -= usize::from(old.entry.state.sealed().is_some());
+        run.leave(&old);
         let is_empty = run.files.is_empty();
-        self.note_change(&old.run, false);
+        self.note_change(&old.run);
         if is_empty {
             self.runs.remove(&old.run);
         }
         Some(old)
     }
 
-    /// A run has changed: by a step of a thread, or by more.
-    fn note_change(&mut self, key: &Arc<Path>, is_step: bool) {
-        let Some(run) = self.runs.get_mut(key) else { return };
-        if is_step {
-            run.behind += 1;
-        } else {
-            run.is_void = true;
-        }
+    /// A run has changed.
+    fn note_change(&mut self, key: &Arc<Path>) {
+        let Some(run) = self.runs.get(key) else { return };
         // Without states a run has no steps, and it may be a directory of 100,000 small files that a program just writes.
         if run.states > 0 {
             self.changed.insert(Arc::clone(key));
@@ -321,6 +236,12 @@ impl Files {
             self.changed.remove(key);
             self.at_work.remove(key);
         }
+    }
+
+    /// The decision about a run holds no longer.
+    fn void(&mut self, key: &Arc<Path>) {
+        self.runs.get_mut(key).into_iter().for_each(|run| run.is_void = true);
+        self.note_change(key);
     }
 
     /// A file has left. Notes whether its lineage has no state any more.
@@ -350,26 +271,16 @@ impl Files {
     fn decide(&mut self, key: &Arc<Path>) {
         self.changed.remove(key);
         let Some(run) = self.runs.get_mut(key) else { return };
-        (run.is_void, run.behind) = (false, 0);
         #[cfg(test)]
         {
             self.decisions += 1;
         }
-        run.checkpoints.retain(|checkpoint| Arc::strong_count(checkpoint) > 1);
-        // A target is a file of the run, or a directory at, above or below the run's.
-        let may_mark = |target: &Path| target.starts_with(key) || key.starts_with(target);
-        let links = self.links.iter().filter(|(_, target)| may_mark(target));
-        let links = links.map(|(link, target)| (Arc::clone(link), Arc::clone(target))).collect();
-        let orphans = self.orphans.iter().filter(|(path, _)| path.starts_with(key)).cloned().collect();
         // Not 0, which would open all checkpoints.
         let settle = if self.is_low { self.settle.min(1) } else { self.settle };
-        run.answer = decide(&run.files, &Others { links, orphans }, settle, self.now);
-        let is_exact = |at: &usize| run.answer.marks.contains_key(at) || run.answer.files[*at].is_unfinished;
-        let exact = (0..run.files.len()).filter(is_exact).map(|at| Arc::clone(&run.files[at].path)).collect();
-        let former = std::mem::replace(&mut run.exact, exact);
-        // A mirror may have it with a loss.
-        if former != run.exact {
-            self.touched.add(former.symmetric_difference(&run.exact).cloned());
+        let changed = run.decide(&self.others.about(key), settle, self.now);
+        // A mirror may have them with a loss.
+        if !changed.is_empty() {
+            self.touched.add(changed);
         }
         if run.answer.queued + run.answer.settling > 0 {
             self.at_work.insert(Arc::clone(key));
@@ -378,33 +289,23 @@ impl Files {
         }
     }
 
-    /// Whether the decision about a run must be renewed before a thread takes a step by it.
-    fn is_outdated(&self, run: &Run) -> bool {
-        run.is_void || run.behind * self.part > run.files.len() || run.answer.is_due(self.now)
-    }
-
-    /// Whether the decision about a run lacks steps that threads took.
-    fn is_behind(&self, run: &Run) -> bool {
-        run.behind > 0 || self.is_outdated(run)
-    }
-
     /// Decides about each run for which `holds` is true. Answers whether there was one.
-    fn renew(&mut self, holds: impl Fn(&Files, &Run) -> bool) -> bool {
+    fn renew(&mut self, holds: impl Fn(&Run, usize, Now) -> bool) -> bool {
         let keys = self.at_work.iter().chain(self.changed.difference(&self.at_work));
-        let keys: Vec<Arc<Path>> = keys.filter(|key| holds(self, &self.runs[*key])).cloned().collect();
+        let keys: Vec<Arc<Path>> = keys.filter(|key| holds(&self.runs[*key], self.part, self.now)).cloned().collect();
         keys.iter().for_each(|key| self.decide(key));
         !keys.is_empty()
     }
 
     /// Decides about the runs whose decisions are used up. Answers whether there were some.
     pub(super) fn renew_used_up(&mut self, is_claimed: impl Fn(&File) -> bool) -> bool {
-        self.renew(|files, run| run.is_used_up(&is_claimed, files.now))
+        self.renew(|run, _, now| run.is_used_up(&is_claimed, now))
     }
 
     /// The run of a file and the file's place in it, once the decision about the run is renewed, if this holds for it.
-    fn decided(&mut self, path: &Path, is_outdated: impl Fn(&Files, &Run) -> bool) -> Option<(&Run, usize)> {
+    fn decided(&mut self, path: &Path, is_outdated: impl Fn(&Run, usize, Now) -> bool) -> Option<(&Run, usize)> {
         let file = Arc::clone(self.files.get(path)?);
-        if is_outdated(self, &self.runs[&file.run]) {
+        if is_outdated(&self.runs[&file.run], self.part, self.now) {
             self.decide(&file.run);
         }
         let run = &self.runs[&file.run];
@@ -415,25 +316,25 @@ impl Files {
     pub(in crate::archive) fn hurry(&mut self, is_low: bool) {
         self.is_low = is_low;
         let keys: Vec<Arc<Path>> = self.at_work.iter().cloned().collect();
-        keys.iter().for_each(|key| self.note_change(key, false));
+        keys.iter().for_each(|key| self.void(key));
     }
 
     /// The decision about a file, after all that threads did.
     pub(in crate::archive) fn decision(&mut self, path: &Path) -> Option<Decision> {
-        let (run, at) = self.decided(path, Files::is_behind)?;
+        let (run, at) = self.decided(path, Run::is_behind)?;
         Some(run.answer.files[at])
     }
 
     /// Whether an archived file may become a stub.
     pub(in crate::archive) fn may_go(&mut self, path: &Path) -> bool {
-        let decided = self.decided(path, Files::is_outdated);
+        let decided = self.decided(path, Run::is_outdated);
         let may_go = decided.is_some_and(|(run, at)| run.answer.files[at].may_go);
         may_go || self.decision(path).is_some_and(|decision| decision.may_go)
     }
 
     /// Who marks a file as the best of its run. No step changes marks.
     pub(in crate::archive) fn mark(&mut self, path: &Path) -> Option<Mark> {
-        let (run, at) = self.decided(path, Files::is_outdated)?;
+        let (run, at) = self.decided(path, Run::is_outdated)?;
         run.answer.marks.get(&at).cloned()
     }
 
@@ -457,51 +358,27 @@ impl Files {
         found
     }
 
-    /// Paths of the links that mark something.
-    pub(in crate::archive) fn links(&self) -> impl Iterator<Item = &Path> {
-        self.links.keys().map(|link| &**link)
-    }
-
-    /// The target of a link that marks something.
-    pub(in crate::archive) fn link(&self, path: &Path) -> Option<Arc<Path>> {
-        self.links.get(path).cloned()
-    }
-
     /// Enters the target of a link, or that it marks nothing.
     pub(super) fn set_link(&mut self, link: &Path, target: Option<PathBuf>) {
         let target: Option<Arc<Path>> = target.map(Into::into);
         let old = match &target {
-            Some(target) => self.links.insert(link.into(), Arc::clone(target)),
-            None => self.links.remove(link),
+            Some(target) => self.others.links.insert(link.into(), Arc::clone(target)),
+            None => self.others.links.remove(link),
         };
         for target in old.into_iter().chain(target) {
             let runs: HashSet<Arc<Path>> = self.range(&target).map(|file| Arc::clone(&file.run)).collect();
-            runs.iter().for_each(|key| self.note_change(key, false));
+            runs.iter().for_each(|key| self.void(key));
         }
     }
 
     /// A program removes the file at a path. If it made the last statement of its series, that one still counts.
     pub(super) fn keep_statement(&mut self, path: &Path) {
-        let Some((path, says)) = self.files.get(path).and_then(|of| Some((&of.path, of.entry.says.as_ref()?))) else {
-            return;
-        };
-        self.orphans.retain(|(_, orphan)| orphan.series != says.series);
-        self.orphans.push((Arc::clone(path), Arc::clone(says)));
-    }
-
-    /// Names moved: so did the statements of files that are gone.
-    pub(super) fn move_statements(&mut self, moved: impl Fn(&Path) -> PathBuf) {
-        for (path, says) in &mut self.orphans {
-            let to = moved(path);
-            if to != **path {
-                (*path, *says) = (to.as_path().into(), Arc::new(says.under(&to)));
-            }
-        }
+        self.others.keep_of(self.files.get(path));
     }
 
     /// The file of the same checkpoint that has no newer state yet, if the file waits for one.
     pub(in crate::archive) fn held_up_by(&mut self, path: &Path) -> Option<Arc<Path>> {
-        let (run, at) = self.decided(path, Files::is_behind)?;
+        let (run, at) = self.decided(path, Run::is_behind)?;
         match run.answer.files[at].why {
             Why::HeldUpBy(other) => Some(Arc::clone(&run.files[other].path)),
             _ => None,
@@ -546,7 +423,7 @@ impl Files {
 
     /// The oldest file to release of which this holds.
     pub(super) fn release(&mut self, may: impl Fn(&File) -> bool) -> Option<Offer> {
-        self.renew(Files::is_outdated);
+        self.renew(Run::is_outdated);
         let first = |key: &Arc<Path>| {
             let run = &self.runs[key];
             run.left(&run.answer.releases, self.now).map(|at| &run.files[at]).find(|file| may(file))
@@ -557,7 +434,7 @@ impl Files {
 
     /// The oldest file to archive of which this holds.
     pub(super) fn archive(&mut self, may: impl Fn(&File) -> bool) -> Option<Offer> {
-        self.renew(Files::is_outdated);
+        self.renew(Run::is_outdated);
         let first = |key: &Arc<Path>| {
             let run = &self.runs[key];
             let at = run.left(&run.answer.archives, self.now).take(LOOK_AHEAD).find(|at| may(&run.files[*at]))?;
@@ -581,7 +458,7 @@ impl Files {
 
     /// The steps to take.
     pub(super) fn queued(&mut self) -> Queued {
-        self.renew(Files::is_behind);
+        self.renew(Run::is_behind);
         let answers = || self.at_work.iter().map(|key| &self.runs[key].answer);
         let closed = self.queue.all().map(|file| file.entry.seen_ns);
         Queued {
@@ -597,88 +474,4 @@ impl Files {
 #[cfg(test)]
 pub(super) fn void(files: &Files) -> usize {
     files.runs.values().filter(|run| run.is_void).count()
-}
-
-/// The files that are not durable or examined yet, in the order in which they were closed. Those that failed or that a
-/// thread works on are here, too.
-#[derive(Debug, Default)]
-pub(super) struct Queue {
-    /// Closed files that can be sealed at once.
-    closed: BTreeMap<u64, Arc<File>>,
-    /// Files that wait for each other, until then.
-    together: BTreeMap<(Instant, u64), Arc<File>>,
-    /// Durable files that may be copies.
-    copies: BTreeMap<u64, Arc<File>>,
-    /// How many of them have failed.
-    failed: usize,
-}
-
-impl Queue {
-    pub(super) fn enter(&mut self, file: &Arc<File>) {
-        let (sequence, own) = (file.entry.sequence, Arc::clone(file));
-        let work = work(&file.entry);
-        self.failed += usize::from(work.is_some() && file.entry.failed.is_some());
-        match work {
-            Some(Work::Seal) => drop(self.closed.insert(sequence, own)),
-            Some(Work::Compare) => drop(self.copies.insert(sequence, own)),
-            Some(Work::Together) => {
-                let turn = file.entry.waits_until();
-                turn.into_iter().for_each(|at| drop(self.together.insert((at, sequence), Arc::clone(file))));
-            }
-            Some(Work::Archive(_) | Work::Release) | None => {}
-        }
-    }
-
-    pub(super) fn leave(&mut self, file: &File) {
-        let sequence = file.entry.sequence;
-        let work = work(&file.entry);
-        self.failed -= usize::from(work.is_some() && file.entry.failed.is_some());
-        match work {
-            Some(Work::Seal) => drop(self.closed.remove(&sequence)),
-            Some(Work::Compare) => drop(self.copies.remove(&sequence)),
-            Some(Work::Together) => {
-                file.entry.waits_until().into_iter().for_each(|at| drop(self.together.remove(&(at, sequence))));
-            }
-            Some(Work::Archive(_) | Work::Release) | None => {}
-        }
-    }
-
-    /// Closed files that can be sealed at once.
-    pub(super) fn closed(&self) -> impl Iterator<Item = &Arc<File>> {
-        self.closed.values()
-    }
-
-    /// Durable files that may be copies.
-    pub(super) fn copies(&self) -> impl Iterator<Item = &Arc<File>> {
-        self.copies.values()
-    }
-
-    /// Files that wait for each other, the one first whose turn comes first.
-    pub(super) fn together(&self) -> impl Iterator<Item = &Arc<File>> {
-        self.together.values()
-    }
-
-    fn all(&self) -> impl Iterator<Item = &Arc<File>> {
-        self.closed().chain(self.copies()).chain(self.together())
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.closed.len() + self.copies.len() + self.together.len()
-    }
-
-    /// Whether some files were not examined yet. Files that wait for each other are no checkpoints.
-    pub(super) fn has_unsealed(&self) -> bool {
-        !self.closed.is_empty() || !self.copies.is_empty()
-    }
-
-    /// The lowest number that a file was opened with.
-    pub(super) fn opened(&self) -> Option<u64> {
-        self.all().map(|file| file.entry.opened).min()
-    }
-
-    /// When the next failed attempt may be repeated.
-    pub(super) fn retry(&self, now: Instant) -> Option<Instant> {
-        let all = self.all().take(if self.failed > 0 { usize::MAX } else { 0 });
-        all.filter_map(|file| file.entry.failed.as_ref()?.retry).filter(|at| *at > now).min()
-    }
 }

@@ -168,7 +168,7 @@ impl Steps<'_> {
     /// Those that wait for others are neither.
     fn has_unread(&self) -> bool {
         let is_unread = |file: &Arc<File>| self.is_offered(file) || self.claims.has_former(file);
-        self.claims.is_any(|work| work == Work::Seal) || self.files.queue().closed().any(is_unread)
+        self.claims.is_any(|work| work == Work::Seal) || self.files.queue.closed().any(is_unread)
     }
 
     /// Whether a closed file or a new link was not yet read for the best of a run.
@@ -203,7 +203,7 @@ impl Steps<'_> {
         {
             return Some(release);
         }
-        if let Some(copy) = self.files.queue().copies().find(|file| self.is_offered(file)) {
+        if let Some(copy) = self.files.queue.copies().find(|file| self.is_offered(file)) {
             return Some(Offer { file: Arc::clone(copy), work: Work::Compare, after: None });
         }
         if has_unread { None } else { self.files.archive(|file| !claims.has(file) && !claims.is_before(file)) }
@@ -239,7 +239,7 @@ impl Steps<'_> {
             return (Some(Closed::Link(path)), None);
         }
         self.files.pass(now, None);
-        let next = self.files.queue().closed().find(|file| self.is_offered(file)).cloned();
+        let next = self.files.queue.closed().find(|file| self.is_offered(file)).cloned();
         match next {
             Some(file) => (Some(Closed::File(self.claim(&Offer { file, work: Work::Seal, after: None }))), None),
             None => (None, self.retry_of_queue()),
@@ -250,7 +250,7 @@ impl Steps<'_> {
     /// there may be some.
     pub(in crate::archive) fn claim_together(&mut self, now: Instant) -> (Option<Vec<Task>>, Option<Duration>) {
         self.files.pass(now, None);
-        let first = self.files.queue().together().find(|file| self.is_offered(file));
+        let first = self.files.queue.together().find(|file| self.is_offered(file));
         match first.and_then(|file| file.entry.waits_until()) {
             Some(first) if first <= now => (self.claim_waiting(), None),
             first => {
@@ -262,7 +262,7 @@ impl Steps<'_> {
 
     /// Claims files that wait for each other; also those that could wait longer.
     pub(in crate::archive) fn claim_waiting(&mut self) -> Option<Vec<Task>> {
-        let offered = self.files.queue().together().filter(|file| self.is_offered(file));
+        let offered = self.files.queue.together().filter(|file| self.is_offered(file));
         let files: Vec<Arc<File>> = offered.take(most_together()).cloned().collect();
         let offers = files.into_iter().map(|file| Offer { file, work: Work::Together, after: None });
         let tasks: Vec<Task> = offers.map(|offer| self.claim(&offer)).collect();
@@ -284,22 +284,22 @@ impl Steps<'_> {
     /// After which time a failed attempt to seal or compare may be repeated.
     fn retry_of_queue(&self) -> Option<Duration> {
         let now = self.files.now.instant;
-        self.files.queue().retry(now).map(|at| at - now)
+        self.files.queue.retry(now).map(|at| at - now)
     }
 
     /// Whether some file was not examined yet. Files that wait for each other are no checkpoints.
     pub(in crate::archive) fn has_unsealed(&self) -> bool {
-        self.files.queue().has_unsealed()
+        self.files.queue.has_unsealed()
     }
 
     /// Whether nothing but files whose attempts failed is not durable yet.
     pub(in crate::archive) fn waits_for_failed(&self) -> bool {
-        self.has_unsealed() && self.files.queue().closed().all(|file| file.entry.failed.is_some())
+        self.has_unsealed() && self.files.queue.closed().all(|file| file.entry.failed.is_some())
     }
 
     /// Whether a file that was closed before the change of this number is not durable yet.
     pub(in crate::archive) fn has_unsealed_since(&self, number: u64) -> bool {
-        self.has_unsealed() || self.files.queue().together().any(|file| file.entry.sequence < number)
+        self.has_unsealed() || self.files.queue.together().any(|file| file.entry.sequence < number)
     }
 
     /// Whether a file is being archived, or will be once its turn comes. A file that is open, held or given up is not.
@@ -356,13 +356,13 @@ impl Steps<'_> {
     pub(in crate::archive) fn may_free(&mut self, closed_by: u64) -> bool {
         let is_owed = |file: &&Arc<File>| file.entry.sequence < closed_by && file.entry.failed.is_none();
         self.claims.is_any(|work| work != Work::Together)
-            || self.files.queue().closed().any(|file| self.is_offered(file))
-            || self.files.queue().together().any(|file| is_owed(&file))
+            || self.files.queue.closed().any(|file| self.is_offered(file))
+            || self.files.queue.together().any(|file| is_owed(&file))
             || self.next_step().is_some()
     }
 
     /// Whether no step of any file is under way or possible now.
     pub(in crate::archive) fn is_calm(&mut self) -> bool {
-        !self.is_busy() && !self.files.queue().closed().any(|file| self.is_offered(file)) && self.next_step().is_none()
+        !self.is_busy() && !self.files.queue.closed().any(|file| self.is_offered(file)) && self.next_step().is_none()
     }
 }

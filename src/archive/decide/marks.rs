@@ -1,7 +1,7 @@
 //! The best files of a run: by statements of its files, by links, and by results in names. All are one kind of mark.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::archive::entry::{Says, State};
@@ -39,14 +39,42 @@ impl Results {
     }
 }
 
-/// The statements about a run that are not those of its files.
+/// The statements about a run, or about all of them, that are not those of files that are there.
 #[derive(Debug, Default)]
 pub(in crate::archive) struct Others {
     /// Links whose names ask for exact bytes: the link and its target, inside the tree.
-    pub(in crate::archive) links: Vec<(Arc<Path>, Arc<Path>)>,
+    pub(in crate::archive) links: BTreeMap<Arc<Path>, Arc<Path>>,
     /// Statements of files that are gone. Each counts until another one of its series comes: the run's best does not
     /// become worse.
-    pub(in crate::archive) orphans: Vec<(Arc<Path>, Arc<Says>)>,
+    orphans: Vec<(Arc<Path>, Arc<Says>)>,
+}
+
+impl Others {
+    /// Those about a run.
+    pub(in crate::archive) fn about(&self, run: &Path) -> Others {
+        // A target is a file of the run, or a directory at, above or below the run's.
+        let may_mark = |target: &Path| target.starts_with(run) || run.starts_with(target);
+        let links = self.links.iter().filter(|(_, target)| may_mark(target));
+        let links = links.map(|(link, target)| (Arc::clone(link), Arc::clone(target))).collect();
+        Others { links, orphans: self.orphans.iter().filter(|(path, _)| path.starts_with(run)).cloned().collect() }
+    }
+
+    /// A file goes. If it made the last statement of its series, that one still counts.
+    pub(in crate::archive) fn keep_of(&mut self, file: Option<&Arc<File>>) {
+        let Some((path, says)) = file.and_then(|file| Some((&file.path, file.entry.says.as_ref()?))) else { return };
+        self.orphans.retain(|(_, orphan)| orphan.series != says.series);
+        self.orphans.push((Arc::clone(path), Arc::clone(says)));
+    }
+
+    /// Names moved: so did the statements of files that are gone.
+    pub(in crate::archive) fn follow(&mut self, moved: impl Fn(&Path) -> PathBuf) {
+        for (path, says) in &mut self.orphans {
+            let to = moved(path);
+            if to != **path {
+                (*path, *says) = (to.as_path().into(), Arc::new(says.under(&to)));
+            }
+        }
+    }
 }
 
 /// The marks of a run's files, by their places.
