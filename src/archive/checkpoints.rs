@@ -16,7 +16,9 @@ use crate::store::durable::DeviceFile;
 use crate::store::object::Object;
 use crate::store::retention::{Kind, Own, Rule, Unit, Verdict, complete, plan};
 use crate::store::step_pattern::{self, Counted, Shard};
-use crate::store::{Objects, Store, Stub, beneath, found_at, has_pin, in_parallel, is_trash, modified_ns, open_aside};
+use crate::store::{
+    Objects, Store, Stub, beneath, entries_if_any, found_at, has_pin, in_parallel, is_trash, modified_ns, open_aside,
+};
 use formats::{Model, ReadAt, Siblings, cut_short, describe_at, siblings};
 
 use super::FileId;
@@ -305,7 +307,9 @@ impl Walk<'_> {
         while let Some((directory, pinned, end)) = rest.pop() {
             // Shards of one name, by rule.
             let mut shards: BTreeMap<(usize, PathBuf), Vec<Part>> = BTreeMap::new();
-            for (path, file_type) in self.list(&directory)?.into_iter().filter(|(path, _)| !is_trash(path)) {
+            for (path, file_type) in
+                entries_if_any(self.tree, &directory)?.into_iter().filter(|(path, _)| !is_trash(path))
+            {
                 let is_dir = file_type.is_dir();
                 let rule = (self.from..end).find(|rule| self.rules[*rule].matches(&path, is_dir));
                 match rule {
@@ -344,24 +348,6 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Entries of a directory. None if it is gone, or a link has its place.
-    fn list(&self, directory: &Path) -> io::Result<Vec<(PathBuf, fs::FileType)>> {
-        let directory_file = match beneath::open_dir(self.tree, directory) {
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => return Ok(Vec::new()),
-            opened => opened?,
-        };
-        let entries = fs::read_dir(beneath::by_descriptor(&directory_file))?;
-        let mut listed = Vec::new();
-        for entry in entries {
-            let entry = entry?;
-            // It may be gone by now.
-            if let Ok(file_type) = entry.file_type() {
-                listed.push((directory.join(entry.file_name()), file_type));
-            }
-        }
-        Ok(listed)
-    }
-
     /// Everything that belongs to the checkpoint in a directory.
     fn gather(&self, found: &mut Checkpoint) -> io::Result<()> {
         let root = found.unit.path.clone();
@@ -372,7 +358,7 @@ impl Walk<'_> {
             found.unit.pinned |= is_pinned(&self.tree.join(&directory));
             found.directories.push(Member::new(directory.clone(), &metadata));
             let mut shards: BTreeMap<Vec<u8>, Vec<Shard>> = BTreeMap::new();
-            let entries = self.list(&directory)?;
+            let entries = entries_if_any(self.tree, &directory)?;
             // A checkpoint in several files is complete only with its index.
             let files = || entries.iter().filter(|(_, file_type)| file_type.is_file()).map(|(path, _)| path);
             let indexes: BTreeSet<PathBuf> = files().filter_map(|path| Some(siblings(path)?.index)).collect();

@@ -79,14 +79,6 @@ pub trait Namespace: Send + Sync {
     /// open or change the file. Programs that have it open keep it. `Busy`: a program is about to write to it.
     fn remove(&self, path: &Path, expect: FileId, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<Outcome>;
 
-    /// Runs `make`, which makes a name and the note of it. Meanwhile no name can change, and no program can open it.
-    ///
-    /// # Errors
-    /// Those of `make`.
-    fn appear(&self, make: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<bool> {
-        make()
-    }
-
     /// Removes a directory. `Busy`: there is something in it.
     fn remove_directory(&self, path: &Path, expect: FileId) -> io::Result<Outcome>;
 }

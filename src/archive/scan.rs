@@ -1,6 +1,6 @@
 //! Examines a file: its state after a mount, its tensors and lineage after the last close.
 
-use std::fs::{self, Metadata};
+use std::fs::Metadata;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::encode::{fingerprint, runs};
 use crate::store::object::path_of;
 use crate::store::{
-    Id, MIN_RELEASE_BYTES, Objects, STUB_BYTES, Store, Stub, beneath, in_parallel, is_trash, modified_ns,
+    Id, MIN_RELEASE_BYTES, Objects, STUB_BYTES, Store, Stub, beneath, entries, in_parallel, is_trash, modified_ns,
     recalled_from, step_pattern,
 };
 use codec::hash::{Xxh3Of128, xxh3_64};
@@ -65,11 +65,16 @@ pub(super) fn scan(store: &Store) -> io::Result<Found> {
     let mut directories = vec![PathBuf::new()];
     while !directories.is_empty() {
         let mut below = Vec::new();
-        for listed in in_parallel(&directories, |directory| list(&root, directory)) {
-            let listed = listed?;
-            below.extend(listed.directories);
-            files.extend(listed.files);
-            links.extend(listed.links);
+        for listed in in_parallel(&directories, |directory| entries(&root, directory)) {
+            for (path, kind) in listed? {
+                if kind.is_dir() {
+                    below.push(path);
+                } else if kind.is_file() {
+                    files.push(path);
+                } else if kind.is_symlink() {
+                    links.push(path);
+                }
+            }
         }
         directories = below;
     }
@@ -104,32 +109,6 @@ pub(super) fn enter_one(found: FoundFile, objects: &Objects, catalog: &mut Catal
     if let Some(id) = recalled.filter(is_as_long).filter(|_| is_closed) {
         catalog.keep(&path, version, Some(id));
     }
-}
-
-#[derive(Default)]
-struct Listed {
-    directories: Vec<PathBuf>,
-    files: Vec<PathBuf>,
-    links: Vec<PathBuf>,
-}
-
-/// Directories, regular files and links in a directory of the tree.
-fn list(root: &Path, directory: &Path) -> io::Result<Listed> {
-    let mut listed = Listed::default();
-    let opened = beneath::open_dir(root, directory)?;
-    for entry in fs::read_dir(beneath::by_descriptor(&opened))? {
-        let entry = entry?;
-        let path = directory.join(entry.file_name());
-        let kind = entry.file_type()?;
-        if kind.is_dir() {
-            listed.directories.push(path);
-        } else if kind.is_file() {
-            listed.files.push(path);
-        } else if kind.is_symlink() {
-            listed.links.push(path);
-        }
-    }
-    Ok(listed)
 }
 
 /// Looks at a file of the tree.

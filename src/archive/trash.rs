@@ -1,6 +1,5 @@
 //! Empties the trash: the directories `.stepfs-trash/UID/MINUTE`, once their time is over. `src/fs/trash.rs` fills it.
 
-use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -9,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::clock::age_ns;
-use crate::store::{TRASH, beneath, is_pinned, modified_ns};
+use crate::store::{TRASH, beneath, entries_if_any, is_pinned, modified_ns};
 
 use super::namespace::{FileId, Namespace, Outcome, found_at};
 use super::shared::Shared;
@@ -69,17 +68,8 @@ impl Trash {
 
     /// The directories in one; none if it is gone.
     fn directories(&self, of: &Path) -> io::Result<Vec<PathBuf>> {
-        Ok(self.list(of)?.into_iter().filter(|(_, kind)| kind.is_dir()).map(|(path, _)| path).collect())
-    }
-
-    fn list(&self, of: &Path) -> io::Result<Vec<(PathBuf, fs::FileType)>> {
-        let tree = self.shared.store.tree();
-        let directory = match beneath::open_dir(&tree, of) {
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => return Ok(Vec::new()),
-            opened => opened?,
-        };
-        let entries = fs::read_dir(beneath::by_descriptor(&directory))?;
-        entries.map(|entry| entry.and_then(|entry| Ok((of.join(entry.file_name()), entry.file_type()?)))).collect()
+        let listed = entries_if_any(&self.shared.store.tree(), of)?;
+        Ok(listed.into_iter().filter(|(_, kind)| kind.is_dir()).map(|(path, _)| path).collect())
     }
 
     /// Removes a directory and everything in it, but pinned files.
@@ -87,7 +77,7 @@ impl Trash {
         let (mut rest, mut directories) = (vec![directory.to_path_buf()], Vec::new());
         let tree = self.shared.store.tree();
         while let Some(directory) = rest.pop() {
-            for (path, kind) in self.list(&directory)? {
+            for (path, kind) in entries_if_any(&tree, &directory)? {
                 if kind.is_dir() {
                     rest.push(path);
                     continue;

@@ -108,12 +108,6 @@ impl Namespace for Served {
         take_away_unasked(&files, &mut table, path, found)
     }
 
-    fn appear(&self, make: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<bool> {
-        let Some(files) = self.0.upgrade() else { return Ok(false) };
-        let _table = files.tree.table();
-        make()
-    }
-
     fn remove_directory(&self, path: &Path, expect: FileId) -> io::Result<Outcome> {
         let Some(files) = self.0.upgrade() else { return Ok(Outcome::Busy) };
         let mut table = files.tree.table();

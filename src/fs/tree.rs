@@ -68,11 +68,6 @@ impl Creator {
     }
 }
 
-/// Whether the error says that the store's file system has no such call or flag.
-fn unsupported(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS | libc::EOPNOTSUPP))
-}
-
 /// Creates a regular file, open to read and write, and answers its number.
 pub(super) fn created(path: &Path, mode: u32) -> io::Result<(File, FileId)> {
     let file = File::options().read(true).write(true).create_new(true).mode(mode).open(path)?;
@@ -497,11 +492,7 @@ impl Tree {
         let second = table.admit(&self.archive, b.0.0, b.0.1, b.2)?;
         let (old, new) = (table.at(a.0.0, a.0.1)?, table.at(b.0.0, b.0.1)?);
         let exchange = rustix::fs::RenameFlags::EXCHANGE;
-        match rustix::fs::renameat_with(CWD, &*old, CWD, &*new, exchange).map_err(io::Error::from) {
-            // EINVAL is also the answer when one would become its own parent; three renames say so too.
-            Err(error) if unsupported(&error) && !table.is_shared() => self.exchange_by_hand(&old, &new)?,
-            other => other?,
-        }
+        rustix::fs::renameat_with(CWD, &*old, CWD, &*new, exchange).map_err(io::Error::from)?;
         table.unbind(a.0.0, a.0.1);
         table.unbind(b.0.0, b.0.1);
         table.bind(a.0.0, a.0.1, second);
@@ -510,24 +501,6 @@ impl Tree {
         table.reap(second);
         self.archive.exchanged(a.1, b.1);
         Ok(())
-    }
-
-    /// Exchanges in three renames, for store file systems that cannot in one. The lock keeps other operations away. A
-    /// crash in between leaves one of the two under a name of its own beside the other. It is not in `tmp/`, since a
-    /// mount empties that.
-    fn exchange_by_hand(&self, old: &Path, new: &Path) -> io::Result<()> {
-        let number = self.number();
-        let aside = new.with_file_name(format!(".stepfs-exchange-{}-{number}", std::process::id()));
-        fs::rename(new, &aside)?;
-        let back = |error| match fs::rename(&aside, new) {
-            Ok(()) => error,
-            Err(second) => {
-                log::error!("cannot rename {} back to {}: {second}", aside.display(), new.display());
-                error
-            }
-        };
-        fs::rename(old, new).map_err(back)?;
-        fs::rename(&aside, old)
     }
 }
 

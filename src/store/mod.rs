@@ -51,4 +51,4 @@ pub use store::{DAEMON_LOG, Store, exposed};
 pub use stub::{MIN_RELEASE_BYTES, STUB_BYTES, Stub};
 pub use transfer::{export_file, import_file, part_of, remove_part, write_beside};
 pub use walk::{TRASH, files_below, is_trash, open_aside};
-pub(crate) use walk::{changed_ns, entries, found_at, modified_ns};
+pub(crate) use walk::{changed_ns, entries, entries_if_any, found_at, modified_ns};

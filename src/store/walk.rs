@@ -49,17 +49,26 @@ pub fn files_below(tree: &Path, path: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// The names in a directory of the tree, as paths inside the tree, each with its kind.
+/// The names in a directory of the tree, as paths inside the tree, each with its kind. Skips names that went meanwhile.
 ///
 /// # Errors
-/// Device errors; `ENOTDIR` for a link.
+/// Device errors; `ENOENT` if the directory went, `ENOTDIR` for a link.
 pub(crate) fn entries(tree: &Path, directory: &Path) -> io::Result<Vec<(PathBuf, FileType)>> {
     let listed = fs::read_dir(beneath::by_descriptor(&beneath::open_dir(tree, directory)?))?;
     let entry = |entry: io::Result<DirEntry>| {
-        let entry = entry?;
-        Ok((directory.join(entry.file_name()), entry.file_type()?))
+        let found = entry.and_then(|entry| Ok((directory.join(entry.file_name()), entry.file_type()?)));
+        let is_gone = found.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+        (!is_gone).then_some(found)
     };
-    listed.map(entry).collect()
+    listed.filter_map(entry).collect()
+}
+
+/// The same of a directory that may have gone, or made room for a link: it has no names then.
+pub(crate) fn entries_if_any(tree: &Path, directory: &Path) -> io::Result<Vec<(PathBuf, FileType)>> {
+    match entries(tree, directory) {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => Ok(Vec::new()),
+        listed => listed,
+    }
 }
 
 /// Opens any file to look at it, without a trace in its times where that is allowed. A pipe does not wait for a writer.

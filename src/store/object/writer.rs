@@ -134,12 +134,6 @@ impl ObjectWriter {
         Object::with_header(self.io.open(&self.path)?, header)
     }
 
-    /// Writes the header and hands the file over. It has no name, so it is gone once it is closed.
-    pub fn nameless(self, header: &Header) -> io::Result<DeviceFile> {
-        self.file.write_all_at(&header.encode(), 0, self.steps.written)?;
-        self.io.open(&self.path)
-    }
-
     /// Writes the header and makes it durable, then gives the object its name in `objects`: from here on it exists. One
     /// rename replaces an earlier encoding of that name: *a crash here leaves one or the other.*
     pub fn finish(mut self, header: &Header, objects: &Path) -> io::Result<()> {

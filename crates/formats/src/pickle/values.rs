@@ -1,4 +1,4 @@
-//! Opcodes with values: big integers, strings and bytes, whose length precedes them, and lines of text (protocol 0).
+//! Opcodes with values: big integers, strings and bytes, whose length precedes them, and lines of text.
 
 use super::super::read::{Fail, bad};
 use super::vm::Vm;
@@ -58,37 +58,9 @@ impl Vm<'_> {
         }
     }
 
-    pub(super) fn number_line(&mut self, op: u8) -> Result<Item, Fail> {
-        self.input.line(&mut self.line)?;
-        let text = std::str::from_utf8(&self.line).unwrap_or("").trim();
-        Ok(match (op, text) {
-            (b'I', "00") => Item::Bool(false),
-            (b'I', "01") => Item::Bool(true),
-            (b'F', t) => t.parse().map_or(Item::Scalar, Item::Float),
-            (_, t) => t.trim_end_matches('L').parse().map_or(Item::Scalar, Item::Int),
-        })
-    }
-
-    /// A line as it is: module and class names, persistent ids.
+    /// A line of text: the name of a module or of a class.
     pub(super) fn text_line(&mut self) -> Result<Item, Fail> {
         let whole = self.input.line(&mut self.line)?;
-        self.keep_line(whole)
-    }
-
-    pub(super) fn string_line(&mut self, op: u8) -> Result<Item, Fail> {
-        let whole = self.input.line(&mut self.line)?;
-        let quoted = matches!(self.line.as_slice(), [a, .., b] if a == b && b"'\"".contains(a));
-        if op == b'S' && quoted {
-            self.line.pop();
-            self.line.remove(0);
-        }
-        if self.line.contains(&b'\\') {
-            self.line = unescape(&self.line);
-        }
-        self.keep_line(whole)
-    }
-
-    fn keep_line(&mut self, whole: bool) -> Result<Item, Fail> {
         let n = self.line.len();
         if !whole || n > MAX_TEXT {
             return Ok(Item::LongStr(n as u64));
@@ -99,42 +71,4 @@ impl Vm<'_> {
         let len = n as u32;
         Ok(Item::Str(Text { start, len }))
     }
-}
-
-/// Resolves the escapes that Python's text protocol writes. All other text stays as it is.
-fn unescape(line: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(line.len());
-    let mut rest = line;
-    while let Some((&b, tail)) = rest.split_first() {
-        let (code, after) = match (b, tail.first()) {
-            (b'\\', Some(&c)) => (c, &tail[1..]),
-            _ => {
-                out.push(b);
-                rest = tail;
-                continue;
-            }
-        };
-        let digits = match code {
-            b'x' => 2,
-            b'u' => 4,
-            b'U' => 8,
-            _ => 0,
-        };
-        let hex = after.get(..digits).and_then(|h| std::str::from_utf8(h).ok());
-        let value = hex.and_then(|h| u32::from_str_radix(h, 16).ok());
-        match (code, value.and_then(char::from_u32)) {
-            (b'x' | b'u' | b'U', Some(c)) => {
-                out.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes());
-                rest = &after[digits..];
-                continue;
-            }
-            (b'n', _) => out.push(b'\n'),
-            (b't', _) => out.push(b'\t'),
-            (b'r', _) => out.push(b'\r'),
-            (b'\\' | b'\'' | b'"', _) => out.push(code),
-            _ => out.extend_from_slice(&[b'\\', code]),
-        }
-        rest = after;
-    }
-    out
 }

@@ -88,7 +88,6 @@ impl Vm<'_> {
                 self.long(n)?
             }
             b'G' => Item::Float(f64::from_be_bytes(self.input.array()?)),
-            b'I' | b'L' | b'F' => self.number_line(op)?,
 
             b'T' | b'U' | b'X' | 0x8c | 0x8d => {
                 let n = self.length(op)?;
@@ -98,7 +97,6 @@ impl Vm<'_> {
                 let n = self.length(op)?;
                 self.bytes(n)?
             }
-            b'S' | b'V' => self.string_line(op)?,
             0x97 => Item::Scalar,
             0x98 => return self.top().map(drop),
 
@@ -127,19 +125,13 @@ impl Vm<'_> {
                 self.tuple(at)?
             }
             b']' | 0x8f => self.add(Node::List(Elements::default()), 4)?,
-            b'l' | 0x91 => {
+            0x91 => {
                 let at = self.mark()?;
                 let list = self.add(Node::List(Elements::default()), 4)?;
                 self.append(list, at)?;
                 list
             }
             b'}' => self.add(Node::Dict(Vec::new()), 4)?,
-            b'd' => {
-                let at = self.mark()?;
-                let dict = self.add(Node::Dict(Vec::new()), 4)?;
-                self.set(dict, at)?;
-                dict
-            }
             b'a' | b'e' | 0x90 => {
                 let at = if op == b'a' { self.below(1)? } else { self.mark()? };
                 let target = self.under(at)?;
@@ -172,19 +164,6 @@ impl Vm<'_> {
                 let func = self.pop()?;
                 self.object(func, args, kwargs)?
             }
-            b'i' => {
-                let func = self.global()?;
-                let at = self.mark()?;
-                let args = self.tuple(at)?;
-                self.object(func, args, Item::None)?
-            }
-            b'o' => {
-                let at = self.mark()?;
-                let &func = self.stack.get(at).ok_or("pickle: a value is missing on the stack")?;
-                let args = self.tuple(at + 1)?;
-                self.pop()?;
-                self.object(func, args, Item::None)?
-            }
             b'b' => {
                 let state = self.pop()?;
                 // State given to anything but an object would fail in Python; it is dropped, not followed.
@@ -199,16 +178,12 @@ impl Vm<'_> {
                 let id = self.pop()?;
                 self.add(Node::Persid(id), 2)?
             }
-            b'P' => {
-                let id = self.text_line()?;
-                self.add(Node::Persid(id), 2)?
-            }
 
-            b'g' | b'h' | b'j' => {
+            b'h' | b'j' => {
                 let key = self.memo_key(op)?;
                 self.memo.get(key).ok_or("pickle: a memo entry that was never made")?
             }
-            b'p' | b'q' | b'r' => {
+            b'q' | b'r' => {
                 let key = self.memo_key(op)?;
                 return self.memoize(key);
             }
@@ -334,15 +309,7 @@ impl Vm<'_> {
     fn memo_key(&mut self, op: u8) -> Result<u64, Fail> {
         Ok(match op {
             b'h' | b'q' => self.input.byte()?.into(),
-            b'j' | b'r' => u32::from_le_bytes(self.input.array()?).into(),
-            _ => {
-                let whole = self.input.line(&mut self.line)?;
-                let text = std::str::from_utf8(&self.line).ok().filter(|_| whole);
-                match text.and_then(|t| t.parse().ok()) {
-                    Some(key) => key,
-                    None => return bad("pickle: a memo index is not a number"),
-                }
-            }
+            _ => u32::from_le_bytes(self.input.array()?).into(),
         })
     }
 
