@@ -12,7 +12,7 @@ use codec::hash::hex;
 use formats::Kind;
 
 use super::catalog::Catalog;
-use super::decide::{Mark, Why};
+use super::decide::{Mark, Why, rank};
 use super::entry::{Entry, Held, State};
 use super::resident::ResidentReason;
 use super::restores::Restores;
@@ -240,6 +240,10 @@ fn what_keeps(catalog: &mut Catalog, path: &Path) -> Option<Kept> {
             "some of its weights are not finite, so it counts as no newer state of another file",
             "it may shrink once a later state without such weights is saved",
         ),
+        (Why::Newest, ..) if is_followed_by_unsound(catalog, path) => Kept::new(
+            "it is the last of its lineage whose weights are finite, and stays exact",
+            "it may shrink once a later state with finite weights is saved",
+        ),
         (Why::Newest, ..) => Kept::new("it is the newest of its lineage, and stays exact", what_is_newer(path)),
         (Why::Highest, ..) => Kept::new(
             "it has the highest step of its lineage, and stays exact",
@@ -273,6 +277,15 @@ fn at_work() -> Kept {
 
 /// The words before a number that `stepfs why` advises.
 const WRITE: &str = "write step_N (or epoch_N, iter_N, checkpoint-N)";
+
+/// Whether a later state of the file's lineage has weights that are not finite.
+fn is_followed_by_unsound(catalog: &Catalog, path: &Path) -> bool {
+    let lineage = |entry: &Entry| entry.state.sealed().map(|sealed| sealed.lineage);
+    catalog.get(path).is_some_and(|own| {
+        let is_later = |other: &Entry| other.unsound && lineage(other) == lineage(own) && rank(other) > rank(own);
+        catalog.files().iter().any(|(_, other)| is_later(other))
+    })
+}
 
 /// Which file would be a newer state of this one.
 fn what_is_newer(path: &Path) -> String {

@@ -46,9 +46,20 @@ pub enum Condition {
     CutShort,
     /// It is an unreadable stub, or belongs to a save that is not finished.
     Damaged,
+    /// It is whole, but some of its weights are not finite, and those of the state before it are.
+    NotFinite,
 }
 
 impl Condition {
+    /// Whether stepfs finds tensors in the file. `None` if it is not whole.
+    pub fn tensors(self) -> Option<bool> {
+        match self {
+            Condition::Whole { has_tensors } => Some(has_tensors),
+            Condition::NotFinite => Some(true),
+            Condition::BeingWritten | Condition::Closed | Condition::CutShort | Condition::Damaged => None,
+        }
+    }
+
     /// The condition of the file at a path, by the decision about it.
     pub(super) fn of(catalog: &mut Catalog, objects: &Objects, path: &Path) -> Condition {
         let Some(decision) = catalog.decided().decision(path) else { return Condition::BeingWritten };
@@ -64,6 +75,7 @@ impl Condition {
                 None => return Condition::Damaged,
             },
             _ if decision.is_unfinished => return Condition::Damaged,
+            _ if entry.unsound => return Condition::NotFinite,
             _ => entry.has_tensors == Some(true),
         };
         Condition::Whole { has_tensors }
@@ -397,11 +409,12 @@ impl Walk<'_> {
         let is_cut = metadata.len() == 0 || condition == Condition::CutShort;
         let counts = !is_cut && !step_pattern::is_temporary(&member.path);
         match condition {
-            Condition::CutShort => {}
-            Condition::Whole { has_tensors } => unit.with_tensors += u64::from(counts && has_tensors),
             Condition::BeingWritten | Condition::Closed => unit.being_written = true,
             Condition::Damaged => unit.lacks = true,
+            Condition::Whole { .. } | Condition::NotFinite | Condition::CutShort => {}
         }
+        let has_tensors = counts && condition.tensors() == Some(true);
+        unit.with_tensors += u64::from(has_tensors);
         unit.lacks |= is_cut && step_pattern::shard(name(&member.path)).is_some();
         unit.pinned |= is_pinned(&self.tree.join(&member.path));
         unit.best |= (self.is_best)(&member.path);
@@ -410,7 +423,6 @@ impl Walk<'_> {
         unit.bytes += metadata.len();
         let is_own = |rule: &Rule| unit.kind == Kind::Directory && rule.matches(&member.path, false);
         if self.rules[..unit.rule].iter().any(is_own) {
-            let has_tensors = counts && matches!(condition, Condition::Whole { has_tensors: true });
             unit.own.with_tensors += u64::from(has_tensors);
             unit.own.files += u64::from(counts);
             unit.own.bytes += metadata.len();

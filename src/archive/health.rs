@@ -17,7 +17,7 @@ use super::shared::Shared;
 /// Something that a person must know.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Problem {
-    /// For programs: `moved`, `damaged`, `cut-short`, `full`, `stalled`, `mirror`, `failed`, `kept` or `clock`.
+    /// For programs: `moved`, `damaged`, `cut-short`, `not-finite`, `full`, `stalled`, `mirror`, `failed`, `kept` or `clock`.
     pub kind: String,
     /// The event, and its file.
     pub says: String,
@@ -41,6 +41,13 @@ impl Problem {
     pub fn cut_short(path: &Path, why: &str) -> Problem {
         let mend = "do not resume from it (`stepfs latest` names the newest whole checkpoint); remove it";
         Problem::new("cut-short", format!("{} is cut short: {why}", path.display()), mend)
+    }
+
+    /// States that nobody goes on from: `count` of them, `path` among them.
+    pub fn not_finite(count: usize, path: &Path) -> Problem {
+        let (files, path) = (if count == 1 { "file has" } else { "files have" }, path.display());
+        let mend = "go on from the state before (`stepfs latest` names it), which stays exact";
+        Problem::new("not-finite", format!("{count} {files} weights that are not finite: {path}"), mend)
     }
 
     /// Files with times in the future: `count` of them, `path` with the latest one.

@@ -225,7 +225,7 @@ impl Retention {
             // A release in between gives it another inode.
             let found = found_at(&tree, &member.path)?;
             let is_there = found.is_some_and(|found| found.is_file() && found.len() >= member.len);
-            if !is_there || !matches!(self.condition(&member.path), Condition::Whole { .. }) {
+            if !is_there || self.condition(&member.path).tensors().is_none() {
                 let path = member.path.display();
                 return Ok(Some(format!("{path} of the newest complete one was removed, or is being written")));
             }

@@ -434,11 +434,13 @@ struct Health<'a> {
     largest: u64,
     /// Files with times in the future: their number, and the one with the latest.
     future: (usize, i64, PathBuf),
+    /// Files with weights that are not finite: their number, and the last one by path.
+    not_finite: (usize, PathBuf),
 }
 
 impl Health<'_> {
     fn of(shared: &Shared) -> Health<'_> {
-        Health { shared, problems: Vec::new(), largest: 0, future: Default::default() }
+        Health { shared, problems: Vec::new(), largest: 0, future: Default::default(), not_finite: Default::default() }
     }
 
     fn look(&mut self, path: &Path, entry: &Entry, metadata: &fs::Metadata) {
@@ -451,6 +453,9 @@ impl Health<'_> {
             if modified_ns > *latest {
                 (*latest, *of) = (modified_ns, path.to_path_buf());
             }
+        }
+        if entry.unsound {
+            self.not_finite = (self.not_finite.0 + 1, path.to_path_buf());
         }
         if entry.cut {
             return self.problems.push(Problem::cut_short(path, "the disk was full when a program wrote it"));
@@ -490,6 +495,8 @@ impl Health<'_> {
         let (count, latest, path) = &self.future;
         self.problems.extend((*count > 0).then(|| Problem::future(*count, path, *latest)));
         self.problems.extend(Problem::leapt(doubted()));
+        let (count, path) = &self.not_finite;
+        self.problems.extend((*count > 0).then(|| Problem::not_finite(*count, path)));
         if let Some(why) = &status.stalled {
             self.problems.push(Problem::new("stalled", why, "stepfs tries again by itself"));
         }
@@ -510,7 +517,8 @@ impl Health<'_> {
         }
         let again = "it stays as it was written; `stepfs sync` tries again";
         self.problems.extend(status.failed.iter().map(|why| Problem::new("failed", why, again)));
-        let order = ["moved", "damaged", "cut-short", "full", "stalled", "mirror", "failed", "kept", "clock"];
+        let order =
+            ["moved", "damaged", "cut-short", "not-finite", "full", "stalled", "mirror", "failed", "kept", "clock"];
         self.problems.sort_by_key(|problem| order.iter().position(|kind| *kind == problem.kind));
         let more = self.problems.len().saturating_sub(MOST);
         self.problems.truncate(MOST);

@@ -1,21 +1,24 @@
 //! `stepfs latest` and `stepfs best`: one path for a script.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
+use formats::{Kind, Role, describe_at};
 
 use crate::clock::is_future;
-use crate::store::Named;
+use crate::store::{Named, Store, beneath, step_pattern};
 
 use super::format::name;
-use super::listing::{Checkpoint, checkpoints, survey};
+use super::listing::{Checkpoint, Entry, checkpoints, survey};
 use super::say_json;
 use super::source::Local;
 
-/// Print the path of the newest whole checkpoint.
+/// Print the path of the newest whole checkpoint that a run can go on from.
 ///
-/// Whole: closed and durable, not cut short, readable, and with as many files as the one before it. The newest is the
-/// one that was written last. A newer one that is not whole is named on standard error. Exit code 1 if there is none.
+/// Whole: closed and durable, not cut short, readable, and with as many files as the one before it. Its weights are finite.
+/// If any checkpoint holds an optimizer's state, this one does; plain arrays of numpy come last of all. The newest is the
+/// one that was written last. A newer one that is passed over is named on standard error. Exit code 1 if there is none.
 #[derive(clap::Args)]
 #[command(after_help = "Example: go on from the last checkpoint\n  \
 torchrun train.py --resume $(stepfs latest /ckpts/run-7)")]
@@ -43,22 +46,91 @@ pub(super) struct BestArgs {
 }
 
 pub(super) fn latest(args: LatestArgs) -> Result<()> {
-    of(&args.dir, args.json, |found| {
+    of(&args.dir, args.json, |local, found| {
         let (newest, future) = newest_first(found);
         if let Some(future) = future {
             let path = name(&*future.path);
             say_error!("stepfs: {path} has a time in the future, so the steps decide; `stepfs status` says what to do");
         }
-        let Some(at) = newest.iter().position(|checkpoint| checkpoint.is_state()) else {
+        let store = &local.tree()?.store;
+        let content = contents(store, &newest);
+        let Some(most) = content.iter().flatten().max() else {
             let (dir, why) = (args.dir.display(), not_whole(&newest));
             say_none(args.json)?;
             bail!("no whole checkpoint is below {dir}{why}; `stepfs ls {dir}` shows all");
         };
-        if at > 0 {
-            say_error!("stepfs: newer, but not whole{}", not_whole(&newest[..at]));
+        let at = content.iter().position(|of| of.as_ref() == Some(most)).unwrap_or_default();
+        let (whole, not): (Vec<_>, Vec<_>) = newest[..at].iter().copied().partition(|of| of.is_state());
+        if !not.is_empty() {
+            say_error!("stepfs: newer, but not whole{}", not_whole(&not));
+        }
+        if *most == Content::Diverged {
+            say_error!("stepfs: no state with finite weights is left, and this one has some that are not");
+        }
+        if let Some(newer) = whole.first() {
+            let lacks = if *most == Content::Optimizer { "an optimizer's state" } else { "names of weights" };
+            say_error!("stepfs: newer, but without {lacks}: {}", name(&*newer.path));
         }
         Ok(newest[at].path.to_path_buf())
     })
+}
+
+/// The content of a checkpoint, as far as a run that goes on needs it. The greater has more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Content {
+    /// Weights that are not finite.
+    Diverged,
+    /// Arrays of numpy, or tensors that are no weights: predictions, embeddings, data.
+    Arrays,
+    Weights,
+    /// An optimizer's state, or a piece whose tensors another file names.
+    Optimizer,
+}
+
+impl Content {
+    fn of(store: &Store, entry: &Entry) -> Content {
+        let has = |role: Role| entry.roles.get(role.name()).is_some_and(|of| of.raw_bytes > 0);
+        if entry.object.is_some() {
+            let is_array = entry.at.extension().is_some_and(|of| of == "npy" || of == "npz");
+            return Content::with(is_array, has(Role::Weight), has(Role::Optimizer));
+        }
+        let tree = store.tree();
+        let described = store.io().open_beneath(&tree, &entry.at, 0);
+        let described =
+            described.and_then(|file| describe_at(&entry.at, &file, |beside| beneath::open_file(&tree, beside)));
+        // A file that cannot be read now takes no checkpoint's place from it.
+        let Ok(described) = described else { return Content::Optimizer };
+        if described.kind.is_named_later() {
+            return Content::Optimizer;
+        }
+        let has = |role| described.tensors.iter().any(|tensor| tensor.role.group() == role);
+        Content::with(matches!(described.kind, Kind::Npy | Kind::Npz), has(Role::Weight), has(Role::Optimizer))
+    }
+
+    fn with(is_array: bool, has_weights: bool, has_optimizer: bool) -> Content {
+        match (has_optimizer, has_weights && !is_array) {
+            (true, _) => Content::Optimizer,
+            (false, true) => Content::Weights,
+            (false, false) => Content::Arrays,
+        }
+    }
+}
+
+/// The content of each of these checkpoints, the newest first; `None` for one that is not whole. One of each series is looked
+/// into: the others are like it.
+fn contents(store: &Store, newest: &[&Checkpoint]) -> Vec<Option<Content>> {
+    let mut known: HashMap<Vec<u8>, Option<Content>> = HashMap::new();
+    let mut look = |of: &Checkpoint| {
+        *known.entry(step_pattern::of_file(&of.path).series).or_insert_with(|| {
+            let all = || of.entries.iter().map(|entry| Content::of(store, entry));
+            all().find(|content| *content == Content::Optimizer).or_else(|| all().max())
+        })
+    };
+    let content = |of: &&Checkpoint| match of.is_state() {
+        true => look(of),
+        false => of.fidelity.is_diverged().then_some(Content::Diverged),
+    };
+    newest.iter().map(content).collect()
 }
 
 /// The checkpoints of a run, the newest first, also those that are not whole. The second is one with a time in the future:
@@ -93,7 +165,7 @@ fn not_whole(found: &[&Checkpoint]) -> String {
 }
 
 pub(super) fn best(args: BestArgs) -> Result<()> {
-    of(&args.dir, args.json, |found| match stated_best(found)[..] {
+    of(&args.dir, args.json, |_, found| match stated_best(found)[..] {
         [] => {
             say_none(args.json)?;
             bail!(
@@ -123,10 +195,10 @@ fn say_none(json: bool) -> Result<()> {
 }
 
 /// Prints the path that `choose` picks, as the user would write it.
-fn of(dir: &Path, json: bool, choose: impl FnOnce(&[Checkpoint]) -> Result<PathBuf>) -> Result<()> {
+fn of(dir: &Path, json: bool, choose: impl FnOnce(&Local, &[Checkpoint]) -> Result<PathBuf>) -> Result<()> {
     let (_, local) = Local::in_mount(dir)?;
     let entries = survey(&local)?;
-    let chosen = choose(&checkpoints(&local, &entries)?)?;
+    let chosen = choose(&local, &checkpoints(&local, &entries)?)?;
     let shown = local.shown(dir, &chosen);
     match json {
         true => say_json(&Named("path", shown)),

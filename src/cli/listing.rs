@@ -158,6 +158,7 @@ enum Grade {
     Lossy,
     Unfinished,
     BeingWritten,
+    NotFinite,
     CutShort,
     Damaged,
 }
@@ -194,6 +195,7 @@ impl Entry {
             _ if self.damage.is_some() => Grade::Damaged,
             _ if self.cut_short.is_some() => Grade::CutShort,
             _ if self.state == "staged" && self.condition == Condition::BeingWritten => Grade::BeingWritten,
+            _ if self.condition == Condition::NotFinite => Grade::NotFinite,
             _ if self.lossy == "0" => Grade::Exact,
             _ if self.chain_len == 0 => Grade::AsRead,
             None => Grade::Lossy,
@@ -230,6 +232,7 @@ impl Fidelity {
             Grade::Lossy => "lossy".into(),
             Grade::Unfinished => "unfinished".into(),
             Grade::BeingWritten => "being written".into(),
+            Grade::NotFinite => "NOT FINITE".into(),
             Grade::CutShort => "CUT SHORT".into(),
             Grade::Damaged => "DAMAGED".into(),
         };
@@ -247,6 +250,11 @@ impl Fidelity {
         if let Grade::Error(error) = self.grade { Some(error) } else { None }
     }
 
+    /// It is whole, but its weights are not finite.
+    pub(super) fn is_diverged(&self) -> bool {
+        self.grade == Grade::NotFinite
+    }
+
     /// True if nobody should go on from it.
     pub(super) fn is_bad(&self) -> bool {
         self.grade >= Grade::Unfinished
@@ -254,7 +262,7 @@ impl Fidelity {
 
     pub(super) fn look(&self) -> Look {
         match self.grade {
-            Grade::CutShort | Grade::Damaged => Look::Bad,
+            Grade::NotFinite | Grade::CutShort | Grade::Damaged => Look::Bad,
             _ if self.is_best => Look::Good,
             _ => Look::Plain,
         }
@@ -291,7 +299,7 @@ pub(super) struct Checkpoint<'a> {
 impl Checkpoint<'_> {
     /// True if a run can go on from it.
     pub(super) fn is_state(&self) -> bool {
-        self.is_whole && self.has_tensors
+        self.is_whole && self.has_tensors && !self.fidelity.is_bad()
     }
 
     /// Size that programs see.
@@ -345,8 +353,8 @@ pub(super) fn grouped<'a>(
             is_directory: false,
             step: entry.step,
             modified_ns: entry.modified_ns,
-            is_whole: matches!(entry.condition, Condition::Whole { .. }),
-            has_tensors: entry.condition == (Condition::Whole { has_tensors: true }),
+            is_whole: entry.condition.tensors().is_some(),
+            has_tensors: entry.condition.tensors() == Some(true),
             entries: vec![entry],
             fidelity: Fidelity::default(),
         };

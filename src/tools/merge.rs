@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, bail};
 use codec::cast;
@@ -9,7 +10,7 @@ use codec::entropy::simd::{Level, multiversion};
 use indicatif::ProgressBar;
 
 use crate::store::durable::Io;
-use crate::terminal::format::{name, progress, size};
+use crate::terminal::format::{count, name, progress, size};
 use crate::terminal::log_to_stderr;
 use formats::{ChangedTensor, Checksum, Order, ReadAt, Role};
 
@@ -70,6 +71,13 @@ pub fn run(args: Args, find: &Find) -> Result<()> {
         last.parts.iter().try_for_each(|part| write_part(&means, part, output, &bar))
     })?;
     bar.finish_and_clear();
+    let not_finite = || means.iter().filter(|mean| mean.is_not_finite.load(Ordering::Relaxed));
+    if let Some(first) = not_finite().next() {
+        let (count, first) = (count(not_finite().count(), "tensor"), name(first.name));
+        say_error!(
+            "stepfs: not all values are finite in {count} of the mean ({first}): one of the checkpoints diverged"
+        );
+    }
     let (tensors, count) = (means.len(), inputs.len());
     say!("{}: {tensors} tensors of {count} checkpoints averaged, {}", name(&args.out), size(bytes));
     Ok(())
@@ -112,6 +120,8 @@ struct Mean<'a> {
     last: Found<'a>,
     /// The states with their weights.
     states: Vec<(Found<'a>, f64)>,
+    /// Some of its values are not finite.
+    is_not_finite: AtomicBool,
 }
 
 /// The tensors to average, which all checkpoints have in one type and shape.
@@ -132,7 +142,7 @@ fn means<'a>(last: &'a Checkpoint, inputs: &'a [Checkpoint], weights: &[f64]) ->
             }
             states.push((twin, *weight));
         }
-        means.push(Mean { name: of, last: found, states });
+        means.push(Mean { name: of, last: found, states, is_not_finite: AtomicBool::new(false) });
     }
     Ok(means)
 }
@@ -213,6 +223,9 @@ impl Mean<'_> {
         }
         crcs[0].update(bytes);
         divide(level, sums, self.states.iter().map(|(_, weight)| weight).sum());
+        if sums.iter().any(|value| !value.is_finite()) {
+            self.is_not_finite.store(true, Ordering::Relaxed);
+        }
         cast::round(dtype, sums, bytes);
         crcs[1].update(bytes);
         Ok(())

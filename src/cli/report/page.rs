@@ -203,7 +203,7 @@ impl Report<'_> {
             ("lossy", |of| !of.fidelity.is_exact() && !of.fidelity.is_bad()),
             ("best", |of| of.fidelity.is_best),
             ("pinned", |of| of.fidelity.pinned),
-            ("cut short, damaged or unfinished", |of| of.fidelity.is_bad()),
+            ("cut short, damaged, unfinished or not finite", |of| of.fidelity.is_bad()),
         ];
         let lane = |(shape, (name, is)): (usize, (&'static str, Is))| {
             let of = self.states.iter().filter(|state| is(state));

@@ -1,6 +1,7 @@
 """What commands say to people: who holds a mount, what is wrong, which checkpoint to go on from, and answers to mistakes."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from harness import BIN, FAILURE, OK, Mount, is_mounted, run, run_json, wait_dead, wait_until
@@ -330,6 +332,66 @@ def test_the_newest_whole_checkpoint(mount):
         file.write(b"x")
         done = run("latest", mount.dir)
         assert done.stdout == f"{mount.dir}/step_11.pt\n" and "step_12.pt (being written)" in done.stderr
+
+
+def test_arrays_are_no_state_to_go_on_from(mount):
+    """An evaluation and a curve of the loss are newer than the training state, and steps stand in their names."""
+    names = save_walk(mount.dir, 3, name="step_{}.pt")
+    for name in ("eval_step_3.npz", "data_step_9.npz"):
+        np.savez(mount / name, predictions=np.ones((300, 300), np.float32))
+    np.save(mount / "embeddings.npy", np.ones((300, 300), np.float32))
+    mount.sync()
+    done = run("latest", mount.dir)
+    assert done.stdout == f"{mount.dir}/{names[2]}\n" and "newer, but without an optimizer's state: embeddings.npy" in done.stderr
+    # Weights alone are one, as long as nothing else is there.
+    for name in names:
+        os.unlink(mount / name)
+    torch.save(next(walk(1))["model"], mount / "weights.pt")
+    np.save(mount / "losses.npy", np.ones((300, 300), np.float32))
+    mount.sync()
+    assert run("latest", mount.dir).stdout == f"{mount.dir}/weights.pt\n"
+    os.unlink(mount / "weights.pt")
+    mount.sync()
+    assert run("latest", mount.dir).stdout == f"{mount.dir}/losses.npy\n", "a program may keep its state in arrays"
+
+
+def test_a_run_that_diverged(mount):
+    """Everybody says so, and names the last state with finite weights, which stays exact."""
+    names = [f"step_{step}.pt" for step in range(1, 6)]
+    for at, (name, state) in enumerate(zip(names, walk(5, seed=4))):
+        if at >= 3:
+            next(iter(state["model"].values()))[0] = math.nan
+        torch.save(state, mount / name)
+    mount.sync()
+    done = run("latest", mount.dir)
+    assert done.stdout == f"{mount.dir}/{names[2]}\n" and f"{names[4]} (NOT FINITE)" in done.stderr, done.stderr
+    lines = run("ls", mount.dir).stdout.splitlines()
+    assert ["NOT FINITE" in line for line in lines[1:6]] == [False] * 3 + [True] * 2, lines
+    assert "whose weights are finite" in run("why", mount / names[2]).stdout
+    problems = [problem for problem in mount.status()["problems"] if problem["kind"] == "not-finite"]
+    assert len(problems) == 1 and "2 files" in problems[0]["says"] and said("status", "--check", mount.dir)[0] == FAILURE
+    # A run must not begin anew because nothing else is left.
+    for name in names[:3]:
+        os.unlink(mount / name)
+    mount.sync()
+    done = run("latest", mount.dir)
+    assert done.stdout == f"{mount.dir}/{names[4]}\n" and "no state with finite weights is left" in done.stderr
+    *_, state = walk(6, seed=4)
+    torch.save(state, mount / "step_6.pt")
+    mount.sync()
+    done = run("latest", mount.dir)
+    assert done.stdout == f"{mount.dir}/step_6.pt\n" and not done.stderr
+
+
+def test_no_store_is_made_inside_a_mount(mount, plain):
+    names = save_walk(mount.dir, 2)
+    for words in (["import", mount / "new", mount / names[0]], ["mount", mount / "new", plain / "m"]):
+        code, told = said(*words)
+        assert code == FAILURE and f"lies in the stepfs mount {mount.dir}" in told, told
+    code, told = said("export", mount.store, names[0], mount.store / "tmp/copy.pt")
+    assert code == FAILURE and f"lies inside the store {mount.store}" in told, told
+    assert sorted(os.listdir(mount.dir)) == names and not (mount.store / "tmp/copy.pt").exists()
+    assert not (plain / "m").exists()
 
 
 def test_the_best_checkpoint_as_the_run_states_it(mount):
