@@ -1,7 +1,7 @@
 //! `stepfs export`
 
 use std::collections::HashSet;
-use std::fs;
+use std::fs::{self, Metadata};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -9,7 +9,8 @@ use indicatif::ProgressBar;
 
 use crate::archive::repair;
 use crate::store::durable::CrashPoint;
-use crate::store::{export_file, part_of, remove_part, write_beside};
+use crate::store::{export_file, modified_ns, part_of, remove_part, write_beside};
+use crate::tools::refuse_in_store;
 
 use super::format::{count, name, progress};
 use super::interrupt::Temporary;
@@ -44,6 +45,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: Args) -> Result<()> {
     super::log_to_stderr("warn");
+    refuse_in_store(&args.dest)?;
     let brought = Brought::find(&args.store, &args.path)?;
     let told = tell(&brought.missing);
     let tree = brought.tree()?;
@@ -70,15 +72,24 @@ pub(super) fn run(args: Args) -> Result<()> {
     for (target, _) in targets.iter().filter(|(target, _)| !named.contains(&part_of(target))) {
         remove_part(&tree.store, target).with_context(|| format!("{}", target.display()))?;
     }
+    let mut there = 0;
     for (target, path) in &targets {
         bar.set_message(name(path));
-        if !args.force && fs::symlink_metadata(target).is_ok() {
-            bail!("{} exists already; name another place, or replace it with --force", target.display());
+        match fs::symlink_metadata(target) {
+            // An export that was interrupted left it.
+            Ok(found) if !args.force && is_export_of(&found, &tree, path) => {
+                bar.inc(found.len());
+                there += 1;
+            }
+            Ok(_) if !args.force => {
+                bail!("{} exists already; name another place, or replace it with --force", target.display())
+            }
+            _ => export(&tree, path, target, &bar)?,
         }
-        export(&tree, path, target, &bar)?;
     }
     bar.finish_and_clear();
-    say!("{} written to {}", count(targets.len(), "file"), name(dest));
+    let before = if there > 0 { format!(", {there} of them before") } else { String::new() };
+    say!("{} written to {}{before}", count(targets.len(), "file"), name(dest));
     told
 }
 
@@ -97,6 +108,13 @@ fn salvage(tree: &Tree, path: &Path, args: &Args) -> Result<()> {
     }
     say!("{} tensors written, {} lost", salvaged.written.len(), salvaged.lost.len());
     exit_if(!salvaged.lost.is_empty(), DAMAGED)
+}
+
+/// Whether a file that is there has the length and the time of one in the tree, as an export leaves it: it gets its name once
+/// it is whole.
+fn is_export_of(found: &Metadata, tree: &Tree, path: &Path) -> bool {
+    let same = |of: Metadata| of.is_file() && (of.len(), modified_ns(&of)) == (found.len(), modified_ns(found));
+    found.is_file() && fs::symlink_metadata(tree.store.tree().join(path)).is_ok_and(same)
 }
 
 /// Where a file at or below `from` in the tree goes.

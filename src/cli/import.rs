@@ -9,11 +9,11 @@ use anyhow::{Context, Result, bail};
 use indicatif::ProgressBar;
 
 use crate::archive::{Archive, AtRest};
-use crate::store::{Store, beneath, import_file};
+use crate::store::{Store, beneath, import_file, is_store};
 
 use super::format::{name, progress};
 use super::mirror::local_path;
-use super::source::{Local, Tree, copy, digest, is_store, refuse_inside};
+use super::source::{Local, Tree, copy, digest, refuse_inside, refuse_new_store};
 use super::wait::wait_until;
 
 /// Copy files into a store that is not mounted, and archive them where possible.
@@ -44,6 +44,7 @@ pub(super) fn run(args: Args) -> Result<()> {
     if let Some(local) = Local::in_some_mount(&args.store)? {
         bail!("{} is in a mount of {}; copy the files there with `cp -a`", args.store.display(), local.store.display());
     }
+    refuse_new_store(&args.store)?;
     let tree = Tree::of(Store::open(&args.store)?);
     let mut files = Vec::new();
     for file in &args.files {

@@ -37,6 +37,10 @@ pub(super) fn connect(store: &Store, dir: &Path) -> Result<Option<(Arc<dyn Place
 pub(super) fn adopt(store: &mut Store, url: &str, dir: &Path) -> Result<()> {
     let place = open(url)?;
     check_place(store, url, dir)?;
+    // A disk that is not mounted must not become a directory of this one.
+    if let Some(above) = directory_of(url).and_then(Path::parent).filter(|above| !above.is_dir()) {
+        bail!("{} does not exist, so {url} cannot be made in it; mount its disk, or mkdir -p {0}", above.display());
+    }
     if store.settings().mirror.as_ref().is_none_or(|mirror| mirror.url != url) {
         claim(place.as_ref(), store.id()).with_context(|| url.to_string())?;
     }

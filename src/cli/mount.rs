@@ -15,16 +15,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::archive::{Archive, serving};
-use crate::fs::{MountOptions, clear_dead_mount, is_served, left_of, mount_of, serve_with};
+use crate::fs::{MountOptions, clear_dead_mount, is_served, left_of, serve_with};
 use crate::recall::usual_memory;
 use crate::store::shared::log_dir;
-use crate::store::{DAEMON_LOG, Error, Store};
+use crate::store::{DAEMON_LOG, Error, Store, is_store};
 
 use super::format::count;
 use super::mirror::{self, local_path};
 use super::mount_options::Options;
 use super::passthrough;
-use super::source::{Mount, is_store, mounted_on, refuse_inside};
+use super::source::{Mount, mounted_on, refuse_new_store};
 use super::umount::HELD;
 use super::{Exit, FAILED};
 
@@ -135,9 +135,18 @@ fn is_mounted(mounting: &Mounting) -> Result<bool> {
         return Err(Store::in_use(store).into());
     }
     let (shown, at) = (store.display(), dir.display());
-    let url = Store::look(store)?.settings().mirror.as_ref().map(|mirror| mirror.url.clone());
+    let opened = Store::look(store)?;
+    let url = opened.settings().mirror.as_ref().map(|mirror| mirror.url.clone());
     if options.mirror.is_some() && options.mirror != url {
         bail!("{shown} is already mounted at {at}, without this mirror; first `stepfs umount {at}`");
+    }
+    let profile = opened.profiles(Path::new(""))?.words();
+    if let Some(other) = options.profile.filter(|other| profile.split(';').next() != Some(&other.name())) {
+        bail!(
+            "{shown} is already mounted at {at} with the profile {profile}; for files that are saved from now on: \
+             stepfs profile --set {} {at}",
+            other.name()
+        );
     }
     let daemon = Mount { root: mounted.point.clone() }.other_version();
     let by = daemon.map_or(String::new(), |daemon| format!(" by {daemon} (this is {})", crate::version()));
@@ -250,20 +259,12 @@ fn open(mounting: &Mounting) -> Result<Store> {
             bail!("{dir} is a store, and {shown} is none; the store comes first: stepfs mount {dir} {shown}")
         }
         (true, true) => bail!("{dir} is a store; name another directory to mount {shown} on"),
-        (is_there, false) if !is_there => refuse_inside(&mounting.store, &mounting.store)?,
-        _ => {}
+        _ => refuse_new_store(&mounting.store)?,
     }
-    let above = mounting.store.ancestors().find_map(|above| fs::canonicalize(above).ok());
-    let parent = mounting.store.parent().filter(|parent| !parent.exists());
-    if let Some(parent) = parent.filter(|_| !mounting.store.exists()) {
-        bail!("{} does not exist, so the store cannot be created in it; mkdir -p {0}", parent.display());
-    }
-    if mounting.store.exists() && !mounting.store.is_dir() {
-        bail!("{} is a file; a store is a directory, and stepfs creates it", mounting.store.display());
-    }
-    if let Some(mounted) = above.and_then(|above| mount_of(&above)) {
-        let (store, point) = (mounting.store.display(), mounted.point.display());
-        bail!("{store} lies in the stepfs mount {point}; a store belongs on a disk, so name a directory outside");
+    let above = mounting.store.parent().map(fs::canonicalize);
+    let is_below = |above: PathBuf| fs::canonicalize(&mounting.dir).is_ok_and(|dir| above.starts_with(dir));
+    if mounting.store == mounting.dir || above.is_some_and(|above| above.is_ok_and(is_below)) {
+        bail!("{dir} and the store {shown} lie in one another; mount it somewhere else");
     }
     if mounting.options.shared {
         Store::create_shared(&mounting.store)?;

@@ -9,12 +9,12 @@ use std::path::{Component, Path, PathBuf};
 use anyhow::{Result, bail};
 
 use crate::store::durable::scratch;
-use crate::store::{Stub, beneath, open_aside};
+use crate::store::{Stub, beneath, is_store, open_aside};
 use crate::tools;
 
 use super::format::causes;
 use super::mirror::{Mirror, tell};
-use super::source::{Brought, Local, NO_TEMPORARY, Tree, is_store, refuse_inside, unreachable};
+use super::source::{Brought, Local, NO_TEMPORARY, Tree, refuse_inside, unreachable};
 
 /// Finds a file for the tools on a run's history.
 pub(super) fn find(named: &Path) -> Result<Box<dyn tools::Place>> {

@@ -1,6 +1,6 @@
 //! `stepfs pull`
 
-use std::path::{Component, Path, PathBuf};
+use std::path::{Component, PathBuf};
 use std::sync::atomic::Ordering;
 
 use anyhow::{Result, bail};
@@ -11,6 +11,7 @@ use crate::store::Store;
 use super::format::progress;
 use super::interrupted;
 use super::mirror::{At, Mirror, tell};
+use super::source::refuse_new_store;
 
 /// Make a store of what a mirror has.
 ///
@@ -47,7 +48,8 @@ pub(super) fn run(args: Args) -> Result<()> {
     if !is_there && reader.tree.unread.is_empty() {
         bail!("{} is not on {url}; `stepfs ls {url}` shows its files", wanted.display());
     }
-    let store = Store::open(Path::new(&args.store))?;
+    refuse_new_store(&args.store)?;
+    let store = Store::open(&args.store)?;
     let (bar, stop) = (progress(0, true), interrupted()?);
     let watch = |step| {
         match step {

@@ -20,7 +20,7 @@ use crate::mirror::{Missing, pull};
 use crate::recall::{self, Chain, Layout, ReadError, order, stream};
 use crate::store::durable::scratch;
 use crate::store::object::Object;
-use crate::store::{Error, Objects, Store, Stub, beneath, files_below, natural};
+use crate::store::{Error, Objects, Store, Stub, beneath, files_below, is_store, natural, store_around};
 use codec::hash::Sha256;
 
 use super::interrupt::Temporary;
@@ -186,21 +186,40 @@ pub(super) fn mounted_on(store: &Path, point: &Path) -> Option<Mounted> {
 /// # Errors
 /// It lies in a store; names the path in the mount.
 pub(super) fn refuse_inside(path: &Path, absolute: &Path) -> Result<()> {
-    let Some(store) = absolute.ancestors().skip(1).find(|above| is_store(above)) else { return Ok(()) };
+    let Some(store) = absolute.parent().and_then(store_around) else { return Ok(()) };
     let below = absolute.strip_prefix(store.join("tree")).ok();
     let at = mounted_at(store).zip(below).map(|(mounted, below)| format!(": {}", mounted.point.join(below).display()));
     let (path, store) = (path.display(), store.display());
     bail!("{path} lies inside the store {store}; name the store, or a path in its mount{}", at.unwrap_or_default())
 }
 
+/// Refuses a place where no store may be made: in a stepfs mount, in another store, or below nothing.
+///
+/// # Errors
+/// The reason, with the next step.
+pub(super) fn refuse_new_store(named: &Path) -> Result<()> {
+    let store = std::path::absolute(named)?;
+    let shown = store.display();
+    if !is_store(&store) {
+        refuse_inside(&store, &store)?;
+    }
+    if let Some(parent) = store.parent().filter(|parent| !store.exists() && !parent.exists()) {
+        bail!("{} does not exist, so the store cannot be created in it; mkdir -p {0}", parent.display());
+    }
+    if store.exists() && !store.is_dir() {
+        bail!("{shown} is a file; a store is a directory, and stepfs creates it");
+    }
+    let above = store.ancestors().find_map(|above| fs::canonicalize(above).ok());
+    if let Some(mounted) = above.and_then(|above| mount_of(&above)) {
+        let point = mounted.point.display();
+        bail!("{shown} lies in the stepfs mount {point}; a store belongs on a disk, so name a directory outside");
+    }
+    Ok(())
+}
+
 /// A path below another one. `join("")` would end in a slash.
 pub(super) fn joined(above: &Path, below: &Path) -> PathBuf {
     if below.as_os_str().is_empty() { above.to_path_buf() } else { above.join(below) }
-}
-
-/// True for the directory of a store.
-pub(super) fn is_store(path: &Path) -> bool {
-    path.join("stepfs.toml").is_file()
 }
 
 /// A mount, whose daemon answers by attributes `user.stepfs.*`.

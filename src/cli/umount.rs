@@ -9,10 +9,10 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::fs::{MountError, Mounted};
-use crate::store::{Error, Store};
+use crate::store::{Error, Store, is_store};
 
 use super::mirror::local_path;
-use super::source::{Local, is_store};
+use super::source::Local;
 
 /// Unmount, and wait until the daemon has ended.
 ///

@@ -235,6 +235,8 @@ impl Settings {
         let trash_for = document.trash_for.as_deref().map(retention::duration).transpose().map_err(no_time)?;
         let size = |value: &toml::Value| {
             let bytes = value.as_str().and_then(|text| parse_size(&text.replace(' ', "")).ok());
+            // A number without its unit is meant otherwise.
+            let bytes = bytes.filter(|bytes| *bytes == 0 || *bytes >= 1 << 20);
             bytes.ok_or_else(|| Error::Settings(format!("reserve = {value} is no size; write \"20 GB\"")))
         };
         let reserve = document.reserve.as_ref().map(size).transpose()?;

@@ -23,6 +23,16 @@ use super::{Error, Profile, Profiles, Stub, beneath, files_below, guide, profile
 
 const DIRECTORIES: [&str; 4] = ["tree", "objects", "tmp", "cache"];
 pub(super) const SETTINGS: &str = "stepfs.toml";
+
+/// Whether a directory is a store.
+pub fn is_store(path: &Path) -> bool {
+    path.join(SETTINGS).is_file()
+}
+
+/// The store that a path is, or lies in.
+pub fn store_around(path: &Path) -> Option<&Path> {
+    path.ancestors().find(|above| is_store(above))
+}
 const SETTINGS_STEPS: (CrashPoint, CrashPoint) = (CrashPoint::SettingsWritten, CrashPoint::SettingsInPlace);
 /// The files of a store that was never used. The settings go first: without them the rest is no store.
 const OWN_FILES: [&str; 3] = [SETTINGS, DAEMON_LOG, LOCK];

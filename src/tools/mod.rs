@@ -24,7 +24,7 @@ use std::path::Path;
 
 use anyhow::{Error, Result};
 
-pub use output::new_file;
+pub use output::{new_file, refuse_in_store};
 
 /// A file or directory that a user named: in a mount, a store, on a mirror, or anywhere.
 pub trait Place {

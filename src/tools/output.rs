@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::process::umask;
 
 use crate::store::durable::{CrashPoint, DeviceFile, Io, parent};
-use crate::store::part_of;
+use crate::store::{part_of, store_around};
 use crate::terminal::interrupt::Temporary;
 
 use super::checkpoint::Checkpoint;
@@ -49,13 +49,13 @@ impl NewFile {
 }
 
 impl<'a> Output<'a> {
-    /// Refuses a name that something has, or that would be inside of an input.
+    /// Refuses a name that something has, or that would be inside of an input or of a store.
     pub(super) fn refuse(out: &Path, inputs: &[Checkpoint]) -> Result<()> {
         if fs::symlink_metadata(out).is_ok() {
             bail!("{} exists; name a new file or directory", out.display());
         }
-        let above = std::iter::successors(Some(parent(out)), |path| (*path != parent(path)).then(|| parent(path)));
-        let above = above.map(fs::canonicalize).find_map(Result::ok);
+        refuse_in_store(out)?;
+        let above = directory_of(out);
         for input in inputs.iter().filter(|input| input.is_directory) {
             if above.as_ref().zip(fs::canonicalize(&input.at).ok()).is_some_and(|(above, at)| above.starts_with(at)) {
                 bail!("{} lies inside {}; name a place outside of it", out.display(), input.name);
@@ -127,6 +127,22 @@ impl<'a> Output<'a> {
         fs::set_permissions(&at, Permissions::from_mode(mode)).map_err(of_file(&shown))?;
         Ok(NewFile { file, shown })
     }
+}
+
+/// The nearest directory above a new name that exists, without links.
+fn directory_of(out: &Path) -> Option<PathBuf> {
+    let above = std::iter::successors(Some(parent(out)), |path| (*path != parent(path)).then(|| parent(path)));
+    above.map(fs::canonicalize).find_map(Result::ok)
+}
+
+/// Refuses a new name inside a store: a file that no mount shows is lost there, or in the way.
+///
+/// # Errors
+/// It lies in one.
+pub fn refuse_in_store(out: &Path) -> Result<()> {
+    let above = directory_of(out);
+    let Some(store) = above.as_deref().and_then(store_around) else { return Ok(()) };
+    bail!("{} lies inside the store {}; name a place outside, or in its mount", out.display(), store.display())
 }
 
 /// Makes a new file of the bytes that `make` answers. `make` runs while the file has its other name.

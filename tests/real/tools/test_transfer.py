@@ -97,6 +97,21 @@ def test_an_interrupted_export_leaves_nothing(plain, pair, how):
 
 
 @pytest.mark.stepfs
+def test_an_export_goes_on_where_it_was_interrupted(plain, pair):
+    store, out = plain / "store", plain / "out"
+    run("import", store, *pair)
+    run("export", store, ".", out)
+    os.unlink(out / "large")
+    inode = os.stat(out / "small").st_ino
+    assert "2 files written" in (done := run("export", store, ".", out).stdout) and "1 of them before" in done
+    assert names_below(out) == ["large", "small"] and os.stat(out / "small").st_ino == inode
+    # Another file of that name is nobody's to replace.
+    (out / "small").write_text("mine")
+    done = run("export", store, ".", out, check=False)
+    assert done.returncode == 1 and "small exists already" in done.stderr and (out / "small").read_text() == "mine"
+
+
+@pytest.mark.stepfs
 def test_a_mount_stands_for_its_store(mount, plain):
     os.mkdir(mount / "run")
     names = save_walk(mount / "run", 3, seed=72)
