@@ -299,6 +299,8 @@ def merge(
     rate that decays. Each is a path anywhere, ``STORE:PATH`` or ``URL:PATH``. ``out`` must not exist. It appears when it
     is complete and durable, or not at all.
     """
+    if isinstance(paths, (str, bytes, os.PathLike)):
+        raise TypeError("paths is a list of checkpoints, not one path")
     shares = None if weights is None else ",".join(str(float(weight)) for weight in weights)
     run("merge", [_out(out), *given(weights=shares, ema=ema, decay=decay)], paths)
     return Path(os.fsdecode(out))

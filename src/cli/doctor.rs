@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use serde::Serialize;
 
+use super::mirror::local_path;
 use super::{FAILED, exit_if, format, say_answer};
 
 /// Check whether this machine can mount a store, and say how to fix each problem.
@@ -18,6 +19,7 @@ use super::{FAILED, exit_if, format, say_answer};
 #[command(after_help = "Example: stepfs doctor ~/ckpts.store")]
 pub(super) struct Args {
     /// A store, a mount, or a directory for a new store.
+    #[arg(value_parser = local_path())]
     dir: Option<PathBuf>,
     /// Print a JSON array.
     #[arg(long)]

@@ -226,6 +226,7 @@ fn told(error: &anyhow::Error) -> String {
     match bare.last().filter(|code| words.ends_with(&format!("(os error {code})"))) {
         Some(libc::EACCES | libc::EPERM) => words += "; work as its owner, or as root",
         Some(libc::EROFS) => words += "; mount its file system read-write: mount -o remount,rw",
+        Some(libc::EIO) => words += "; if it lies in a mount, `stepfs why FILE` says what is damaged",
         Some(libc::ENOSPC | libc::EDQUOT) => words += "; make room there, and try again",
         _ => {}
     }

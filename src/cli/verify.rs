@@ -12,7 +12,7 @@ use crate::store::{Store, name_bytes};
 
 use super::against;
 use super::format::{name, progress, size};
-use super::mirror::{Mirror, tell};
+use super::mirror::{At, Mirror, tell};
 use super::source::Brought;
 use super::{DAMAGED, exit_if, say_answer};
 
@@ -29,9 +29,12 @@ use super::{DAMAGED, exit_if, say_answer};
 Exit codes: 0 no damage left, 1 failed, 3 damage left. With --against: 0 every file has the \
 manifest's hash, or was archived from such bytes, 1 failed, 3 a file differs, is missing or is damaged.")]
 pub(super) struct Args {
-    /// The store, a mount, or the URL of a mirror. With --against also a directory in a mount that the manifest's names
-    /// are relative to.
+    /// The store, a mount, or the URL of a mirror, of which one state is verified. With --against also a directory in a
+    /// mount that the manifest's names are relative to.
     store: PathBuf,
+    /// Of a mirror: its state as it was then, not the newest. An age such as 3h or 2d, or @ and seconds since 1970.
+    #[arg(long, value_name = "TIME", conflicts_with_all = ["against", "repair"])]
+    at: Option<At>,
     /// Compare the files in this manifest (of `sha256sum`; `-` is standard input).
     #[arg(long, value_name = "MANIFEST", conflicts_with = "repair")]
     against: Option<PathBuf>,
@@ -63,10 +66,20 @@ pub(super) fn run(args: Args) -> Result<()> {
     if let Some(manifest) = &args.against {
         return against::run(manifest, &args.store, args.json);
     }
-    if args.repair && Mirror::of(&args.store).is_some() {
+    let mirror = Mirror::of(&args.store);
+    if args.repair && mirror.is_some() {
         bail!("a mirror mends itself while its store is mounted; name a store");
     }
-    let brought = Brought::find(&args.store, Path::new(""))?;
+    let of = match (mirror.is_some(), args.at) {
+        (true, None) => " in its newest state; --at TIME verifies an older one",
+        (true, Some(_)) => " in this state",
+        (false, None) => "",
+        (false, Some(_)) => bail!("--at is for the URL of a mirror; leave it out"),
+    };
+    let brought = match mirror {
+        Some(mirror) => Brought::of(&mirror.at(args.at), Path::new(""))?,
+        None => Brought::find(&args.store, Path::new(""))?,
+    };
     if !brought.path.as_os_str().is_empty() {
         bail!(
             "{} is a path in a mount; stepfs verifies whole stores: `stepfs verify {}`",
@@ -97,12 +110,12 @@ pub(super) fn run(args: Args) -> Result<()> {
         missing_bytes: names.iter().filter_map(|(path, why)| Some((name_bytes(path)?, why.as_str()))).collect(),
         unread,
     };
-    say_answer(args.json, &shown, |shown| print(shown, &args.store, told.is_err()))?;
+    say_answer(args.json, &shown, |shown| print(shown, &args.store, told.is_err(), of))?;
     exit_if(!report.damaged.is_empty(), DAMAGED)?;
     told
 }
 
-fn print(Shown { report, repair, .. }: &Shown, store: &Path, is_incomplete: bool) {
+fn print(Shown { report, repair, .. }: &Shown, store: &Path, is_incomplete: bool, of: &str) {
     for repaired in &report.repaired {
         say!("repaired: {}", name(repaired));
     }
@@ -125,7 +138,7 @@ fn print(Shown { report, repair, .. }: &Shown, store: &Path, is_incomplete: bool
     let saved = report.damaged.iter().filter(|damaged| damaged.remedy.is_some()).count();
     match report.damaged.len() {
         0 if is_incomplete => say!("no damage in the rest"),
-        0 => say!("no damage"),
+        0 => say!("no damage{of}"),
         count => say!("{count} damaged; every other file is unharmed"),
     }
     if !repair && saved > 0 {

@@ -144,7 +144,7 @@ fn wait_for_signals() -> io::Result<()> {
                 gone
             });
         }
-        say_error!("interrupted; what was unfinished is removed");
+        say_error!("stepfs: interrupted; what was unfinished is removed");
         std::process::exit(128 + signal);
     });
     Ok(())

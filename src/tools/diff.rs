@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Error, Result};
+use anyhow::{Error, Result, bail};
 use indicatif::ProgressBar;
 use serde::Serialize;
 
@@ -96,6 +96,9 @@ fn compare(a: &Checkpoint, b: &Checkpoint) -> Result<Report> {
             Some(right) if is_alike(left.tensor, right.tensor) => pairs.push((name, left, right)),
             Some(right) => different.push(format!("{name}: {} in A, {} in B", form(left.tensor), form(right.tensor))),
         }
+    }
+    if pairs.is_empty() && different.is_empty() {
+        bail!("{} and {} have no tensor of the same name; name two checkpoints of one model", a.name, b.name);
     }
     let only_in_b = b.tensors().into_iter().filter(|(name, _)| a.get(name).is_none());
     let only_in_b = only_in_b.map(|(name, _)| name.to_string()).collect();

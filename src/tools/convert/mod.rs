@@ -96,6 +96,9 @@ impl Args {
         if self.shard.is_some() && format != Format::Safetensors {
             bail!("--shard is for safetensors alone; leave it out");
         }
+        if self.shard == Some(0) {
+            bail!("--shard 0: name the most bytes of a file, such as 5G");
+        }
         Ok(format)
     }
 

@@ -267,7 +267,10 @@ def test_commands_read_a_mirror(mirror, mounts):
     assert set(listed) == {"note", "data.bin", *(f"run/{name}" for name in names)}
     assert listed["data.bin"]["logical_bytes"] == 300_000
     assert "note" in run("ls", url).stdout and "--at @" in run("status", url).stdout
-    run("verify", url)
+    assert "no damage in its newest state" in run("verify", url).stdout
+    assert "no damage in this state" in run("verify", url, "--at", "0s").stdout
+    done = run("pull", url, mount / "inside", check=False)
+    assert done.returncode == 1 and "lies in the stepfs mount" in done.stderr and not (mount / "inside").exists()
     place = mount.base / "exported"
     run("export", url, "run", place)
     for name in names:

@@ -22,7 +22,8 @@ SHAPES = {"w.weight": (128, 128), "b.weight": (64, 128)}
 def bash(line, cwd, *words, strict=True):
     """Runs a line as a user types it; mounts that it makes are below `cwd`."""
     flags = "-euo" if strict else "-o"
-    environment = {**os.environ, "PATH": f"{cwd.parent}/bin:{os.environ['PATH']}", "M": f"{cwd.parent}/m", "S": f"{cwd.parent}/live"}
+    environment = {**os.environ, "PATH": f"{cwd.parent}/bin:{os.environ['PATH']}", "M": f"{cwd.parent}/m", "S": f"{cwd.parent}/live",
+                   "PYTHON": sys.executable}
     return subprocess.run(["bash", flags, "pipefail", "-c", line, "bash", *words], cwd=cwd, env=environment, stdin=subprocess.DEVNULL,
                           capture_output=True, text=True, errors="replace", timeout=100)
 

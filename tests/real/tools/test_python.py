@@ -155,6 +155,8 @@ def test_tools_on_files(plain):
     state = lambda path: torch.load(path)["model"]
     key = next(iter(state(a)))
     assert stepfs.merge([a, b, c], plain / "mean.pt", weights=[1, 0, 1]) == plain / "mean.pt"
+    with pytest.raises(TypeError, match="list of checkpoints"):
+        stepfs.merge(str(a), plain / "none.pt")
     assert torch.allclose(state(plain / "mean.pt")[key], (state(a)[key] + state(c)[key]) / 2)
     out = stepfs.convert(a, plain / "a.safetensors", only="weights", dtype="bf16", strip_prefix="model")
     from safetensors.torch import load_file
