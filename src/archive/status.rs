@@ -132,6 +132,8 @@ pub struct Queue {
     pub opened: u64,
     /// The lowest such number that a file in the queue, or at work, was opened with, if there is one.
     pub oldest: Option<u64>,
+    /// A closed file or a new link was not yet read for the best of a run.
+    pub may_learn: bool,
 }
 
 impl Queue {
@@ -229,8 +231,9 @@ impl Archive {
         let gone = |entry: &Entry| entry.failed.as_ref().filter(|failed| failed.retry.is_none()).map(|f| f.why.clone());
         let failed = catalog.files().iter().filter_map(|(_, entry)| gone(entry)).collect();
         let open = catalog.files().iter().filter(|(_, entry)| matches!(entry.state, State::Staged)).count() as u64;
+        let may_learn = catalog.steps().may_learn();
         let (queued, opened) = (queued + unsettled, if self.looks.is_some() { 0 } else { opened });
-        Queue { queued, stalled, failed, open, newest, opened, oldest }
+        Queue { queued, stalled, failed, open, newest, opened, oldest, may_learn }
     }
 
     /// Steps to take, and why one could not be taken.

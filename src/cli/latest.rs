@@ -2,10 +2,12 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use formats::{Kind, Role, describe_at};
 
+use crate::archive::Queue;
 use crate::clock::is_future;
 use crate::store::{Named, Store, beneath, step_pattern};
 
@@ -164,7 +166,15 @@ fn not_whole(found: &[&Checkpoint]) -> String {
     if reasons.is_empty() { String::new() } else { format!(": {}", reasons.join(", ")) }
 }
 
+/// How long `best` waits until the daemon has read a link or file that a program just made.
+const LEARNS: Duration = Duration::from_secs(5);
+
 pub(super) fn best(args: BestArgs) -> Result<()> {
+    let (mount, _) = Local::in_mount(&args.dir)?;
+    let end = Instant::now() + LEARNS;
+    while Instant::now() < end && mount.ask::<Queue>("queue").is_ok_and(|queue| queue.may_learn) {
+        std::thread::sleep(LEARNS / 500);
+    }
     of(&args.dir, args.json, |_, found| match stated_best(found)[..] {
         [] => {
             say_none(args.json)?;
