@@ -75,10 +75,10 @@ impl Condition {
                 None => return Condition::Damaged,
             },
             _ if decision.is_unfinished => return Condition::Damaged,
-            _ if entry.unsound => return Condition::NotFinite,
             _ => entry.has_tensors == Some(true),
         };
-        Condition::Whole { has_tensors }
+        // It may be released by now, as an older state of another one like it.
+        if entry.unsound { Condition::NotFinite } else { Condition::Whole { has_tensors } }
     }
 }
 
