@@ -57,10 +57,13 @@ pub(super) fn encode(job: &Job, workers: &Workers, writer: &mut ObjectWriter) ->
     let changed: Vec<_> =
         done.iter().enumerate().filter_map(|(at, done)| done.get().and_then(|done| done.changed(job, at))).collect();
     let differs = done.iter().filter_map(OnceLock::get).any(|done| done.differs);
-    let in_updates = |(plan, done): (&Plan, &OnceLock<Done>)| {
-        Some(done.get()?.entry.max_abs_error / plan.update).filter(|error| error.is_finite())
+    // In a table, rows that rest keep an error of their own, however little the others move by now.
+    let in_updates = |of_tables: bool| {
+        let of_kind = job.plans.iter().zip(&done).filter(move |(plan, _)| plan.coding.is_by_rows() == of_tables);
+        let error = |(plan, done): (&Plan, &OnceLock<Done>)| Some(done.get()?.entry.max_abs_error / plan.update);
+        of_kind.filter_map(error).filter(|error| error.is_finite() && *error > 0.0).reduce(f64::max)
     };
-    let error_updates = job.plans.iter().zip(&done).filter_map(in_updates).fold(0.0, f64::max);
+    let error_updates = in_updates(false).or_else(|| in_updates(true)).unwrap_or(0.0);
     let tensors: Vec<TensorEntry> = done.into_iter().filter_map(OnceLock::into_inner).map(|done| done.entry).collect();
     let mut patches = job.description.patches(job.source, &changed)?;
     patches.sort_by_key(|patch| patch.offset);

@@ -105,17 +105,16 @@ fn on_lattice(subject: &Subject, twin: &Tensor) -> io::Result<Option<Coding>> {
         return Ok(wanted.map(|step| Codec::Lattice { step }.on(parent)));
     };
     // Updates rise and fall from state to state. A step that followed them would cost more where it is too fine
-    // than it saves where it is too coarse. So half of the evidence comes from the state before, in octaves.
+    // than it saves where it is too coarse. So half of the evidence comes from the update before, where it is known.
     let wanted = match (last.rms, next) {
         (Some(last), Some(next)) => {
             let mean = mean_square(&[last.min(MOST_OF_NEXT * next), next.min(MOST_OF_LAST * last)]).sqrt();
             step(mean)
         }
         (Some(rms), None) => step(rms),
-        (None, Some(rms)) => {
-            let wanted = step(rms).map(|wanted| wanted.min(MOST_OF_LAST * before));
-            wanted.and_then(|wanted| lattice::short_step(subject.tensor.dtype, (wanted * before).sqrt()))
-        }
+        // Above 3.5 updates a step drowns the update before in its error. A mean with that step would keep it while updates
+        // fall: a schedule that ends has the last states with steps of six updates then.
+        (None, Some(rms)) => step(rms).map(|wanted| wanted.min(MOST_OF_LAST * before)),
         (None, None) => None,
     };
     // Made ahead, it becomes finer early and coarser slowly, so that the state after seldom asks for less.
