@@ -76,8 +76,8 @@ pub(super) fn run(args: Args) -> Result<()> {
     for (target, path) in &targets {
         bar.set_message(name(path));
         match fs::symlink_metadata(target) {
-            // An export that was interrupted left it.
-            Ok(found) if !args.force && is_export_of(&found, &tree, path) => {
+            // An export of the directory that was interrupted left it.
+            Ok(found) if !args.force && **path != from && is_export_of(&found, &tree, path) => {
                 bar.inc(found.len());
                 there += 1;
             }

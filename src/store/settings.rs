@@ -234,9 +234,11 @@ impl Settings {
         let no_time = |_| Error::Settings("trash_for is no time; write 12h or 7d".into());
         let trash_for = document.trash_for.as_deref().map(retention::duration).transpose().map_err(no_time)?;
         let size = |value: &toml::Value| {
-            let bytes = value.as_str().and_then(|text| parse_size(&text.replace(' ', "")).ok());
-            // A number without its unit is meant otherwise.
-            let bytes = bytes.filter(|bytes| *bytes == 0 || *bytes >= 1 << 20);
+            let bytes = value.as_str().and_then(|text| {
+                let bytes = parse_size(&text.replace(' ', "")).ok()?;
+                // So many bytes without a unit are meant otherwise.
+                (bytes == 0 || bytes >= 1 << 20 || text.ends_with(|c: char| c.is_ascii_alphabetic())).then_some(bytes)
+            });
             bytes.ok_or_else(|| Error::Settings(format!("reserve = {value} is no size; write \"20 GB\"")))
         };
         let reserve = document.reserve.as_ref().map(size).transpose()?;
@@ -336,6 +338,8 @@ mod tests {
     fn a_reserve_is_a_size() {
         let with = |value: &str| Settings::parse(&format!("reserve = {value}\n{}", template(Id([7; 16]), false)));
         assert_eq!(with("\"20 GB\"").unwrap().reserve, Some(20 << 30));
+        assert_eq!(with("\"1 KB\"").unwrap().reserve, Some(1 << 10));
+        assert!(with("\"20\"").is_err() && with("\"0\"").unwrap().reserve == Some(0));
         assert_eq!(Settings::parse(&template(Id([7; 16]), false)).unwrap().reserve, None);
         for wrong in ["20", "\"much\"", "\"-1 GB\"", "\"\"", "true"] {
             assert!(with(wrong).is_err_and(|error| error.to_string().contains("is no size")), "{wrong}");
