@@ -29,6 +29,18 @@ def role_of(path, dtype):
     return "other" if dtype.kind != "f" or path.split("/")[-1].startswith("moving_") else "weight"
 
 
+def parts(dataset):
+    """Offset, shape and, for a chunk, its offsets in the tensor."""
+    if not dataset.chunks:
+        if dataset.id.get_offset() is not None:
+            yield dataset.id.get_offset(), dataset.shape, None
+        return
+    for number in range(dataset.id.get_num_chunks()):
+        info = dataset.id.get_chunk_info(number)
+        if all(at + size <= dim for at, size, dim in zip(info.chunk_offset, dataset.chunks, dataset.shape)):
+            yield info.byte_offset, dataset.chunks, info.chunk_offset if dataset.chunks != dataset.shape else None
+
+
 def list_hdf5(name, kind="hdf5", data=None, start=0, unnoticed=()):
     """Expected tensors of a file, by ascending offset; those below `unnoticed` are left out."""
     tensors, by_offset = [], {}
@@ -36,10 +48,10 @@ def list_hdf5(name, kind="hdf5", data=None, start=0, unnoticed=()):
     def visit(path, dataset):
         if not isinstance(dataset, h5py.Dataset) or dataset.dtype.str not in DTYPES or path.startswith(unnoticed) and unnoticed:
             return
-        # Datasets in chunks are left out, and those in their headers.
-        if not dataset.chunks and dataset.id.get_offset() is not None:
-            tensors.append({"path": path, "aliases": [], "dtype": DTYPES[dataset.dtype.str], "shape": list(dataset.shape),
-                            "offset": start + dataset.id.get_offset(), "role": role_of(path, dataset.dtype)})
+        for offset, shape, chunk in parts(dataset):
+            where = "" if chunk is None else "[" + ",".join(map(str, chunk)) + "]"
+            tensors.append({"path": path + where, "aliases": [], "dtype": DTYPES[dataset.dtype.str], "shape": list(shape),
+                            "offset": start + offset, "role": role_of(path, dataset.dtype)})
 
     with h5py.File(data or HERE / name) as file:
         # Every link, also the second one to an object.
@@ -153,7 +165,7 @@ def h5py_files():
             for number in range(12):
                 f[f"dense/more/{number}"] = some(3)
         # Trees of the second version, and links in a heap.
-        list_hdf5(name, unnoticed=() if version == "earliest" else ("dense/more/",))
+        list_hdf5(name, unnoticed={"earliest": (), "v108": ("dense/more/",), "latest": ("grows", "dense/more/")}[version])
     filtered = {"gzip": {"compression": "gzip"}, "checked": {"fletcher32": True}}
     for stem, options in filtered.items():
         with h5py.File(HERE / f"{stem}.h5", "w") as f:

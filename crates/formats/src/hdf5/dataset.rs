@@ -1,11 +1,10 @@
 //! Type, shape and place of a dataset.
 
 use super::super::npy::number;
-use std::ops::Range;
-
-use super::super::read::{bytes, u16_at, u32_at, u64_at};
+use super::super::read::{Fail, bytes, u16_at, u32_at, u64_at, uint};
+use super::chunks::{self, Index, Part};
 use super::header::{DATASPACE, DATATYPE, EXTERNAL, FILTERS, Header, LAYOUT};
-use super::source::Source;
+use super::source::{NOWHERE, Source};
 use codec::Dtype;
 
 /// Most dimensions, as in HDF5.
@@ -22,15 +21,12 @@ const FILTER_NAMES: [(u16, &str); 4] = [
 /// The word for any other filter.
 pub(super) const UNNAMED: &str = "filtered";
 
-/// The word for no filter.
-pub(super) const PLAIN: &str = "without a filter";
-
 /// The kind of an object.
 pub(super) enum Dataset {
     /// Elements that stepfs knows, where they are.
     Found(Array),
-    /// Its elements lie in chunks; the word for the first filter that has one. Keras writes none, and h5py only if it is told.
-    Chunked(&'static str),
+    /// Chunks go through filters; the word for the first filter that has one.
+    Filtered(&'static str),
     /// Something else: it is kept as other bytes.
     Other,
 }
@@ -39,32 +35,35 @@ pub(super) enum Dataset {
 pub(super) struct Array {
     pub(super) dtype: Dtype,
     pub(super) shape: Vec<u64>,
-    /// Its bytes in the whole file.
-    pub(super) extent: Range<u64>,
+    pub(super) parts: Vec<Part>,
 }
 
 impl Dataset {
     /// Of an object with a layout.
-    pub(super) fn of(source: &Source, header: &Header) -> Dataset {
+    pub(super) fn of(source: &mut Source, header: &Header) -> Result<Dataset, Fail> {
         if let Some(filters) = header.all(FILTERS).next() {
-            return Dataset::Chunked(filter(&filters.body));
+            return Ok(Dataset::Filtered(filter(&filters.body)));
         }
-        match header.one(LAYOUT) {
-            Some([3 | 4, 2, ..]) => Dataset::Chunked(PLAIN),
-            Some([3 | 4, 1, place @ ..]) if place.len() >= 16 && !header.has(EXTERNAL) => {
-                let (address, len) = (u64_at(place, 0), u64_at(place, 8));
-                Dataset::whole(source, header, address, len).map_or(Dataset::Other, Dataset::Found)
+        if header.has(EXTERNAL) {
+            return Ok(Dataset::Other);
+        }
+        let parts = (header.one(DATASPACE), header.one(DATATYPE), header.one(LAYOUT));
+        let (Some(space), Some(kind), Some(layout)) = parts else { return Ok(Dataset::Other) };
+        let (Some(shape), Some(dtype)) = (dimensions(space), element(kind)) else { return Ok(Dataset::Other) };
+        let unit = dtype.size() as u64;
+        let Some(bytes) = bytes(&shape, unit).filter(|bytes| *bytes > 0) else { return Ok(Dataset::Other) };
+        let parts = match Layout::read(layout, &shape, unit) {
+            Some(Layout::Whole { address, len }) if len == bytes => {
+                let place = source.place(address, len);
+                place.map(|extent| vec![Part { extent, chunk: None }]).unwrap_or_default()
             }
-            _ => Dataset::Other,
-        }
-    }
-
-    /// All elements at this address.
-    fn whole(source: &Source, header: &Header, address: u64, len: u64) -> Option<Array> {
-        let (shape, dtype) = (dimensions(header.one(DATASPACE)?)?, element(header.one(DATATYPE)?)?);
-        let is_all = len > 0 && bytes(&shape, dtype.size() as u64) == Some(len);
-        let extent = source.place(address, len).filter(|_| is_all)?;
-        Some(Array { dtype, shape, extent })
+            Some(Layout::Chunked { chunk, index }) => chunks::read(source, index, &shape, &chunk, unit)?,
+            _ => Vec::new(),
+        };
+        Ok(match parts.is_empty() {
+            true => Dataset::Other,
+            false => Dataset::Found(Array { dtype, shape, parts }),
+        })
     }
 }
 
@@ -131,4 +130,49 @@ fn element(body: &[u8]) -> Option<Dtype> {
         }
         _ => None,
     }
+}
+
+/// How elements lie.
+enum Layout {
+    Whole { address: u64, len: u64 },
+    Chunked { chunk: Vec<u64>, index: Index },
+}
+
+impl Layout {
+    /// `None` for a dataset in its header, one without bytes, and unknown layouts.
+    fn read(body: &[u8], shape: &[u64], unit: u64) -> Option<Layout> {
+        match body {
+            [3 | 4, 1, rest @ ..] if rest.len() >= 16 => {
+                let (address, len) = (u64_at(rest, 0), u64_at(rest, 8));
+                (address != NOWHERE).then_some(Layout::Whole { address, len })
+            }
+            [3, 2, rank, rest @ ..] => {
+                let rank = usize::from(*rank);
+                let (address, dims) = rest.split_at_checked(8)?;
+                let dims = dims.get(..4 * rank)?.chunks_exact(4).map(|dim| u64::from(u32_at(dim, 0))).collect();
+                let chunk = chunk(dims, shape, unit)?;
+                Some(Layout::Chunked { chunk, index: Index::Tree(u64_at(address, 0)) })
+            }
+            [4, 2, flags, rank, width @ 1..=8, rest @ ..] => {
+                let (rank, width) = (usize::from(*rank), usize::from(*width));
+                let (dims, rest) = rest.split_at_checked(width * rank)?;
+                let chunk = chunk(dims.chunks_exact(width).map(uint).collect(), shape, unit)?;
+                let index = match rest {
+                    // With a size and a mask it is filtered.
+                    [1, rest @ ..] if rest.len() >= 8 && flags & 2 == 0 => Index::Single(u64_at(rest, 0)),
+                    [2, rest @ ..] if rest.len() >= 8 => Index::InARow(u64_at(rest, 0)),
+                    [3, _, rest @ ..] if rest.len() >= 8 => Index::Array(u64_at(rest, 0)),
+                    _ => return None,
+                };
+                Some(Layout::Chunked { chunk, index })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// The shape of a chunk, which stands before the size of an element.
+fn chunk(mut dims: Vec<u64>, shape: &[u64], unit: u64) -> Option<Vec<u64>> {
+    let last = dims.pop()?;
+    (last == unit && dims.len() == shape.len() && !dims.contains(&0)).then_some(dims)
 }

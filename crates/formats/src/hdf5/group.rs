@@ -52,7 +52,7 @@ fn heap(source: &mut Source, address: u64) -> Result<Vec<u8>, Fail> {
 
 /// A node of the tree of a group.
 fn tree(source: &mut Source, address: u64, level: Option<u8>, names: &[u8], links: &mut Vec<Link>) -> Result<(), Fail> {
-    let (own, entries) = source.node(address, level)?;
+    let (own, entries) = source.node(address, 0, level, 8)?;
     for entry in entries.chunks_exact(16) {
         match own {
             0 => symbols(source, u64_at(entry, 8), names, links)?,

@@ -1,15 +1,17 @@
-//! HDF5 files: contiguous arrays, as h5py and Keras write them.
+//! HDF5 files: arrays that h5py and Keras write, contiguous or in chunks without filters.
 //!
 //! The reader finds the places of elements and decodes none. It follows hard links from the root group, and visits
 //! each object once, so a cycle of links ends. It leaves out links in a heap of their own, types other than plain
-//! little-endian numbers, datasets in their headers, and datasets in chunks. All these bytes stay exact. Checksums cover metadata only, so no
+//! little-endian numbers, datasets in their headers, and newer indexes of chunks. It also leaves out filtered
+//! datasets, whose chunks are not their elements. All these bytes stay exact. Checksums cover metadata only, so no
 //! tensor's bytes change one. A tensor that overlaps metadata makes the file opaque.
 //!
-//! Bounds: 64 MiB of metadata, where each block, link and path counts some more; 64 levels of groups, 31 of
-//! trees; paths of 4096 bytes; 32 dimensions. Memory is at most a few times the metadata. Beyond a bound
+//! Bounds: 64 MiB of metadata, where each block, link, path and chunk counts some more; 64 levels of groups, 31 of
+//! trees; paths of 4096 bytes; 2^17 chunks; 32 dimensions. Memory is at most a few times the metadata. Beyond a bound
 //! a file is opaque.
 
 mod attribute;
+mod chunks;
 mod dataset;
 mod group;
 mod header;
@@ -52,7 +54,7 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
 struct Contents {
     /// By ascending extent.
     tensors: Vec<Tensor>,
-    /// The note about datasets in chunks, which are left out.
+    /// The note about filtered datasets, which are left out.
     note: Option<String>,
     /// The file's statement about Keras's optimizer.
     adam: Adam,
@@ -71,7 +73,7 @@ fn read(src: &dyn ReadAt, range: Range<u64>) -> Result<Contents, Fail> {
     let mut found: Vec<Named> = Vec::new();
     // Objects by address, and the dataset that each is.
     let mut objects: HashMap<u64, Option<usize>> = HashMap::new();
-    let mut chunked: Vec<&str> = Vec::new();
+    let mut filtered: Vec<&str> = Vec::new();
     let (mut optimizer, mut config) = (None, None);
     let mut in_heaps = 0;
     let mut rest = vec![(root, String::new(), 0)];
@@ -91,12 +93,12 @@ fn read(src: &dyn ReadAt, range: Range<u64>) -> Result<Contents, Fail> {
         objects.insert(address, None);
         let header = Header::read(&mut source, address)?;
         if header.has(LAYOUT) {
-            match Dataset::of(&source, &header) {
+            match Dataset::of(&mut source, &header)? {
                 Dataset::Found(array) => {
                     objects.insert(address, Some(found.len()));
                     found.push(Named { path, aliases: Vec::new(), array });
                 }
-                Dataset::Chunked(how) => chunked.push(how),
+                Dataset::Filtered(how) => filtered.push(how),
                 Dataset::Other => {}
             }
             continue;
@@ -120,7 +122,7 @@ fn read(src: &dyn ReadAt, range: Range<u64>) -> Result<Contents, Fail> {
             rest.push((link.address, below, depth + 1));
         }
     }
-    let note = note(&chunked, in_heaps);
+    let note = note(&filtered, in_heaps);
     let adam = Adam::of(optimizer.as_deref(), config.as_deref());
     let tensors = tensors(&mut source, found)?;
     if tensors.is_empty() {
@@ -130,15 +132,11 @@ fn read(src: &dyn ReadAt, range: Range<u64>) -> Result<Contents, Fail> {
     Ok(Contents { tensors, note, adam })
 }
 
-/// The words for datasets in chunks, or else for groups that were left out.
-fn note(chunked: &[&str], in_heaps: u64) -> Option<String> {
-    let any = |except: &[&str]| chunked.iter().copied().find(|how| !except.contains(how));
-    let how = any(&[dataset::UNNAMED, dataset::PLAIN]).or_else(|| any(&[dataset::PLAIN])).or_else(|| any(&[]));
-    let advice = match how {
-        Some(dataset::PLAIN) => "save with chunks=None to shrink it",
-        _ => "save with compression=None to shrink it",
-    };
-    match (how, chunked.len(), in_heaps) {
+/// The words for datasets with filters, or else for groups that were left out.
+fn note(filtered: &[&str], in_heaps: u64) -> Option<String> {
+    let how = filtered.iter().find(|how| **how != dataset::UNNAMED).or(filtered.first());
+    let advice = "save with compression=None to shrink it";
+    match (how, filtered.len(), in_heaps) {
         (Some(how), 1, _) => Some(format!("HDF5: 1 dataset has chunks {how}: kept as it is; {advice}")),
         (Some(how), n, _) => Some(format!("HDF5: {n} datasets have chunks {how}: kept as they are; {advice}")),
         (None, _, 0) => None,
@@ -156,8 +154,21 @@ fn tensors(source: &mut Source, found: Vec<Named>) -> Result<Vec<Tensor>, Fail> 
         // Each of its names can take the role of a weight away.
         let roles = std::iter::once(&path).chain(&aliases).map(|path| role(path, array.dtype));
         let role = roles.min_by_key(|(role, _)| *role == Role::Weight).unwrap_or(named::UNKNOWN);
-        source.spend(path.len() as u64)?;
-        tensors.push(Tensor { aliases, ..Tensor::found(path, (array.dtype, array.shape), role, array.extent) });
+        let mut aliases = Some(aliases);
+        for part in array.parts {
+            let (path, shape) = match part.chunk {
+                None => (path.clone(), array.shape.clone()),
+                Some((offsets, shape)) => {
+                    let offsets: Vec<String> = offsets.iter().map(u64::to_string).collect();
+                    (format!("{path}[{}]", offsets.join(",")), shape)
+                }
+            };
+            source.spend(path.len() as u64)?;
+            let mut tensor = Tensor::found(path, (array.dtype, shape), role, part.extent);
+            tensor.aliases = aliases.take().unwrap_or_default();
+            tensor.is_part_of(&array.shape);
+            tensors.push(tensor);
+        }
     }
     tensors.sort_by_key(|t| t.extent.start);
     refuse_if(Description::has_twins(&tensors), "HDF5: two datasets have the same path")?;

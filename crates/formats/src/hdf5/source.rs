@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::super::ReadAt;
 use super::super::read::{Fail, bad, cut_short, refuse_if, u16_at, u32_at, u64_at};
 
-/// Metadata read of one file, counted with a fixed cost for each block. Links and paths cost some of it, too.
+/// Metadata read of one file, counted with a fixed cost for each block. Links, paths and chunks cost some of it, too.
 const MAX_METADATA: u64 = 64 << 20;
 /// A block's cost beside its bytes. Without it tiny blocks could take more time and memory than large ones.
 const BLOCK: u64 = 64;
@@ -112,18 +112,24 @@ impl<'a> Source<'a> {
         self.spend(BLOCK)
     }
 
-    /// A node of a tree of links: its level, and its entries, each with a key of 8 bytes and the address of a child.
-    /// `level`: the one that its parent requires. Levels descend, so that the tree ends.
-    pub(super) fn node(&mut self, address: u64, level: Option<u8>) -> Result<(u8, Vec<u8>), Fail> {
+    /// A node of a tree of this kind: its level, and its entries, each with a key of so many bytes and the address of a
+    /// child. `level`: the one that its parent requires. Levels descend, so that the tree ends.
+    pub(super) fn node(
+        &mut self,
+        address: u64,
+        kind: u8,
+        level: Option<u8>,
+        key: usize,
+    ) -> Result<(u8, Vec<u8>), Fail> {
         self.enter(address)?;
         let head = self.read(address, 24)?;
         let own = head[5];
         // A level more than 31 would need more nodes than any file has.
-        if !head.starts_with(b"TREE") || head[4] != 0 || own > 31 || level.is_some_and(|level| level != own) {
+        if !head.starts_with(b"TREE") || head[4] != kind || own > 31 || level.is_some_and(|level| level != own) {
             return bad("HDF5: a tree is damaged");
         }
-        let entries = usize::from(u16_at(&head, 6)) * 16;
-        let mut body = self.read(address.saturating_add(24), (entries + 8) as u64)?;
+        let entries = usize::from(u16_at(&head, 6)) * (key + 8);
+        let mut body = self.read(address.saturating_add(24), (entries + key) as u64)?;
         body.truncate(entries);
         Ok((own, body))
     }

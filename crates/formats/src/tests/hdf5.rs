@@ -143,14 +143,10 @@ fn what_has_a_filter_is_named() {
 }
 
 #[test]
-fn what_lies_in_chunks_is_left_out_and_named() {
-    for name in ["chunks.earliest.h5", "chunks.v108.h5", "chunks.latest.h5"] {
-        let d = description(name);
-        assert!(d.tensors.iter().all(|t| t.path.starts_with("plain") || t.path.starts_with("dense")), "{name}");
-        let said =
-            "HDF5: 5 datasets have chunks without a filter: kept as they are; save with chunks=None to shrink it";
-        assert_eq!(d.note.as_deref(), Some(said), "{name}");
-    }
+fn chunks_are_never_proven_by_their_shape() {
+    let d = description("chunks.earliest.h5");
+    let chunks = d.tensors.iter().filter(|t| t.path.ends_with(']'));
+    assert!(chunks.clone().count() > 10 && chunks.clone().all(|t| t.trained.is_none() && t.of.is_none()));
 }
 
 /// Bytes that no tensor is in.
