@@ -136,7 +136,7 @@ def mount(
 ) -> Generator[Path, None, None]:
     """Mounts a store, which it makes if there is none, and unmounts it at the end. Gives the directory's absolute path.
 
-    A store that is mounted there already keeps its options, and stays mounted at the end. So does one in a process that
+    A store that is mounted there already keeps its options, and stays mounted at the end. Another profile raises Error. So does one in a process that
     a signal kills; closed files are safe. ``stepfs help mount`` explains the options; ``memory`` is bytes or a text such
     as ``"2G"``, ``options`` a list as in fstab. Let one process of a machine mount, and the others wait for it.
 
@@ -238,7 +238,7 @@ def _status(row: Any) -> Status:
 
 
 def latest(directory: AnyPath) -> Optional[Path]:
-    """The newest whole checkpoint at or below a directory in a mount, below the path as given. None if there is none.
+    """The newest whole checkpoint to go on from, at or below a directory in a mount, below the path as given, or None.
 
     So ``None`` means that a run begins anew. A directory that does not exist, or is in no mount, raises Error: a mount
     that is missing must not look like a new run.

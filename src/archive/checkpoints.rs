@@ -177,7 +177,7 @@ impl Checkpoint {
             Kind::Directory => step_pattern::of_directory(&path),
         };
         let (modified_ns, files, with_tensors, bytes, own) = (i64::MIN, 0, 0, 0, Own::default());
-        let (being_written, lacks, is_version, best) = (false, false, false, false);
+        let (being_written, lacks, diverged, is_version, best) = (false, false, false, false, false);
         let unit = Unit {
             path,
             rule,
@@ -192,6 +192,7 @@ impl Checkpoint {
             own,
             being_written,
             lacks,
+            diverged,
             is_version,
             pinned,
             best,
@@ -411,7 +412,8 @@ impl Walk<'_> {
         match condition {
             Condition::BeingWritten | Condition::Closed => unit.being_written = true,
             Condition::Damaged => unit.lacks = true,
-            Condition::Whole { .. } | Condition::NotFinite | Condition::CutShort => {}
+            Condition::NotFinite => unit.diverged = true,
+            Condition::Whole { .. } | Condition::CutShort => {}
         }
         let has_tensors = counts && condition.tensors() == Some(true);
         unit.with_tensors += u64::from(has_tensors);

@@ -174,6 +174,11 @@ impl Archive {
             let entry = |(path, entry): (&Path, &Entry)| (path.to_path_buf(), entry.clone(), None);
             let mut entries: Vec<_> = catalog.files().iter().map(entry).collect();
             for (path, entry, part) in &mut entries {
+                if entry.unsound {
+                    // Unless the run has left it behind.
+                    let decision = catalog.decided().decision(path);
+                    entry.unsound = matches!(entry.state, State::Sealed(_)) && decision.is_some_and(|of| !of.has_newer);
+                }
                 let shrinks = matches!(entry.state, State::Sealed(_)) && catalog.steps().is_to_be_archived(path);
                 if matches!(entry.state, State::Released(_)) || entry.state.sealed().is_some() {
                     *part = catalog.files().file(path).map(|file| (Arc::clone(&file.run), shrinks));

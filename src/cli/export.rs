@@ -1,7 +1,8 @@
 //! `stepfs export`
 
 use std::collections::HashSet;
-use std::fs::{self, Metadata};
+use std::fs::{self, File, Metadata};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -77,7 +78,7 @@ pub(super) fn run(args: Args) -> Result<()> {
         bar.set_message(name(path));
         match fs::symlink_metadata(target) {
             // An export of the directory that was interrupted left it.
-            Ok(found) if !args.force && **path != from && is_export_of(&found, &tree, path) => {
+            Ok(found) if !args.force && **path != from && is_export_of(target, &found, &tree, path)? => {
                 bar.inc(found.len());
                 there += 1;
             }
@@ -110,11 +111,19 @@ fn salvage(tree: &Tree, path: &Path, args: &Args) -> Result<()> {
     exit_if(!salvaged.lost.is_empty(), DAMAGED)
 }
 
-/// Whether a file that is there has the length and the time of one in the tree, as an export leaves it: it gets its name once
-/// it is whole.
-fn is_export_of(found: &Metadata, tree: &Tree, path: &Path) -> bool {
-    let same = |of: Metadata| of.is_file() && (of.len(), modified_ns(&of)) == (found.len(), modified_ns(found));
-    found.is_file() && fs::symlink_metadata(tree.store.tree().join(path)).is_ok_and(same)
+/// Whether a file has the length, the time and the bytes of one in the tree.
+fn is_export_of(target: &Path, found: &Metadata, tree: &Tree, path: &Path) -> Result<bool> {
+    let of = fs::symlink_metadata(tree.store.tree().join(path))?;
+    if !found.is_file() || !of.is_file() || (of.len(), modified_ns(&of)) != (found.len(), modified_ns(found)) {
+        return Ok(false);
+    }
+    let (file, mut there, mut is_same) = (File::open(target)?, Vec::new(), true);
+    tree.read(path, &mut |offset, bytes| {
+        there.resize(bytes.len(), 0);
+        is_same = is_same && file.read_exact_at(&mut there, offset).is_ok() && there == bytes;
+        Ok(())
+    })?;
+    Ok(is_same)
 }
 
 /// Where a file at or below `from` in the tree goes.

@@ -18,9 +18,10 @@ use super::source::Local;
 
 /// Print the path of the newest whole checkpoint that a run can go on from.
 ///
-/// Whole: closed and durable, not cut short, readable, and with as many files as the one before it. Its weights are finite.
-/// If any checkpoint holds an optimizer's state, this one does; plain arrays of numpy come last of all. The newest is the
-/// one that was written last. A newer one that is passed over is named on standard error. Exit code 1 if there is none.
+/// Whole: closed and durable, not cut short, readable, and with as many files as the one before it. The newest is the one
+/// that was written last. It is passed over if its weights are known not to be finite, or if it holds less than an older one
+/// of its step or a later one: no optimizer's state, or arrays of numpy alone. Standard error names those that are passed over. Exit
+/// code 1 if there is none.
 #[derive(clap::Args)]
 #[command(after_help = "Example: go on from the last checkpoint\n  \
 torchrun train.py --resume $(stepfs latest /ckpts/run-7)")]
@@ -56,21 +57,20 @@ pub(super) fn latest(args: LatestArgs) -> Result<()> {
         }
         let store = &local.tree()?.store;
         let content = contents(store, &newest);
-        let Some(most) = content.iter().flatten().max() else {
+        let Some(at) = to_go_on_from(&newest, &content) else {
             let (dir, why) = (args.dir.display(), not_whole(&newest));
             say_none(args.json)?;
             bail!("no whole checkpoint is below {dir}{why}; `stepfs ls {dir}` shows all");
         };
-        let at = content.iter().position(|of| of.as_ref() == Some(most)).unwrap_or_default();
         let (whole, not): (Vec<_>, Vec<_>) = newest[..at].iter().copied().partition(|of| of.is_state());
         if !not.is_empty() {
             say_error!("stepfs: newer, but not whole{}", not_whole(&not));
         }
-        if *most == Content::Diverged {
+        if content[at] == Some(Content::Diverged) {
             say_error!("stepfs: no state with finite weights is left, and this one has some that are not");
         }
         if let Some(newer) = whole.first() {
-            let lacks = if *most == Content::Optimizer { "an optimizer's state" } else { "names of weights" };
+            let lacks = if content[at] == Some(Content::Full) { "an optimizer's state" } else { "names of weights" };
             say_error!("stepfs: newer, but without {lacks}: {}", name(&*newer.path));
         }
         Ok(newest[at].path.to_path_buf())
@@ -84,55 +84,69 @@ enum Content {
     Diverged,
     /// Arrays of numpy, or tensors that are no weights: predictions, embeddings, data.
     Arrays,
-    Weights,
-    /// An optimizer's state, or a piece whose tensors another file names.
-    Optimizer,
+    /// Weights, or an optimizer's state.
+    Part,
+    /// Both, or tensors that another file names.
+    Full,
 }
 
-impl Content {
-    fn of(store: &Store, entry: &Entry) -> Content {
-        let has = |role: Role| entry.roles.get(role.name()).is_some_and(|of| of.raw_bytes > 0);
-        if entry.object.is_some() {
-            let is_array = entry.at.extension().is_some_and(|of| of == "npy" || of == "npz");
-            return Content::with(is_array, has(Role::Weight), has(Role::Optimizer));
-        }
+/// Whether a file has weights, and an optimizer's state.
+fn holds(store: &Store, entry: &Entry) -> [bool; 2] {
+    const ROLES: [Role; 2] = [Role::Weight, Role::Optimizer];
+    let (is_array, has) = if entry.object.is_some() {
+        let is_array = entry.at.extension().is_some_and(|of| of == "npy" || of == "npz");
+        (is_array, ROLES.map(|role| entry.roles.get(role.name()).is_some_and(|of| of.raw_bytes > 0)))
+    } else {
         let tree = store.tree();
         let described = store.io().open_beneath(&tree, &entry.at, 0);
         let described =
             described.and_then(|file| describe_at(&entry.at, &file, |beside| beneath::open_file(&tree, beside)));
         // A file that cannot be read now takes no checkpoint's place from it.
-        let Ok(described) = described else { return Content::Optimizer };
-        if described.kind.is_named_later() {
-            return Content::Optimizer;
-        }
+        let Some(described) = described.ok().filter(|of| !of.kind.is_named_later()) else { return [true; 2] };
         let has = |role| described.tensors.iter().any(|tensor| tensor.role.group() == role);
-        Content::with(matches!(described.kind, Kind::Npy | Kind::Npz), has(Role::Weight), has(Role::Optimizer))
-    }
-
-    fn with(is_array: bool, has_weights: bool, has_optimizer: bool) -> Content {
-        match (has_optimizer, has_weights && !is_array) {
-            (true, _) => Content::Optimizer,
-            (false, true) => Content::Weights,
-            (false, false) => Content::Arrays,
-        }
-    }
+        (matches!(described.kind, Kind::Npy | Kind::Npz), ROLES.map(has))
+    };
+    [has[0] && !is_array, has[1]]
 }
 
 /// The content of each of these checkpoints, the newest first; `None` for one that is not whole. One of each series is looked
 /// into: the others are like it.
 fn contents(store: &Store, newest: &[&Checkpoint]) -> Vec<Option<Content>> {
-    let mut known: HashMap<Vec<u8>, Option<Content>> = HashMap::new();
+    let mut known: HashMap<Vec<u8>, Content> = HashMap::new();
     let mut look = |of: &Checkpoint| {
         *known.entry(step_pattern::of_file(&of.path).series).or_insert_with(|| {
-            let all = || of.entries.iter().map(|entry| Content::of(store, entry));
-            all().find(|content| *content == Content::Optimizer).or_else(|| all().max())
+            let mut all = [false; 2];
+            for entry in &of.entries {
+                all = std::array::from_fn(|at| all[at] || holds(store, entry)[at]);
+                if all == [true; 2] {
+                    return Content::Full;
+                }
+            }
+            if all == [false; 2] { Content::Arrays } else { Content::Part }
         })
     };
     let content = |of: &&Checkpoint| match of.is_state() {
-        true => look(of),
+        true => Some(look(of)),
         false => of.fidelity.is_diverged().then_some(Content::Diverged),
     };
     newest.iter().map(content).collect()
+}
+
+/// The place of the state that a run goes on from: the newest, unless an older one as far has more in it.
+fn to_go_on_from(newest: &[&Checkpoint], content: &[Option<Content>]) -> Option<usize> {
+    let mut chosen = content.iter().position(Option::is_some)?;
+    for at in chosen + 1..newest.len() {
+        // A state of an earlier step is no replacement, nor is a file without one: the run may have begun with it.
+        let is_as_far = match (newest[at].step, newest[chosen].step) {
+            (Some(step), Some(newer)) => step >= newer,
+            (step, None) => step.is_some() || content[chosen] == Some(Content::Arrays),
+            (None, Some(_)) => false,
+        };
+        if content[at] > content[chosen] && (is_as_far || content[chosen] == Some(Content::Diverged)) {
+            chosen = at;
+        }
+    }
+    Some(chosen)
 }
 
 /// The checkpoints of a run, the newest first, also those that are not whole. The second is one with a time in the future:

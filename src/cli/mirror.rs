@@ -37,11 +37,11 @@ pub(super) fn connect(store: &Store, dir: &Path) -> Result<Option<(Arc<dyn Place
 pub(super) fn adopt(store: &mut Store, url: &str, dir: &Path) -> Result<()> {
     let place = open(url)?;
     check_place(store, url, dir)?;
-    // A disk that is not mounted must not become a directory of this one.
-    if let Some(above) = directory_of(url).and_then(Path::parent).filter(|above| !above.is_dir()) {
-        bail!("{} does not exist, so {url} cannot be made in it; mount its disk, or mkdir -p {0}", above.display());
-    }
     if store.settings().mirror.as_ref().is_none_or(|mirror| mirror.url != url) {
+        // A disk that is not mounted must not become a directory of this one.
+        if let Some(above) = directory_of(url).and_then(Path::parent).filter(|above| !above.is_dir()) {
+            bail!("{} does not exist, so {url} cannot be made in it; mount its disk, or mkdir -p {0}", above.display());
+        }
         claim(place.as_ref(), store.id()).with_context(|| url.to_string())?;
     }
     Ok(store.set_mirror(url)?)
@@ -53,12 +53,18 @@ fn check_place(store: &Store, url: &str, dir: &Path) -> Result<()> {
     apart(directory, dir, "the mount")
 }
 
+/// A path of which a part may be missing, without links and `..` in the part that is there.
+pub(super) fn real(path: &Path) -> PathBuf {
+    let found = path.ancestors().find_map(|above| Some((above, fs::canonicalize(above).ok()?)));
+    let joined = |(above, real): (&Path, PathBuf)| match path.strip_prefix(above) {
+        Ok(rest) if !rest.as_os_str().is_empty() => real.join(rest),
+        _ => real,
+    };
+    found.map_or(path.to_path_buf(), joined)
+}
+
 /// Refuses a mirror inside a place, or around it: each would hold itself.
 fn apart(mirror: &Path, other: &Path, name: &str) -> Result<()> {
-    let real = |path: &Path| -> PathBuf {
-        let above = path.ancestors().find_map(|above| Some((above, fs::canonicalize(above).ok()?)));
-        above.map_or(path.to_path_buf(), |(above, real)| real.join(path.strip_prefix(above).unwrap_or(Path::new(""))))
-    };
     let (mirror, other) = (real(mirror), real(other));
     if mirror.starts_with(&other) || other.starts_with(&mirror) {
         bail!(

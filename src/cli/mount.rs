@@ -140,13 +140,9 @@ fn is_mounted(mounting: &Mounting) -> Result<bool> {
     if options.mirror.is_some() && options.mirror != url {
         bail!("{shown} is already mounted at {at}, without this mirror; first `stepfs umount {at}`");
     }
-    let profile = opened.profiles(Path::new(""))?.words();
-    if let Some(other) = options.profile.filter(|other| profile.split(';').next() != Some(&other.name())) {
-        bail!(
-            "{shown} is already mounted at {at} with the profile {profile}; for files that are saved from now on: \
-             stepfs profile --set {} {at}",
-            other.name()
-        );
+    if options.profile.is_some_and(|profile| profile != opened.settings().default_profile()) {
+        let profile = opened.settings().default_profile().name();
+        bail!("{shown} is already mounted at {at}, with default_profile = {profile}; first `stepfs umount {at}`");
     }
     let daemon = Mount { root: mounted.point.clone() }.other_version();
     let by = daemon.map_or(String::new(), |daemon| format!(" by {daemon} (this is {})", crate::version()));

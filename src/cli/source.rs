@@ -24,7 +24,7 @@ use crate::store::{Error, Objects, Store, Stub, beneath, files_below, is_store, 
 use codec::hash::Sha256;
 
 use super::interrupt::Temporary;
-use super::mirror::Mirror;
+use super::mirror::{Mirror, real};
 
 /// Begins the name of a store that a mirror is copied into.
 const COPY: &str = "stepfs-mirror-";
@@ -198,8 +198,8 @@ pub(super) fn refuse_inside(path: &Path, absolute: &Path) -> Result<()> {
 /// # Errors
 /// The reason, with the next step.
 pub(super) fn refuse_new_store(named: &Path) -> Result<()> {
-    let store = std::path::absolute(named)?;
-    let shown = store.display();
+    let store = real(&std::path::absolute(named)?);
+    let shown = named.display();
     if !is_store(&store) {
         refuse_inside(&store, &store)?;
     }
@@ -209,8 +209,7 @@ pub(super) fn refuse_new_store(named: &Path) -> Result<()> {
     if store.exists() && !store.is_dir() {
         bail!("{shown} is a file; a store is a directory, and stepfs creates it");
     }
-    let above = store.ancestors().find_map(|above| fs::canonicalize(above).ok());
-    if let Some(mounted) = above.and_then(|above| mount_of(&above)) {
+    if let Some(mounted) = mount_of(&store) {
         let point = mounted.point.display();
         bail!("{shown} lies in the stepfs mount {point}; a store belongs on a disk, so name a directory outside");
     }

@@ -288,6 +288,11 @@ impl Rules {
         Ok(Rules { rules, otherwise: Asked { profile, expected_restores: expected } })
     }
 
+    /// The profile of a file that no rule matches.
+    pub(super) fn otherwise(&self) -> Profile {
+        self.otherwise.profile
+    }
+
     pub(super) fn of(&self, path: &Path) -> Profiles {
         let rules: Vec<&Rule> = self.rules.iter().filter(|rule| rule.glob.is_match(path)).collect();
         Profiles(Role::ALL.map(|role| {

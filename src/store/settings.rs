@@ -207,6 +207,11 @@ pub(super) fn template(id: Id, shared: bool) -> String {
 }
 
 impl Settings {
+    /// The profile of files that no rule and no mark matches.
+    pub fn default_profile(&self) -> Profile {
+        self.profiles.otherwise()
+    }
+
     /// Parses the text of `stepfs.toml`.
     ///
     /// # Errors

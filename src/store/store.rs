@@ -29,9 +29,9 @@ pub fn is_store(path: &Path) -> bool {
     path.join(SETTINGS).is_file()
 }
 
-/// The store that a path is, or lies in.
+/// The store that a path is, or lies in. A directory with a copy of the settings alone is none.
 pub fn store_around(path: &Path) -> Option<&Path> {
-    path.ancestors().find(|above| is_store(above))
+    path.ancestors().find(|above| is_store(above) && above.join("tree").is_dir())
 }
 const SETTINGS_STEPS: (CrashPoint, CrashPoint) = (CrashPoint::SettingsWritten, CrashPoint::SettingsInPlace);
 /// The files of a store that was never used. The settings go first: without them the rest is no store.

@@ -95,6 +95,7 @@ pub(crate) fn retention(data: &[u8]) {
             own: Own { files: files.min(u64::from(marks >> 5 & 1)), ..Own::default() },
             being_written: input.byte() > 240,
             lacks: input.byte() > 200,
+            diverged: marks % 16 == 5,
             is_version: input.flag(),
             pinned: marks > 220,
             best: marks % 16 == 3,

@@ -4,7 +4,8 @@
 //! modification time. No rule ever removes these:
 //! - a pinned checkpoint;
 //! - one that its run's files or a link name as the best;
-//! - the newest complete one;
+//! - the newest complete one, and the newest one of these that is not known to have diverged: those that are known count only
+//!   for each other;
 //! - one newer than that, since it may still be being written;
 //! - the complete one that was written last, in case steps began anew;
 //! - the last one with so many files, with tensors in so many, or with about so many bytes: a run may die at the same
@@ -41,6 +42,7 @@ const WITNESS: Cow<'static, str> = Cow::Borrowed(
     "the first with fewer files than before, fewer with tensors or far fewer bytes: it shows that newer ones are complete",
 );
 const NEWEST: Cow<'static, str> = Cow::Borrowed("the newest complete one");
+const FINITE: Cow<'static, str> = Cow::Borrowed("the newest complete one whose weights are finite");
 const LATER: Cow<'static, str> = Cow::Borrowed("written after the one with the largest step, less than an hour ago");
 const LAST: Cow<'static, str> = Cow::Borrowed("the one written last");
 
@@ -82,6 +84,8 @@ pub struct Unit {
     pub being_written: bool,
     /// A shard or the bytes of a released file are missing.
     pub lacks: bool,
+    /// Weights in it are known not to be finite, and those of the state before it are.
+    pub diverged: bool,
     /// True for a version that ElasticDL calls valid: it has as many entries as their names say, and at least one.
     pub is_version: bool,
     /// The checkpoint, something above it or something in it is pinned.
@@ -190,7 +194,8 @@ fn keep_beside_newest(units: &[Unit], newer: &[Option<u64>], verdicts: &mut [Ver
 fn keep_in_newest(units: &[Unit], verdicts: &mut [Verdict]) {
     let goes_on = |(unit, verdict): &(&Unit, &Verdict)| {
         let Verdict::Keep(why) = verdict else { return false };
-        unit.kind == Kind::Directory && (unit.pinned || unit.best || [NEWEST, FULLEST, LAST, LATER].contains(why))
+        unit.kind == Kind::Directory
+            && (unit.pinned || unit.best || [NEWEST, FINITE, FULLEST, LAST, LATER].contains(why))
     };
     let kept = units.iter().zip(&*verdicts).filter(goes_on).map(|(unit, _)| unit.path.as_path());
     let kept: HashSet<&Path> = kept.collect();
@@ -211,12 +216,14 @@ fn one_pass(
 ) -> Option<Vec<usize>> {
     let judged = judge(units, rule, now_ns, members);
     let newest = judged.iter().rposition(|judged| judged.complete);
+    let mut both = judged.iter().zip(members);
+    let finite = both.rposition(|(judged, &at)| judged.complete && !units[at].diverged);
     // Without a complete one nothing is removed.
     let newest_at = newest.map_or(usize::MAX, |newest| members[newest]);
     let of_complete = members.iter().zip(&judged).filter(|(_, judged)| judged.complete).map(|(&at, _)| at);
     let last_written = of_complete.max_by_key(|&at| (units[at].modified_ns, at == newest_at));
-    // Number of complete ones that are newer than the current one.
-    let mut newer = 0;
+    // Number of complete ones that are newer than the current one, and of those that have not diverged.
+    let (mut newer, mut newer_finite) = (0, 0);
     let mut stay = Vec::new();
     for (place, &at) in members.iter().enumerate().rev() {
         let unit = &units[at];
@@ -225,6 +232,7 @@ fn one_pass(
             _ if unit.best => Some("named as the best of its run".into()),
             _ if unit.being_written => Some("being written".into()),
             _ if newest == Some(place) => Some(NEWEST),
+            _ if finite == Some(place) => Some(FINITE),
             _ if judged[place].fullest => Some(FULLEST),
             _ if judged[place].witness => Some(WITNESS),
             // A checkpoint that was half removed at a power failure is never taken for a half-written one. Its step and
@@ -235,7 +243,7 @@ fn one_pass(
                 match after && now_ns.saturating_sub(unit.modified_ns) < SETTLED_NS {
                     true => Some(LATER),
                     false if last_written == Some(at) => Some(LAST),
-                    false => wanted(unit, rule, newer, now_ns),
+                    false => wanted(unit, rule, if unit.diverged { newer } else { newer_finite }, now_ns),
                 }
             }
             Some(newest) => {
@@ -251,6 +259,7 @@ fn one_pass(
         };
         newer_of[at] = judged[place].complete.then_some(newer);
         newer += u64::from(judged[place].complete);
+        newer_finite += u64::from(judged[place].complete && !unit.diverged);
         verdicts[at] = match kept {
             Some(keep) => {
                 stay.push(at);

@@ -337,12 +337,23 @@ def test_the_newest_whole_checkpoint(mount):
 def test_arrays_are_no_state_to_go_on_from(mount):
     """An evaluation and a curve of the loss are newer than the training state, and steps stand in their names."""
     names = save_walk(mount.dir, 3, name="step_{}.pt")
-    for name in ("eval_step_3.npz", "data_step_9.npz"):
+    for name in ("eval_step_3.npz", "data_step_1.npz"):
         np.savez(mount / name, predictions=np.ones((300, 300), np.float32))
     np.save(mount / "embeddings.npy", np.ones((300, 300), np.float32))
     mount.sync()
     done = run("latest", mount.dir)
     assert done.stdout == f"{mount.dir}/{names[2]}\n" and "newer, but without an optimizer's state: embeddings.npy" in done.stderr
+    # Weights of a later step are one, whatever the run began with, or another run has.
+    weights = next(walk(1))["model"]
+    torch.save(weights, mount / "weights_4.pt")
+    mount.sync()
+    assert run("latest", mount.dir).stdout == f"{mount.dir}/weights_4.pt\n"
+    os.rename(mount / names[2], mount / "pretrained.pt")
+    os.unlink(mount / "weights_4.pt")
+    torch.save(weights, mount / "weights_2.pt")
+    mount.sync()
+    assert run("latest", mount.dir).stdout == f"{mount.dir}/{names[1]}\n", "it has the step, and an optimizer"
+    names = ["pretrained.pt", "weights_2.pt", *names[:2]]
     # Weights alone are one, as long as nothing else is there.
     for name in names:
         os.unlink(mount / name)
@@ -356,31 +367,40 @@ def test_arrays_are_no_state_to_go_on_from(mount):
 
 
 def test_a_run_that_diverged(mount):
-    """Everybody says so, and names the last state with finite weights, which stays exact."""
-    names = [f"step_{step}.pt" for step in range(1, 6)]
-    for at, (name, state) in enumerate(zip(names, walk(5, seed=4))):
+    """Everybody says so, and names the last state with finite weights, which stays exact. No rule removes it."""
+    mount.umount()
+    with open(mount.store / "stepfs.toml", "a") as settings:
+        settings.write('\n[[retention]]\nglob = "step_*.pt"\nkeep_last = 2\n')
+    mount.mount()
+    names = [f"step_{step}.pt" for step in range(1, 9)]
+    for at, (name, state) in enumerate(zip(names, walk(8, seed=4))):
         if at >= 3:
             next(iter(state["model"].values()))[0] = math.nan
         torch.save(state, mount / name)
-    mount.sync()
+        mount.sync()
+    run("gc", mount.dir)
+    # The second went if the fourth was not compared yet.
+    left = sorted(os.listdir(mount.dir))
+    assert left[-3:] == [names[2], *names[6:]] and left[:-3] in ([], names[1:2]), left
     done = run("latest", mount.dir)
-    assert done.stdout == f"{mount.dir}/{names[2]}\n" and f"{names[4]} (NOT FINITE)" in done.stderr, done.stderr
+    assert done.stdout == f"{mount.dir}/{names[2]}\n" and f"{names[7]} (NOT FINITE)" in done.stderr, done.stderr
     lines = run("ls", mount.dir).stdout.splitlines()
-    assert ["NOT FINITE" in line for line in lines[1:6]] == [False] * 3 + [True] * 2, lines
+    assert ["NOT FINITE" in line for line in lines[1:-1]] == [False] * len(left[:-2]) + [True] * 2, lines
     assert "whose weights are finite" in run("why", mount / names[2]).stdout
     problems = [problem for problem in mount.status()["problems"] if problem["kind"] == "not-finite"]
     assert len(problems) == 1 and "2 files" in problems[0]["says"] and said("status", "--check", mount.dir)[0] == FAILURE
     # A run must not begin anew because nothing else is left.
-    for name in names[:3]:
+    for name in left[:-2]:
         os.unlink(mount / name)
     mount.sync()
     done = run("latest", mount.dir)
-    assert done.stdout == f"{mount.dir}/{names[4]}\n" and "no state with finite weights is left" in done.stderr
-    *_, state = walk(6, seed=4)
-    torch.save(state, mount / "step_6.pt")
+    assert done.stdout == f"{mount.dir}/{names[7]}\n" and "no state with finite weights is left" in done.stderr
+    *_, state = walk(9, seed=4)
+    torch.save(state, mount / "step_9.pt")
     mount.sync()
     done = run("latest", mount.dir)
-    assert done.stdout == f"{mount.dir}/step_6.pt\n" and not done.stderr
+    assert done.stdout == f"{mount.dir}/step_9.pt\n" and not done.stderr
+    assert said("status", "--check", mount.dir)[0] == OK, "the run has left the others behind"
 
 
 def test_no_store_is_made_inside_a_mount(mount, plain):

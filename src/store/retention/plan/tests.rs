@@ -26,6 +26,7 @@ fn unit(step: u64) -> Unit {
         own: Own::default(),
         being_written: false,
         lacks: false,
+        diverged: false,
         is_version: true,
         pinned: false,
         best: false,
@@ -341,6 +342,19 @@ fn a_run_that_goes_on_from_an_earlier_step_is_not_pruned_under_its_feet() {
 }
 
 #[test]
+fn a_run_that_diverged_keeps_its_last_finite_states() {
+    let mut ten = units(1..=10);
+    ten[4..].iter_mut().for_each(|unit| unit.diverged = true);
+    assert_eq!(gone(&ten, "keep_last = 2"), [1, 2, 5, 6, 7, 8]);
+    assert_eq!(gone(&ten, "keep_for = \"0s\""), [1, 2, 3, 5, 6, 7, 8, 9]);
+    // The newest is not compared yet.
+    ten[9].diverged = false;
+    assert_eq!(gone(&ten, "keep_last = 2"), [1, 2, 3, 5, 6, 7, 8]);
+    ten.iter_mut().for_each(|unit| unit.diverged = true);
+    assert_eq!(gone(&ten, "keep_last = 2"), [1, 2, 3, 4, 5, 6, 7, 8]);
+}
+
+#[test]
 fn reasons_are_words() {
     let verdicts = plan(&units([7, 8, 9]), &[rule("keep_last = 2\nkeep_every = 5\nkeep_for = \"2h\"")], NOW);
     let Verdict::Remove { why, .. } = &verdicts[0] else { panic!("{verdicts:?}") };
@@ -350,7 +364,7 @@ fn reasons_are_words() {
 
 fn any_unit() -> impl Strategy<Value = Unit> {
     let weird = (prop::bool::weighted(0.1), prop::bool::weighted(0.1), prop::bool::weighted(0.2), 0..4u64);
-    let marked = (prop::bool::weighted(0.2), prop::bool::weighted(0.1));
+    let marked = (prop::bool::weighted(0.2), prop::bool::weighted(0.1), prop::bool::weighted(0.3));
     let found = (prop::bool::weighted(0.3), 0..3u64, prop::sample::select(vec![300, 700, 900, 1000]));
     (0..30u64, 0..3u8, -3 * HOUR..48 * HOUR, weird, marked, found).prop_map(
         |(
@@ -358,7 +372,7 @@ fn any_unit() -> impl Strategy<Value = Unit> {
             series,
             age,
             (being_written, lacks, is_invalid, files),
-            (pinned, best),
+            (pinned, best, diverged),
             (is_file, with_tensors, bytes),
         )| {
             Unit {
@@ -370,6 +384,7 @@ fn any_unit() -> impl Strategy<Value = Unit> {
                 modified_ns: NOW - age,
                 being_written,
                 lacks,
+                diverged,
                 is_version: !is_invalid,
                 files,
                 pinned,
