@@ -136,9 +136,10 @@ def mount(
 ) -> Generator[Path, None, None]:
     """Mounts a store, which it makes if there is none, and unmounts it at the end. Gives the directory's absolute path.
 
-    A store that is mounted there already keeps its options, and stays mounted at the end. Another profile raises Error. So does one in a process that
-    a signal kills; closed files are safe. ``stepfs help mount`` explains the options; ``memory`` is bytes or a text such
-    as ``"2G"``, ``options`` a list as in fstab. Let one process of a machine mount, and the others wait for it.
+    A store that is mounted there already keeps its options, and stays mounted at the end; another profile raises Error. A
+    mount stays, too, if a signal kills the process; closed files are safe. ``stepfs help mount`` explains the options;
+    ``memory`` is bytes or a text such as ``"2G"``, ``options`` a list as in fstab. Let one process of a machine mount, and
+    the others wait for it.
 
     Raises Error if it cannot be mounted, or if a program still uses it at the end: an open file, a mapping such as that
     of ``torch.load(mmap=True)``, a working directory. If the body raises, that exception goes on, and the logger
