@@ -113,7 +113,7 @@ fn on_lattice(subject: &Subject, twin: &Tensor) -> io::Result<Option<Coding>> {
         }
         (Some(rms), None) => step(rms),
         // Above 3.5 updates a step drowns the update before in its error. A mean with that step would keep it while updates
-        // fall: a schedule that ends has the last states with steps of six updates then.
+        // fall: at the end of a cosine schedule, every 5 iterations, errors were 5.2 updates then, and 2.8 are wanted.
         (None, Some(rms)) => step(rms).map(|wanted| wanted.min(MOST_OF_LAST * before)),
         (None, None) => None,
     };
