@@ -281,9 +281,10 @@ const WRITE: &str = "write step_N (or epoch_N, iter_N, checkpoint-N)";
 /// Whether a later state of the file's lineage has weights that are not finite.
 fn is_followed_by_unsound(catalog: &Catalog, path: &Path) -> bool {
     let lineage = |entry: &Entry| entry.state.sealed().map(|sealed| sealed.lineage);
-    catalog.get(path).is_some_and(|own| {
+    catalog.files().file(path).is_some_and(|file| {
+        let own = &file.entry;
         let is_later = |other: &Entry| other.unsound && lineage(other) == lineage(own) && rank(other) > rank(own);
-        catalog.files().iter().any(|(_, other)| is_later(other))
+        catalog.files().below(&file.run).any(|(_, other)| is_later(other))
     })
 }
 

@@ -1,9 +1,9 @@
 //! The keeper of a shared store looks at the tree again and again, since nobody tells it of changes on other machines. The
 //! difference to the look before goes to the catalog, as the mount's notes do in a store of one daemon.
 //!
-//! A file counts as closed once no daemon has it open to write, and nothing has changed it for [`QUIET_NS`] by the server's clock:
-//! a younger time of change may be that of two changes. A stub counts at once, because nobody ever changes one. Most looks
-//! of the keeper's own leave files alone that were written within this time ([`Eyes::spares`]).
+//! A file counts as closed once no daemon has it open to write, and nothing has changed it for [`QUIET_NS`] by the server's clock.
+//! Two changes may have one time if it is younger. A stub counts at once: no program changes it. Most looks of the keeper's own
+//! leave files alone that were written within this time ([`Eyes::spares`]).
 //!
 //! An object goes once no name needed it at two complete looks a grace apart, nor at any look between them. A file that cannot be read
 //! may need any object, and so may all below a directory that cannot be listed.

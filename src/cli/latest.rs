@@ -56,8 +56,7 @@ pub(super) fn latest(args: LatestArgs) -> Result<()> {
             say_error!("stepfs: {path} has a time in the future, so the steps decide; `stepfs status` says what to do");
         }
         let store = &local.tree()?.store;
-        let content = contents(store, &newest);
-        let Some(at) = to_go_on_from(&newest, &content) else {
+        let Some((at, content)) = to_go_on_from(store, &newest) else {
             let (dir, why) = (args.dir.display(), not_whole(&newest));
             say_none(args.json)?;
             bail!("no whole checkpoint is below {dir}{why}; `stepfs ls {dir}` shows all");
@@ -66,11 +65,11 @@ pub(super) fn latest(args: LatestArgs) -> Result<()> {
         if !not.is_empty() {
             say_error!("stepfs: newer, but not whole{}", not_whole(&not));
         }
-        if content[at] == Some(Content::Diverged) {
+        if content == Content::Diverged {
             say_error!("stepfs: no state with finite weights is left, and this one has some that are not");
         }
         if let Some(newer) = whole.first() {
-            let lacks = if content[at] == Some(Content::Full) { "an optimizer's state" } else { "names of weights" };
+            let lacks = if content == Content::Full { "an optimizer's state" } else { "names of weights" };
             say_error!("stepfs: newer, but without {lacks}: {}", name(&*newer.path));
         }
         Ok(newest[at].path.to_path_buf())
@@ -109,44 +108,48 @@ fn holds(store: &Store, entry: &Entry) -> [bool; 2] {
     [has[0] && !is_array, has[1]]
 }
 
-/// The content of each of these checkpoints, the newest first; `None` for one that is not whole. One of each series is looked
-/// into: the others are like it.
-fn contents(store: &Store, newest: &[&Checkpoint]) -> Vec<Option<Content>> {
-    let mut known: HashMap<Vec<u8>, Content> = HashMap::new();
-    let mut look = |of: &Checkpoint| {
-        *known.entry(step_pattern::of_file(&of.path).series).or_insert_with(|| {
-            let mut all = [false; 2];
-            for entry in &of.entries {
-                all = std::array::from_fn(|at| all[at] || holds(store, entry)[at]);
-                if all == [true; 2] {
-                    return Content::Full;
-                }
-            }
-            if all == [false; 2] { Content::Arrays } else { Content::Part }
-        })
-    };
-    let content = |of: &&Checkpoint| match of.is_state() {
-        true => Some(look(of)),
-        false => of.fidelity.is_diverged().then_some(Content::Diverged),
-    };
-    newest.iter().map(content).collect()
-}
-
-/// The place of the state that a run goes on from: the newest, unless an older one as far has more in it.
-fn to_go_on_from(newest: &[&Checkpoint], content: &[Option<Content>]) -> Option<usize> {
-    let mut chosen = content.iter().position(Option::is_some)?;
-    for at in chosen + 1..newest.len() {
-        // A state of an earlier step is no replacement, nor is a file without one: the run may have begun with it.
-        let is_as_far = match (newest[at].step, newest[chosen].step) {
-            (Some(step), Some(newer)) => step >= newer,
-            (step, None) => step.is_some() || content[chosen] == Some(Content::Arrays),
-            (None, Some(_)) => false,
-        };
-        if content[at] > content[chosen] && (is_as_far || content[chosen] == Some(Content::Diverged)) {
-            chosen = at;
+/// The content of a checkpoint: all that its files hold.
+fn content(store: &Store, of: &Checkpoint) -> Content {
+    let mut all = [false; 2];
+    for entry in &of.entries {
+        let own = holds(store, entry);
+        all = [all[0] || own[0], all[1] || own[1]];
+        if all == [true; 2] {
+            return Content::Full;
         }
     }
-    Some(chosen)
+    if all == [false; 2] { Content::Arrays } else { Content::Part }
+}
+
+/// The place of the state that a run goes on from, with its content: the newest, unless an older one as far has more in it.
+/// One of each series is looked into: the others are like it. Most runs need one look.
+fn to_go_on_from(store: &Store, newest: &[&Checkpoint]) -> Option<(usize, Content)> {
+    let mut known: HashMap<Vec<u8>, Content> = HashMap::new();
+    let mut chosen: Option<(usize, Content)> = None;
+    for (at, of) in newest.iter().enumerate() {
+        // A state of an earlier step is no replacement, nor is a file without one: the run may have begun with it.
+        let may_replace = chosen.is_none_or(|(newer, content)| match (of.step, newest[newer].step) {
+            _ if content == Content::Diverged => true,
+            (Some(step), Some(newer)) => step >= newer,
+            (step, None) => step.is_some() || content == Content::Arrays,
+            (None, Some(_)) => false,
+        });
+        let own = match may_replace {
+            true if of.is_state() => {
+                let series = step_pattern::of_file(&of.path).series;
+                *known.entry(series).or_insert_with(|| content(store, of))
+            }
+            true if of.fidelity.is_diverged() => Content::Diverged,
+            _ => continue,
+        };
+        if chosen.is_none_or(|(_, content)| own > content) {
+            chosen = Some((at, own));
+        }
+        if chosen.is_some_and(|(_, content)| content == Content::Full) {
+            break;
+        }
+    }
+    chosen
 }
 
 /// The checkpoints of a run, the newest first, also those that are not whole. The second is one with a time in the future:
@@ -187,7 +190,7 @@ pub(super) fn best(args: BestArgs) -> Result<()> {
     let (mount, _) = Local::in_mount(&args.dir)?;
     let end = Instant::now() + LEARNS;
     while Instant::now() < end && mount.ask::<Queue>("queue").is_ok_and(|queue| queue.may_learn) {
-        std::thread::sleep(LEARNS / 500);
+        std::thread::sleep(LEARNS / 100);
     }
     of(&args.dir, args.json, |_, found| match stated_best(found)[..] {
         [] => {

@@ -1,6 +1,5 @@
 //! Mirrors: the one of a store, from `stepfs.toml` and the environment, and commands on the URL of one.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -12,7 +11,7 @@ use crate::clock::wall_ns;
 use crate::mirror::tree::{Content, Node};
 use crate::mirror::{Missing, Place, Reader, Settings, claim, directory_of, open};
 use crate::store::retention::duration;
-use crate::store::{MirrorSettings, Named, Store, natural};
+use crate::store::{MirrorSettings, Named, Store, natural, real};
 
 use super::format::{name, size, table, utc};
 use super::{DAMAGED, exit_if, say_answer};
@@ -51,16 +50,6 @@ fn check_place(store: &Store, url: &str, dir: &Path) -> Result<()> {
     let Some(directory) = directory_of(url) else { return Ok(()) };
     apart(directory, store.root(), "the store")?;
     apart(directory, dir, "the mount")
-}
-
-/// A path of which a part may be missing, without links and `..` in the part that is there.
-pub(super) fn real(path: &Path) -> PathBuf {
-    let found = path.ancestors().find_map(|above| Some((above, fs::canonicalize(above).ok()?)));
-    let joined = |(above, real): (&Path, PathBuf)| match path.strip_prefix(above) {
-        Ok(rest) if !rest.as_os_str().is_empty() => real.join(rest),
-        _ => real,
-    };
-    found.map_or(path.to_path_buf(), joined)
 }
 
 /// Refuses a mirror inside a place, or around it: each would hold itself.

@@ -18,7 +18,7 @@ use crate::archive::{Archive, serving};
 use crate::fs::{MountOptions, clear_dead_mount, is_served, left_of, serve_with};
 use crate::recall::usual_memory;
 use crate::store::shared::log_dir;
-use crate::store::{DAEMON_LOG, Error, Store, is_store};
+use crate::store::{DAEMON_LOG, Error, Store, is_store, real};
 
 use super::format::count;
 use super::mirror::{self, local_path};
@@ -257,9 +257,7 @@ fn open(mounting: &Mounting) -> Result<Store> {
         (true, true) => bail!("{dir} is a store; name another directory to mount {shown} on"),
         _ => refuse_new_store(&mounting.store)?,
     }
-    let above = mounting.store.parent().map(fs::canonicalize);
-    let is_below = |above: PathBuf| fs::canonicalize(&mounting.dir).is_ok_and(|dir| above.starts_with(dir));
-    if mounting.store == mounting.dir || above.is_some_and(|above| above.is_ok_and(is_below)) {
+    if real(&mounting.store).starts_with(real(&mounting.dir)) {
         bail!("{dir} and the store {shown} lie in one another; mount it somewhere else");
     }
     if mounting.options.shared {

@@ -50,12 +50,12 @@ pub(super) fn pin(args: PinArgs) -> Result<()> {
 fn tell_lossy(shown: &Path, mount: &Mount, path: &Path) {
     let files = files_below(&mount.root, path).unwrap_or_default();
     let is_lossy = |file: &PathBuf| mount.word(file, "lossy").is_ok_and(|word| word.starts_with(b"1"));
-    let stays = "lossy already: the pin keeps it as it is, and no retention policy removes it";
+    let stays = "a pin keeps the bytes as they are, and no retention policy removes them";
     let shown = name(shown);
     match files.iter().filter(|file| is_lossy(file)).count() {
         0 => {}
-        _ if files == [path] => say_error!("stepfs: {shown} is {stays}"),
-        count => say_error!("stepfs: {count} of {} files in {shown}: {stays}", files.len()),
+        _ if files == [path] => say_error!("stepfs: {shown} is lossy already: {stays}"),
+        count => say_error!("stepfs: {count} of {} files in {shown} are lossy already: {stays}", files.len()),
     }
 }
 

@@ -20,11 +20,11 @@ use crate::mirror::{Missing, pull};
 use crate::recall::{self, Chain, Layout, ReadError, order, stream};
 use crate::store::durable::scratch;
 use crate::store::object::Object;
-use crate::store::{Error, Objects, Store, Stub, beneath, files_below, is_store, natural, store_around};
+use crate::store::{Error, Objects, Store, Stub, beneath, files_below, is_store, natural, real, store_around};
 use codec::hash::Sha256;
 
 use super::interrupt::Temporary;
-use super::mirror::{Mirror, real};
+use super::mirror::Mirror;
 
 /// Begins the name of a store that a mirror is copied into.
 const COPY: &str = "stepfs-mirror-";

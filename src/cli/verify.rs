@@ -29,7 +29,7 @@ use super::{DAMAGED, exit_if, say_answer};
 Exit codes: 0 no damage left, 1 failed, 3 damage left. With --against: 0 every file has the \
 manifest's hash, or was archived from such bytes, 1 failed, 3 a file differs, is missing or is damaged.")]
 pub(super) struct Args {
-    /// The store, a mount, or the URL of a mirror, of which one state is verified. With --against also a directory in a
+    /// The store, a mount, or the URL of a mirror. Of a mirror, one state is verified. With --against also a directory in a
     /// mount that the manifest's names are relative to.
     store: PathBuf,
     /// Of a mirror: its state as it was then, not the newest. An age such as 3h or 2d, or @ and seconds since 1970.

@@ -50,5 +50,5 @@ pub use settings::{FORMAT, MirrorSettings, Newest, Settings};
 pub use store::{DAEMON_LOG, Store, exposed, is_store, store_around};
 pub use stub::{MIN_RELEASE_BYTES, STUB_BYTES, Stub};
 pub use transfer::{export_file, import_file, part_of, remove_part, write_beside};
-pub use walk::{TRASH, files_below, is_trash, open_aside};
+pub use walk::{TRASH, files_below, is_trash, open_aside, real};
 pub(crate) use walk::{changed_ns, entries, entries_if_any, found_at, modified_ns};

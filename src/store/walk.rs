@@ -78,6 +78,16 @@ pub fn open_aside(path: &Path) -> io::Result<File> {
     open(libc::O_NOATIME).or_else(|_| open(0))
 }
 
+/// An absolute path whose last parts may be missing. The others have no links and no `..`.
+pub fn real(path: &Path) -> PathBuf {
+    let found = path.ancestors().find_map(|above| Some((above, fs::canonicalize(above).ok()?)));
+    let joined = |(above, real): (&Path, PathBuf)| match path.strip_prefix(above) {
+        Ok(rest) if !rest.as_os_str().is_empty() => real.join(rest),
+        _ => real,
+    };
+    found.map_or(path.to_path_buf(), joined)
+}
+
 /// The file or directory at a path inside the tree, if any. A link's target is not inside.
 pub(crate) fn found_at(tree: &Path, path: &Path) -> io::Result<Option<Metadata>> {
     match beneath::metadata(tree, path) {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::{Path, PathBuf, absolute};
 
 use anyhow::{Result, bail};
 use rustix::fs::{CWD, Mode, RenameFlags, renameat_with};
@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::process::umask;
 
 use crate::store::durable::{CrashPoint, DeviceFile, Io, parent};
-use crate::store::{part_of, store_around};
+use crate::store::{part_of, real, store_around};
 use crate::terminal::interrupt::Temporary;
 
 use super::checkpoint::Checkpoint;
@@ -55,9 +55,9 @@ impl<'a> Output<'a> {
             bail!("{} exists; name a new file or directory", out.display());
         }
         refuse_in_store(out)?;
-        let above = directory_of(out);
+        let above = real(&absolute(out)?);
         for input in inputs.iter().filter(|input| input.is_directory) {
-            if above.as_ref().zip(fs::canonicalize(&input.at).ok()).is_some_and(|(above, at)| above.starts_with(at)) {
+            if fs::canonicalize(&input.at).is_ok_and(|at| above.starts_with(at)) {
                 bail!("{} lies inside {}; name a place outside of it", out.display(), input.name);
             }
         }
@@ -129,19 +129,13 @@ impl<'a> Output<'a> {
     }
 }
 
-/// The nearest directory above a new name that exists, without links.
-fn directory_of(out: &Path) -> Option<PathBuf> {
-    let above = std::iter::successors(Some(parent(out)), |path| (*path != parent(path)).then(|| parent(path)));
-    above.map(fs::canonicalize).find_map(Result::ok)
-}
-
 /// Refuses a new name inside a store: a file that no mount shows is lost there, or in the way.
 ///
 /// # Errors
 /// It lies in one.
 pub fn refuse_in_store(out: &Path) -> Result<()> {
-    let above = directory_of(out);
-    let Some(store) = above.as_deref().and_then(store_around) else { return Ok(()) };
+    let above = real(&absolute(out)?);
+    let Some(store) = store_around(parent(&above)) else { return Ok(()) };
     bail!("{} lies inside the store {}; name a place outside, or in its mount", out.display(), store.display())
 }
 

@@ -1,9 +1,9 @@
 //! The graph that a pickle would build, without executing anything.
 //!
-//! The machine in `vm` runs the opcodes of protocols 2 to 5, all that torch and joblib write, on symbols instead of
-//! objects. A class stays its name. A call stays the function, its arguments and all later additions to the result. Nodes
-//! lie in an arena and refer to each other by index. Memo entries share nodes and can make cycles, so walkers must expect
-//! both.
+//! The machine in `vm` runs the opcodes of protocols 2 to 5 on symbols instead of objects. torch and joblib write older
+//! protocols only if they are told. A class stays its name. A call stays the function, its arguments and all later
+//! additions to the result. Nodes lie in an arena and refer to each other by index. Memo entries share nodes and can make
+//! cycles, so walkers must expect both.
 //!
 //! A pickle of N bytes costs O(N) time. Memory: [`MAX_CELLS`] bounds the graph, at about 16 bytes a cell. Long
 //! strings, bytes and big integers are passed over, so a pickled replay buffer costs nothing.
